@@ -44,6 +44,10 @@ class SignalError(FedcohortError, LookupError):
     """A signal was read that nobody declared, or required from a host that cannot supply it."""
 
 
+class SelectorError(FedcohortError, RuntimeError):
+    """A selector broke the protocol: a cohort that is too large, repeats a client or names one nobody offered."""
+
+
 class TicketError(FedcohortError, LookupError):
     """A report names a ticket that was never given out."""
 

@@ -1,0 +1,37 @@
+"""Largest-k selection without a full sort."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray
+
+
+def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) -> IntArray:
+    """Return the positions of the ``k`` largest scores, largest first.
+
+    Ties at the boundary are broken at random with ``rng`` and by the lower position without; NaN counts as -inf.
+    O(n + k log k), n = len(scores).
+
+    >>> top_k(np.array([1.0, 5.0, 3.0]), 2)
+    array([1, 2])
+    """
+    n = len(scores)
+    k = min(k, n)
+    if k <= 0:
+        return np.empty(0, np.int64)
+    if np.isnan(scores.max()):
+        scores = np.where(np.isnan(scores), -np.inf, scores)
+    if k < n:
+        threshold = np.partition(scores, n - k)[n - k]
+        above = np.flatnonzero(scores > threshold)
+        tied = np.flatnonzero(scores == threshold)
+        wanted = k - len(above)
+        if len(tied) > wanted and rng is not None:
+            tied = rng.choice(tied, wanted, replace=False)
+        chosen = np.concatenate([above, tied[:wanted]])
+    else:
+        chosen = np.arange(n)
+    if rng is not None:
+        chosen = rng.permutation(chosen)
+    return np.asarray(chosen[np.argsort(-scores[chosen], kind="stable")], dtype=np.int64)
