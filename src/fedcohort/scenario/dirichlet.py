@@ -1,0 +1,252 @@
+"""Partitions drawn from Dirichlet distributions: FedCM's two, FedCor's, Fed-CBS's and FedACS's.
+
+.. [Kim2020] T. Kim et al., "Accurate and Fast Federated Learning via Combinatorial Multi-Armed Bandits", Section 3.
+.. [Hsu2019] T.-M. H. Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+   Classification".
+.. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
+   Learning", CVPR 2022, Appendix C.2.
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023, Section 5.1.
+.. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
+   Definitions 1 and 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.errors import ScenarioError
+from fedcohort.params import Interval, Optional, param
+from fedcohort.scenario.federation import FloatArray, IntArray
+from fedcohort.scenario.partition import (
+    PARTITIONS,
+    Assignment,
+    Partition,
+    Pool,
+    deal,
+    dirichlet,
+    equal_size,
+    round_to_total,
+)
+from fedcohort.scenario.quadratic import quadratic_sizes
+
+_CLIENTS = Interval(int, 1, None)
+_SAMPLES = Optional(Interval(int, 1, None))
+_POSITIVE = Interval(float, 0, None, "neither")
+_REDRAWS = Interval(int, 0, None)
+
+
+@PARTITIONS.register("client-heterogeneity")
+@dataclass(frozen=True, kw_only=True)
+class ClientHeterogeneity(Partition):
+    r"""Per class, shares over the clients :math:`p_c \sim Dir_K(\alpha \cdot 1)` ([Kim2020]_, "client heterogeneity").
+
+    The whole training set is used; clients differ in size. A draw that leaves a client with fewer than ``least``
+    samples is drawn again, at most ``redraws`` times.
+
+    >>> pool = Pool.of(np.repeat(np.arange(10), 100))
+    >>> int(ClientHeterogeneity(clients=5).assign(pool, np.random.default_rng(0)).offsets[-1])
+    1000
+    """
+
+    clients: int = param(20, _CLIENTS, "number of clients (K)")
+    alpha: float = param(0.1, _POSITIVE, "concentration (alpha)")
+    least: int = param(1, Interval(int, 0, None), "smallest number of samples of a client")
+    redraws: int = param(100, _REDRAWS, "how often a draw with too small a client is repeated")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw the shares of every class, round them to its number of samples."""
+        if self.least * self.clients > len(pool):
+            raise ScenarioError(
+                f"The partition 'client-heterogeneity' wants {self.clients:,} clients x at least {self.least:,} samples "
+                f"= {self.clients * self.least:,}, the training set has {len(pool):,}."
+            )
+        smallest = 0
+        for attempt in range(self.redraws + 1):
+            shares = dirichlet(rng, np.full((pool.classes, self.clients), self.alpha))
+            counts = np.stack([round_to_total(shares[c], int(pool.counts[c])) for c in range(pool.classes)], axis=1)
+            smallest = max(smallest, int(counts.sum(axis=1).min()))
+            if smallest >= self.least:
+                return deal(pool, counts, rng, who=self.name, remarks=_redrawn(attempt, "left a client too small"))
+        raise ScenarioError(
+            f"The partition 'client-heterogeneity' with alpha {self.alpha:g} left the smallest of {self.clients:,} "
+            f"clients with at most {smallest:,} samples in {self.redraws + 1:,} draws; at least {self.least:,} are wanted.",
+            hint="use a larger alpha, fewer clients or a smaller 'least'",
+        )
+
+
+def _redrawn(times: int, why: str) -> tuple[str, ...]:
+    if not times:
+        return ()
+    return (f"{times:,} draw{'s' if times > 1 else ''} {why} and {'were' if times > 1 else 'was'} repeated",)
+
+
+def _sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
+    """Draw ``size`` labels per client from its ``shares`` (N, B) without replacement, client after client.
+
+    A label whose class is used up is drawn again from what is left, as if every sample were drawn by itself: a batch
+    of multinomial draws less the excess over the remaining samples has the distribution of that sequence.
+    """
+    left = pool.counts.copy()
+    counts = np.zeros(shares.shape, dtype=np.int64)
+    for k in range(len(shares)):
+        weights = np.where(left > 0, shares[k], 0.0)
+        need = size
+        while need:
+            mass = float(weights.sum())
+            if mass <= 0.0:  # none of its own classes is left: it takes what there is
+                weights = left / left.sum()
+                mass = 1.0
+            drawn = np.minimum(rng.multinomial(need, weights / mass), left)
+            counts[k] += drawn
+            left -= drawn
+            need -= int(drawn.sum())
+            weights = np.where(left > 0, weights, 0.0)
+    return counts
+
+
+@PARTITIONS.register("class-heterogeneity")
+@dataclass(frozen=True, kw_only=True)
+class ClassHeterogeneity(Partition):
+    r"""Per client, classes :math:`q \sim Dir(\alpha \cdot 1)`, equal sizes ([Kim2020]_, "class heterogeneity").
+
+    Samples are drawn without replacement, one client after the other; where a class is used up, the client's
+    distribution is renormalised over the rest.
+
+    >>> pool = Pool.of(np.repeat(np.arange(10), 100))
+    >>> ClassHeterogeneity(clients=4).assign(pool, np.random.default_rng(0)).offsets
+    array([   0,  250,  500,  750, 1000])
+    """
+
+    clients: int = param(20, _CLIENTS, "number of clients (K)")
+    alpha: float = param(0.1, _POSITIVE, "concentration of every class (alpha)")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw a class distribution per client, then its samples."""
+        size = equal_size(self.name, pool, self.clients, self.samples)
+        shares = dirichlet(rng, np.full((self.clients, pool.classes), self.alpha))
+        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, who=self.name)
+
+
+@PARTITIONS.register("dirichlet")
+@dataclass(frozen=True, kw_only=True)
+class DirichletLabels(Partition):
+    r"""Per client, classes :math:`q \sim Dir(\alpha p)`, clients of equal size ([Hsu2019]_, as in [Zhang2023]_).
+
+    p is the class distribution of the training set and sums to 1: with ten equal classes and alpha = 0.1 every class
+    has concentration 0.01. That this is Fed-CBS's reading shows in its Table 1: random cohorts of 10 have a QCID of 0.0820,
+    0.0754 and 0.0587 there for alpha 0.1, 0.2, 0.5, and 0.0818, 0.0743 and 0.0591 by this law; Dir(alpha) per class
+    would give 0.045, 0.030, 0.015. Samples are drawn without replacement as in "class-heterogeneity".
+
+    >>> pool = Pool.of(np.repeat(np.arange(10), 100))
+    >>> DirichletLabels(clients=4, samples=30).assign(pool, np.random.default_rng(0)).offsets
+    array([  0,  30,  60,  90, 120])
+    """
+
+    clients: int = param(200, _CLIENTS, "number of clients (N)")
+    alpha: float = param(0.1, _POSITIVE, "total concentration (alpha), spread over the classes as the data are")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw a class distribution per client, then its samples."""
+        size = equal_size(self.name, pool, self.clients, self.samples)
+        prior = pool.counts / len(pool)
+        shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
+        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, who=self.name)
+
+
+@PARTITIONS.register("dirichlet-qp")
+@dataclass(frozen=True, kw_only=True)
+class DirichletQp(Partition):
+    r"""Per client, classes :math:`q_k \sim Dir(\alpha p)`; sizes from a quadratic programme ([Tang2022]_, C.2).
+
+    p is the class distribution of the training set and sums to 1. The sizes minimise x'x subject to Qx = d and
+    x >= ``least`` (the paper: x > 0), d the number of samples of each class, so that the whole training set is used
+    exactly once. A draw for which no sizes exist is drawn again, at most ``redraws`` times, and the federation says so.
+    Sizes and counts are rounded to whole samples class by class.
+
+    >>> pool = Pool.of(np.repeat(np.arange(4), 100))
+    >>> part = DirichletQp(clients=40, alpha=0.5).assign(pool, np.random.default_rng(0))
+    >>> int(part.offsets[-1]), float(part.traits["exact_size"].sum().round(6))
+    (400, 400.0)
+    """
+
+    clients: int = param(100, _CLIENTS, "number of clients (N)")
+    alpha: float = param(0.2, _POSITIVE, "total concentration (alpha), spread over the classes as the data are")
+    least: float = param(1.0, _POSITIVE, "smallest size x_k the programme admits")
+    redraws: int = param(100, _REDRAWS, "how often an infeasible draw of the class distributions is repeated")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw the distributions until the programme has a solution."""
+        if self.least * self.clients > len(pool):
+            raise ScenarioError(
+                f"The partition 'dirichlet-qp' wants {self.clients:,} clients x at least {self.least:g} samples = "
+                f"{self.clients * self.least:,.0f}, the training set has {len(pool):,}."
+            )
+        prior = pool.counts / len(pool)
+        for attempt in range(self.redraws + 1):
+            shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
+            sizes = quadratic_sizes(shares.T, pool.counts.astype(np.float64), self.least)
+            if sizes is None:
+                continue
+            exact = shares * sizes[:, None]  # (N, B)
+            columns = [
+                round_to_total(exact[:, c], int(n)) if n else np.zeros(self.clients, np.int64)
+                for c, n in enumerate(pool.counts)
+            ]
+            return deal(
+                pool,
+                np.stack(columns, axis=1),
+                rng,
+                who=self.name,
+                traits={"exact_size": sizes},
+                remarks=_redrawn(attempt, "had no solution of the quadratic programme"),
+            )
+        raise ScenarioError(
+            f"The partition 'dirichlet-qp' found no sizes x >= {self.least:g} with Qx = d in {self.redraws + 1:,} draws "
+            f"for {self.clients:,} clients, alpha {self.alpha:g} and {pool.classes} classes.",
+            hint="use more clients than classes by a good margin, a larger alpha, or more redraws",
+        )
+
+
+@PARTITIONS.register("skewness")
+@dataclass(frozen=True, kw_only=True)
+class Skewness(Partition):
+    r"""The Dirichlet skewness environment ([Wang2021]_, Definition 2).
+
+    Half of the clients have :math:`\beta` uniform in (0, x_med], the rest in (x_med, x_max]; client k's classes follow
+    :math:`Dir(\beta_k \cdot 1)`. Low heterogeneity is x_med = 0.2, x_max = 3, high is 0.1 and 5. Each client holds 2000
+    samples: 200 clients hold eight times as many as CIFAR-10 has, so samples are drawn with replacement.
+
+    >>> pool = Pool.of(np.repeat(np.arange(10), 100))
+    >>> part = Skewness(clients=6, samples=50).assign(pool, np.random.default_rng(0))
+    >>> int((part.traits["beta"] <= 0.2).sum())
+    3
+    """
+
+    clients: int = param(200, _CLIENTS, "number of clients (N)")
+    samples: int = param(2000, Interval(int, 1, None), "samples per client (M)")
+    median: float = param(0.2, _POSITIVE, "x_med, the median of beta")
+    maximum: float = param(3.0, _POSITIVE, "x_max, the largest beta")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.median >= self.maximum:
+            raise ScenarioError(
+                f"The partition 'skewness' needs median < maximum. Got {self.median:g} and {self.maximum:g}."
+            )
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw beta, then class distributions, then samples with replacement."""
+        position = 1.0 - rng.random(self.clients)  # in (0, 1]
+        low = self.clients // 2
+        beta = self.median + position * (self.maximum - self.median)
+        beta[:low] = position[:low] * self.median
+        beta = rng.permutation(beta)
+        present = pool.counts > 0
+        shares = dirichlet(rng, beta[:, None] * present[None, :])
+        counts = rng.multinomial(self.samples, shares)
+        return deal(pool, counts, rng, who=self.name, replacement=True, traits={"beta": beta})

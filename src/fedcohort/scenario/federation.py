@@ -1,0 +1,276 @@
+"""A simulated federation: which samples of the training set belong to which client, and how they are labelled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcohort.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+
+Part = Literal["train", "validation", "all"]
+
+
+@dataclass(frozen=True)
+class ClientSamples:
+    """The samples of one client; views into the federation's arrays, the validation samples last."""
+
+    indices: Int32Array  # (n_k,) positions in the training set
+    labels: Int32Array  # (n_k,) as the client sees them
+    true_labels: Int32Array  # (n_k,)
+    validation: int  # how many of the last samples are for validation
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def train(self) -> Int32Array:
+        """Positions of the samples the client trains on."""
+        return self.indices[: len(self.indices) - self.validation]
+
+    @property
+    def held_out(self) -> Int32Array:
+        """Positions of the client's own validation samples."""
+        return self.indices[len(self.indices) - self.validation :]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients as slices of one index array, client after client.
+
+    Client k owns ``indices[offsets[k]:offsets[k + 1]]``; the order inside a client is random, and its last
+    ``validation[k]`` samples are its local validation set. All arrays are read-only.
+
+    Attributes
+    ----------
+    indices : (total,) int32
+        Positions in the training set, client-major. A position may occur more than once where the scenario draws
+        with replacement.
+    offsets : (N + 1,) int64
+        Where each client begins; ``offsets[0] == 0`` and ``offsets[N] == total``.
+    labels : (total,) int32
+        Labels as the clients see them, with label noise where the scenario has any.
+    true_labels : (total,) int32
+        Labels of the dataset.
+    classes : int
+        How many classes there are; labels are 0 .. classes - 1.
+    validation : (N,) int64
+        How many of each client's last samples are held out for local validation.
+    noise_rate : (N,) float64
+        The share of each client's labels that is wrong, exactly.
+    server_validation : (v,) int32
+        Positions of the training set kept at the server, owned by no client.
+    traits : mapping of str to (N,) arrays
+        What the scenario drew for each client ("beta", "dominant_class", ...).
+    remarks : tuple of str
+        What a reader should know about how it was made ("2 draws were infeasible and redrawn").
+    client_names : tuple of str or None
+        Names given by the data (writers); None numbers the clients.
+
+    Examples
+    --------
+    >>> federation = Federation.of([[0, 1, 2], [3, 4]], labels=[0, 0, 1, 1, 1], classes=2)
+    >>> federation
+    Federation(clients=2, samples=5, classes=2)
+    >>> federation.label_counts()
+    array([[2, 1],
+           [0, 2]])
+    >>> federation.client(1).indices
+    array([3, 4], dtype=int32)
+    """
+
+    indices: Int32Array
+    offsets: IntArray
+    labels: Int32Array
+    true_labels: Int32Array
+    classes: int
+    validation: IntArray
+    noise_rate: FloatArray
+    server_validation: Int32Array
+    traits: Mapping[str, npt.NDArray[np.generic]] = dataclasses.field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    client_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        total, clients = len(self.indices), len(self.offsets) - 1
+        if clients < 1 or self.offsets[0] != 0 or self.offsets[-1] != total or (np.diff(self.offsets) < 0).any():
+            raise InputError(
+                f"The offsets of a federation must rise from 0 to the number of samples ({total}) for at least one "
+                f"client. Got {clients} clients, from {self.offsets[:1]} to {self.offsets[-1:]}."
+            )
+        for field, length in (
+            ("labels", total),
+            ("true_labels", total),
+            ("validation", clients),
+            ("noise_rate", clients),
+        ):
+            if len(getattr(self, field)) != length:
+                raise InputError(
+                    f"'{field}' of a federation must have length {length}. Got {len(getattr(self, field))}."
+                )
+        if (self.validation < 0).any() or (self.validation > np.diff(self.offsets)).any():
+            raise InputError("'validation' of a federation must be between 0 and each client's number of samples.")
+        for name in ("labels", "true_labels"):
+            values = getattr(self, name)
+            if total and (values.min() < 0 or values.max() >= self.classes):
+                raise InputError(
+                    f"'{name}' of a federation must be in 0 .. {self.classes - 1}. "
+                    f"Got {values.min()} .. {values.max()}."
+                )
+        if self.client_names is not None and len(self.client_names) != clients:
+            raise InputError(f"There must be one name per client ({clients}). Got {len(self.client_names)}.")
+        for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
+            getattr(self, field).setflags(write=False)
+        for trait in self.traits.values():
+            trait.setflags(write=False)
+
+    @classmethod
+    def of(
+        cls, parts: list[list[int]] | list[npt.NDArray[np.integer]], labels: npt.ArrayLike, classes: int
+    ) -> Federation:
+        """Build a federation from one list of positions per client, without noise or validation.
+
+        Parameters
+        ----------
+        parts : list of lists
+            Positions in the training set, per client.
+        labels : (n,) array
+            Labels of the whole training set.
+        classes : int
+            How many classes there are.
+        """
+        every = np.asarray(labels, dtype=np.int32)
+        sizes = [len(part) for part in parts]
+        indices = np.concatenate([np.asarray(part, dtype=np.int32) for part in parts] or [np.zeros(0, np.int32)])
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(every)):
+            raise InputError(
+                f"Positions of samples must be in 0 .. {len(every) - 1}. Got {indices.min()} .. {indices.max()}."
+            )
+        return cls(
+            indices=indices,
+            offsets=np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
+            labels=every[indices],
+            true_labels=every[indices],
+            classes=classes,
+            validation=np.zeros(len(parts), np.int64),
+            noise_rate=np.zeros(len(parts)),
+            server_validation=np.zeros(0, np.int32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"Federation(clients={len(self)}, samples={len(self.indices)}, classes={self.classes})"
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Number of samples of every client (N,), validation included."""
+        return _frozen(np.diff(self.offsets))
+
+    @cached_property
+    def train_sizes(self) -> IntArray:
+        """Number of samples every client trains on (N,)."""
+        return _frozen(self.sizes - self.validation)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Name of every client: the data's own, or its zero-padded number."""
+        if self.client_names is not None:
+            return self.client_names
+        width = len(str(len(self) - 1))
+        return tuple(f"client-{k:0{width}d}" for k in range(len(self)))
+
+    @cached_property
+    def owner(self) -> Int32Array:
+        """Client of every entry of ``indices`` (total,)."""
+        owner = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
+        owner.setflags(write=False)
+        return owner
+
+    @cached_property
+    def main_class(self) -> IntArray:
+        """The most frequent true class of every client (N,); the smallest one where several tie."""
+        return _frozen(self.label_counts(part="all", true=True).argmax(axis=1).astype(np.int64))
+
+    def client(self, k: int) -> ClientSamples:
+        """Return the samples of client ``k`` as views."""
+        if not 0 <= k < len(self):
+            raise InputError(f"There is no client {k}; the federation has clients 0 .. {len(self) - 1}.")
+        part = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
+        return ClientSamples(self.indices[part], self.labels[part], self.true_labels[part], int(self.validation[k]))
+
+    def is_validation(self) -> npt.NDArray[np.bool_]:
+        """Return which entries of ``indices`` are for local validation (total,)."""
+        return np.arange(len(self.indices)) >= np.repeat(self.offsets[1:] - self.validation, self.sizes)
+
+    def label_counts(self, *, part: Part = "train", true: bool = False) -> IntArray:
+        """Count the labels of every client.
+
+        Parameters
+        ----------
+        part : {"train", "validation", "all"}
+            Which of the client's samples count.
+        true : bool
+            The dataset's labels instead of those the client sees.
+
+        Returns
+        -------
+        (N, classes) int64
+        """
+        labels = self.true_labels if true else self.labels
+        cells = self.owner.astype(np.int64) * self.classes + labels
+        if part != "all":
+            held_out = self.is_validation()
+            cells = cells[held_out if part == "validation" else ~held_out]
+        return np.bincount(cells, minlength=len(self) * self.classes).reshape(len(self), self.classes)
+
+    def describe(self) -> str:
+        """Return a few lines of text: how many, how large, how skewed, how noisy."""
+        sizes = self.sizes
+        counts = self.label_counts(part="all", true=True)
+        present = (counts > 0).sum(axis=1)
+        distinct = len(np.unique(self.indices))
+        used = f"{len(self.indices):,} samples"
+        if distinct != len(self.indices):
+            used += f" ({distinct:,} distinct)"
+        median, low, high = int(np.median(sizes)), int(sizes.min()), int(sizes.max())
+        lines = [
+            f"{len(self):,} clients, {used}, {self.classes} classes",
+            f"samples per client  {low:,} to {high:,}, median {median:,}",
+            f"classes per client  {present.min()} to {present.max()}, median {int(np.median(present))}",
+            f"skewness            {self.skewness().mean():.3f} mean squared distance to the global class distribution",
+        ]
+        if self.noise_rate.any():
+            lines.append(
+                f"wrong labels        {self.noise_rate.mean():.1%} per client on average, "
+                f"{self.noise_rate.min():.1%} to {self.noise_rate.max():.1%}"
+            )
+        if self.validation.any():
+            lines.append(f"local validation    {int(self.validation.sum()):,} samples")
+        if len(self.server_validation):
+            lines.append(f"server validation   {len(self.server_validation):,} samples, owned by no client")
+        lines += [f"note                {remark}" for remark in self.remarks]
+        return "\n".join(lines)
+
+    def skewness(self) -> FloatArray:
+        """Squared distance of each client's true class distribution to that of all clients together (N,)."""
+        counts = self.label_counts(part="all", true=True).astype(np.float64)
+        whole = counts.sum(axis=0) / max(counts.sum(), 1.0)
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+        distance: FloatArray = ((shares - whole) ** 2).sum(axis=1)
+        return distance
+
+
+def _frozen(array: IntArray) -> IntArray:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,94 @@
+"""Partitions that come with the data: natural writers, and lists of somebody's own.
+
+.. [Caldas2018] S. Caldas et al., "LEAF: A Benchmark for Federated Settings".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcohort.errors import ScenarioError
+from fedcohort.params import Interval, Optional, Sequence, param
+from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
+
+
+@PARTITIONS.register("writers")
+@dataclass(frozen=True, kw_only=True)
+class Writers(Partition):
+    """One client per writer of the dataset ([Caldas2018]_, FEMNIST), each with all of its samples.
+
+    >>> pool = Pool.of([0, 1, 0, 1, 1], writers=[1, 0, 1, 1, 2])
+    >>> Writers(least=1).assign(pool, np.random.default_rng(0)).offsets
+    array([0, 1, 4, 5])
+    """
+
+    clients: int | None = param(None, Optional(Interval(int, 1, None)), "number of clients, random ones; None is all")
+    least: int = param(1, Interval(int, 1, None), "writers with fewer samples are left out")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Group the samples by writer."""
+        if pool.writers is None:
+            raise ScenarioError(
+                "The partition 'writers' needs a dataset that knows who wrote each sample; this one does not.",
+                hint="use the dataset 'femnist', or pass writers",
+            )
+        sizes = np.bincount(pool.writers)
+        chosen = np.flatnonzero(sizes >= self.least)
+        wanted = len(chosen) if self.clients is None else self.clients
+        if wanted > len(chosen) or wanted == 0:
+            raise ScenarioError(
+                f"The partition 'writers' wants {wanted or 1:,} writers with at least {self.least:,} samples, the "
+                f"dataset has {len(chosen):,} (largest: {int(sizes.max()):,} samples)."
+            )
+        if wanted < len(chosen):
+            chosen = np.sort(rng.permutation(chosen)[:wanted])
+        number = np.full(len(sizes), -1, dtype=np.int64)
+        number[chosen] = np.arange(wanted)
+        owner = number[pool.writers]
+        places = np.argsort(owner, kind="stable")[int((owner < 0).sum()) :]
+        offsets = np.concatenate([[0], np.cumsum(sizes[chosen])]).astype(np.int64)
+        names = None
+        if pool.writer_names is not None:
+            names = tuple(pool.writer_names[w] for w in chosen)
+        return Assignment(places, offsets, {"writer": chosen}, (), names)
+
+
+@PARTITIONS.register("custom")
+@dataclass(frozen=True, kw_only=True)
+class Custom(Partition):
+    """Lists of positions in the training set, one per client; a sample may have several owners.
+
+    >>> Custom(parts=((0, 2), (1,))).assign(Pool.of([0, 1, 1]), np.random.default_rng(0)).places
+    array([0, 2, 1])
+    """
+
+    parts: tuple[tuple[int, ...], ...] = param(
+        dataclasses.MISSING, Sequence(Sequence(Interval(int, 0, None)), least=1), "positions of every client's samples"
+    )
+
+    @classmethod
+    def of(cls, parts: Iterable[npt.ArrayLike]) -> Custom:
+        """Build it from arrays."""
+        return cls(parts=tuple(tuple(np.asarray(part, dtype=np.int64).tolist()) for part in parts))
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Check the positions and take them as they are."""
+        positions = np.concatenate([np.asarray(part, dtype=np.int64) for part in self.parts])
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in self.parts])]).astype(np.int64)
+        end = int(pool.positions.max()) + 1
+        place_of = np.full(max(end, int(positions.max(initial=0)) + 1), -1, dtype=np.int64)
+        place_of[pool.positions] = np.arange(len(pool))
+        places = place_of[positions]
+        if (places < 0).any():
+            bad = int(np.argmax(places < 0))
+            k = int(np.searchsorted(offsets, bad, side="right")) - 1
+            raise ScenarioError(
+                f"The partition 'custom' gives client {k} the sample {int(positions[bad])}, which is not among the "
+                f"{len(pool):,} samples there are (positions below {end:,}, less those the server keeps)."
+            )
+        return Assignment(places, offsets)

@@ -1,0 +1,274 @@
+"""How the training set is divided among clients: the common ground of all partitions, and their registry.
+
+Nearly every partition is a matrix of integers, how many samples of each class every client gets; :func:`deal` turns it
+into samples. The partitions themselves stand in ``classwise``, ``dirichlet`` and ``given``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcohort.errors import InputError, ScenarioError
+from fedcohort.params import Parameterized
+from fedcohort.registry import Registry
+from fedcohort.scenario.federation import FloatArray, IntArray
+
+PARTITIONS: Registry[Partition] = Registry("partition")
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The samples a partition may give away.
+
+    Attributes
+    ----------
+    labels : (n,) int64
+        Their classes.
+    classes : int
+        How many classes there are.
+    positions : (n,) int64
+        Where they stand in the training set.
+    writers : (n,) int64 or None
+        Who produced each, where the dataset knows it.
+    writer_names : tuple of str or None
+        Names of writers 0, 1, ...
+    """
+
+    labels: IntArray
+    classes: int
+    positions: IntArray
+    writers: IntArray | None = None
+    writer_names: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        labels: npt.ArrayLike,
+        classes: int | None = None,
+        writers: npt.ArrayLike | None = None,
+        writer_names: tuple[str, ...] | None = None,
+    ) -> Pool:
+        """Check and hold the labels of a whole training set.
+
+        >>> Pool.of([0, 1, 1]).counts
+        array([1, 2])
+        """
+        array = np.asarray(labels)
+        if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+            raise InputError(
+                f"Labels must be a non-empty one-dimensional array of integers. Got shape {array.shape}, {array.dtype}."
+            )
+        low, high = int(array.min()), int(array.max())
+        if classes is None:
+            classes = high + 1
+        if low < 0 or high >= classes:
+            raise InputError(f"Labels must be in 0 .. {classes - 1} for {classes} classes. Got {low} .. {high}.")
+        owners = None
+        if writers is not None:
+            owners = np.asarray(writers)
+            if owners.shape != array.shape or owners.dtype.kind not in "iu" or owners.min() < 0:
+                raise InputError(
+                    f"Writers must be non-negative integers, one per label ({len(array)}). "
+                    f"Got shape {owners.shape}, {owners.dtype}."
+                )
+            owners = owners.astype(np.int64)
+        return cls(array.astype(np.int64), classes, np.arange(len(array), dtype=np.int64), owners, writer_names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """How many samples each class has (classes,)."""
+        return np.bincount(self.labels, minlength=self.classes)
+
+    def without(self, taken: IntArray) -> Pool:
+        """Return the pool less the samples at ``taken`` (places in this pool)."""
+        keep = np.ones(len(self), dtype=bool)
+        keep[taken] = False
+        return dataclasses.replace(
+            self,
+            labels=self.labels[keep],
+            positions=self.positions[keep],
+            writers=None if self.writers is None else self.writers[keep],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """What a partition decided: places in the pool, client after client.
+
+    Attributes
+    ----------
+    places : (total,) int64
+        Places in the pool, client-major.
+    offsets : (N + 1,) int64
+        Where each client begins.
+    traits : mapping
+        What was drawn for each client, (N,) arrays by name.
+    remarks : tuple of str
+        What a reader should know.
+    names : tuple of str or None
+        Clients' names where the data have them.
+    """
+
+    places: IntArray
+    offsets: IntArray
+    traits: Mapping[str, npt.NDArray[np.generic]] = dataclasses.field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
+
+
+class Partition(Parameterized):
+    """A way to divide a training set among clients: frozen parameters and one pure function."""
+
+    name: ClassVar[str]
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Divide the pool; raises ScenarioError where the constraints cannot be met.
+
+        Parameters
+        ----------
+        pool : Pool
+            The samples to give away.
+        rng : Generator
+            Where all random numbers come from.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def describe(self) -> str:
+        """Return the name and the parameters on one line."""
+        return describe_parts(self.name, self)
+
+
+def describe_parts(name: str, thing: Parameterized) -> str:
+    """Return ``name(parameter=value, ...)``, long values cut short."""
+    values = []
+    for field in dataclasses.fields(thing):  # type: ignore[arg-type]  # every Parameterized is a dataclass
+        text = repr(getattr(thing, field.name))
+        values.append(f"{field.name}={text if len(text) <= 60 else text[:57] + '...'}")
+    return f"{name}({', '.join(values)})"
+
+
+def deal(
+    pool: Pool,
+    counts: IntArray,
+    rng: np.random.Generator,
+    *,
+    who: str,
+    replacement: bool = False,
+    traits: Mapping[str, npt.NDArray[np.generic]] | None = None,
+    remarks: tuple[str, ...] = (),
+) -> Assignment:
+    """Give every client as many random samples of each class as ``counts`` says.
+
+    Parameters
+    ----------
+    pool : Pool
+        The samples to give away.
+    counts : (N, classes) int
+        How many samples of each class every client gets.
+    rng : Generator
+        Where all random numbers come from.
+    who : str
+        The partition's name, for messages.
+    replacement : bool
+        Draw every sample independently; otherwise no sample is given twice.
+    traits, remarks
+        Passed on to the assignment.
+    """
+    clients, classes = counts.shape
+    wanted = counts.sum(axis=0)
+    have = pool.counts
+    short = (wanted > 0) & (have == 0) if replacement else wanted > have
+    if short.any():
+        worst = int(np.argmax(wanted - have))
+        raise ScenarioError(
+            f"The partition {who!r} wants {int(wanted[worst]):,} samples of class {worst}, the training set has "
+            f"{int(have[worst]):,}.",
+            hint="fewer clients or fewer samples per client fit"
+            + ("" if replacement else "; some partitions can also draw with replacement"),
+        )
+    by_class = np.argsort(pool.labels, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(have)])
+    chosen, owners = [], []
+    client = np.arange(clients, dtype=np.int64)
+    for c in range(classes):
+        if wanted[c] == 0:
+            continue
+        members = by_class[starts[c] : starts[c + 1]]
+        if replacement:
+            chosen.append(members[rng.integers(0, len(members), int(wanted[c]))])
+        else:
+            chosen.append(rng.permutation(members)[: wanted[c]])
+        owners.append(np.repeat(client, counts[:, c]))
+    owner = np.concatenate(owners) if owners else np.zeros(0, np.int64)
+    places = (np.concatenate(chosen) if chosen else np.zeros(0, np.int64))[np.argsort(owner, kind="stable")]
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=1))]).astype(np.int64)
+    return Assignment(places, offsets, traits or {}, remarks)
+
+
+def dirichlet(rng: np.random.Generator, concentration: FloatArray) -> FloatArray:
+    """Draw one Dirichlet vector per row of ``concentration`` (N, B), in log space.
+
+    A concentration of 0.01 makes most Gamma draws underflow to exactly 0, and all of a row's at once now and then;
+    log G(a) = log G(a + 1) + log(U) / a never does. Entries with concentration 0 get probability 0.
+
+    >>> float(dirichlet(np.random.default_rng(0), np.full((3, 10), 1e-9)).sum())
+    3.0
+    """
+    positive = concentration > 0
+    safe = np.where(positive, np.maximum(concentration, 1e-12), 1.0)
+    logs = np.log(rng.standard_gamma(safe + 1.0)) + np.log1p(-rng.random(safe.shape)) / safe
+    logs = np.where(positive, logs, -np.inf)
+    shares = np.exp(logs - logs.max(axis=1, keepdims=True))
+    result: FloatArray = shares / shares.sum(axis=1, keepdims=True)
+    return result
+
+
+def round_to_total(shares: FloatArray, total: int) -> IntArray:
+    """Round ``shares`` (non-negative, of any sum) to integers that add up to ``total``, by largest remainder.
+
+    >>> round_to_total(np.array([1.4, 1.4, 1.2]), 4)
+    array([2, 1, 1])
+    """
+    mass = float(shares.sum())
+    if mass <= 0.0:
+        raise InputError("Shares to be rounded must have a positive sum.")
+    exact = shares * (total / mass)
+    whole = np.floor(exact).astype(np.int64)
+    missing = total - int(whole.sum())
+    if missing > 0:
+        order = np.argsort(whole - exact, kind="stable")  # largest remainder first
+        whole[order[:missing]] += 1
+    elif missing < 0:  # floor of a value that rounding pushed up to the next integer
+        order = np.argsort(exact - whole, kind="stable")
+        order = order[whole[order] > 0]
+        whole[order[:-missing]] -= 1
+    return whole
+
+
+def equal_size(who: str, pool: Pool, clients: int, samples: int | None) -> int:
+    """Return the samples per client: as given if they are there, else the most that is equal for all."""
+    most = len(pool) // clients
+    if samples is None:
+        if most == 0:
+            raise ScenarioError(
+                f"The partition {who!r} has {clients:,} clients for {len(pool):,} samples: not even one each.",
+                hint=f"at most {len(pool):,} clients fit",
+            )
+        return most
+    if samples > most:
+        raise ScenarioError(
+            f"The partition {who!r} wants {clients:,} clients x {samples:,} samples = {clients * samples:,}, the "
+            f"training set has {len(pool):,}.",
+            hint=f"at most {most:,} samples per client fit" if most else f"at most {len(pool):,} clients fit",
+        )
+    return samples
