@@ -1,0 +1,141 @@
+"""Metrics of the papers, computed from accuracy curves. Pure NumPy.
+
+A curve is a pair (rounds, accuracy): the rounds (counted from 0) after which the model was evaluated, and the test
+accuracy there. A round to report is counted as people count: reached *in* round t means after t + 1 rounds of
+training, so "rounds to target" is 1 when the first round suffices.
+
+- *Rounds to target* (FedCor, FedACS, Fed-CBS): the first evaluated round at which accuracy reaches the target.
+- *Best accuracy* (Fed-CBS): the maximum of the curve. *Early-stop accuracy* (FLASH, Section 3): the accuracy at the
+  optimal round in hindsight, which is the same maximum; with a stopping rule it is the accuracy where the rule stopped.
+- *Terminal accuracy* (FedACS): mean over the last 50 rounds.
+- *Relative improvement* (FedACS): (terminal - baseline) / (IID - baseline), 100% where the IID reference is reached.
+  Without an IID reference the plain relative gain (terminal - baseline) / baseline is given and named as such.
+- *Speed-up* (FedACS): the baseline's rounds to target divided by the method's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.errors import InputError
+
+TERMINAL_ROUNDS = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Test accuracy over rounds; rounds that were not evaluated are left out.
+
+    >>> curve = Curve([0, 5, 10], [0.2, 0.6, 0.5])
+    >>> curve.rounds_to(0.6), curve.best, curve.terminal(last=6)
+    (6, 0.6, 0.55)
+    """
+
+    rounds: IntArray  # (e,) ascending, from 0
+    accuracy: FloatArray  # (e,)
+
+    def __init__(self, rounds: ArrayLike, accuracy: ArrayLike) -> None:
+        at, value = np.asarray(rounds, np.int64), np.asarray(accuracy, np.float64)
+        if at.ndim != 1 or at.shape != value.shape:
+            raise InputError(f"A curve needs one accuracy per round. Got {at.shape} rounds, {value.shape} accuracies.")
+        if len(at) and (at[0] < 0 or (np.diff(at) <= 0).any()):
+            raise InputError("The rounds of a curve must ascend from 0 or later, each once.")
+        evaluated = ~np.isnan(value)
+        object.__setattr__(self, "rounds", at[evaluated])
+        object.__setattr__(self, "accuracy", value[evaluated])
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return how many rounds of training it took to reach ``target``, or None when it never did."""
+        reached = self.accuracy >= target
+        return int(self.rounds[int(reached.argmax())]) + 1 if reached.any() else None
+
+    @property
+    def best(self) -> float:
+        """Largest accuracy; NaN for an empty curve."""
+        return float(self.accuracy.max()) if len(self.accuracy) else float("nan")
+
+    @property
+    def best_round(self) -> int | None:
+        """Rounds of training after which the best accuracy was first reached."""
+        return int(self.rounds[int(self.accuracy.argmax())]) + 1 if len(self.accuracy) else None
+
+    @property
+    def last(self) -> float:
+        """Accuracy at the last evaluation; NaN for an empty curve."""
+        return float(self.accuracy[-1]) if len(self.accuracy) else float("nan")
+
+    def early_stop(self, stopped: int | None = None) -> float:
+        """Return the accuracy at the optimal round, or where a stopping rule stopped after ``stopped`` rounds."""
+        if stopped is None:
+            return self.best
+        before = self.rounds < stopped
+        return float(self.accuracy[before][-1]) if before.any() else float("nan")
+
+    def terminal(self, last: int = TERMINAL_ROUNDS) -> float:
+        """Return the mean accuracy of the evaluations that fall into the last ``last`` rounds."""
+        if last < 1:
+            raise InputError(f"Terminal accuracy is a mean over at least one round. Got last={last}.")
+        if not len(self.accuracy):
+            return float("nan")
+        return float(self.accuracy[self.rounds > self.rounds[-1] - last].mean())
+
+
+def relative_improvement(terminal: float, baseline: float, iid: float | None = None) -> float:
+    """Return the share of the non-IID loss of accuracy that is made good; the plain relative gain without ``iid``.
+
+    >>> round(relative_improvement(0.725, 0.697, 0.74), 3)  # FedACS, Table I, low heterogeneity, from rounded figures
+    0.651
+    """
+    lost = baseline if iid is None else iid - baseline
+    return (terminal - baseline) / lost if lost else float("nan")
+
+
+def speed_up(rounds: float | None, baseline: float | None) -> float:
+    """Return how many times fewer rounds than the baseline; NaN when either never reached the target.
+
+    >>> round(speed_up(155, 365), 1)  # FedACS, Table II, high heterogeneity
+    2.4
+    """
+    return float("nan") if not rounds or not baseline else baseline / rounds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds (n - 1 in the denominator; 0 for a single one), and how many.
+
+    >>> print(Spread.of([1.0, 2.0, 3.0]))
+    2 +- 1
+    """
+
+    mean: float
+    std: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread:
+        """Summarise the values that are there; None and NaN are left out and not counted."""
+        known = np.array([v for v in values if v is not None and not np.isnan(v)], dtype=np.float64)
+        if not len(known):
+            return cls(float("nan"), float("nan"), 0)
+        return cls(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else 0.0, len(known))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} +- {self.std:.2g}"
+
+
+def imbalance(counts: FloatArray) -> float:
+    """Return QCID, the squared distance of pooled label counts (B,) from the balanced distribution (Fed-CBS, Eq. 2).
+
+    >>> imbalance(np.array([5.0, 5.0])), imbalance(np.array([10.0, 0.0]))
+    (0.0, 0.5)
+    """
+    total = counts.sum()
+    if total <= 0:
+        return float("nan")
+    share = counts / total - 1.0 / len(counts)
+    return float(share @ share)

@@ -1,0 +1,178 @@
+"""Aggregators against formulas worked out by hand."""
+
+import numpy as np
+import pytest
+
+from fedcohort.aggregators import (
+    AGGREGATORS,
+    ControlVariates,
+    FedAvg,
+    FedNova,
+    FedPdp,
+    FedProx,
+    Mean,
+    Members,
+    Scaffold,
+)
+from fedcohort.aggregators.fednova import normaliser
+from fedcohort.errors import FedcohortError, InputError, ParameterError
+from fedcohort.params import parameters
+
+OLD = np.array([1.0, 1.0, 1.0])
+MODELS = np.array([[2.0, 0.0, 4.0], [0.0, 2.0, 0.0]])
+
+
+def members(share=(0.1, 0.3), steps=(4.0, 2.0), multiplicity=(1.0, 1.0), federation=10, momentum=0.0):
+    return Members(
+        clients=np.arange(len(share)),
+        share=np.array(share),
+        steps=np.array(steps),
+        federation=federation,
+        multiplicity=np.array(multiplicity),
+        momentum=momentum,
+    )
+
+
+def combined(aggregator, **changes):
+    return aggregator.combine(OLD, MODELS, members(**changes))
+
+
+def test_size_mean():
+    np.testing.assert_allclose(combined(AGGREGATORS.create("size-mean")), 0.25 * MODELS[0] + 0.75 * MODELS[1])
+
+
+def test_size_mean_of_empty_clients_is_the_plain_mean():
+    np.testing.assert_allclose(combined(AGGREGATORS.create("size-mean"), share=(0.0, 0.0)), MODELS.mean(0))
+
+
+def test_mean_counts_multiplicities():
+    np.testing.assert_allclose(combined(Mean()), MODELS.mean(0))
+    np.testing.assert_allclose(combined(Mean(), multiplicity=(3.0, 1.0)), 0.75 * MODELS[0] + 0.25 * MODELS[1])
+
+
+def test_fedavg_absent_clients_keep_the_old_model():
+    np.testing.assert_allclose(combined(FedAvg()), 0.6 * OLD + 0.1 * MODELS[0] + 0.3 * MODELS[1])
+
+
+def test_fedavg_never_gives_the_old_model_a_negative_weight():
+    mix = FedAvg().mix(members(share=(0.5, 0.5), multiplicity=(2.0, 1.0)))
+    assert mix.old == 0.0
+    np.testing.assert_allclose(mix.weights, [2 / 3, 1 / 3])
+
+
+def test_fedprox_means_and_asks_for_the_proximal_term():
+    np.testing.assert_allclose(combined(FedProx(mu=0.3)), MODELS.mean(0))
+    np.testing.assert_allclose(combined(FedProx(weighting="size")), 0.25 * MODELS[0] + 0.75 * MODELS[1])
+    assert FedProx(mu=0.3).prox == 0.3
+    assert Mean().prox == 0.0
+
+
+def test_fedpdp_paper_and_normalised():
+    paper = combined(FedPdp(normalise=False))
+    np.testing.assert_allclose(paper, 0.1 * 5 * MODELS[0] + 0.3 * 5 * MODELS[1])
+    np.testing.assert_allclose(combined(FedPdp()), paper / (0.5 + 1.5))
+
+
+def test_fednova_normalises_updates_by_steps():
+    # tau_eff = 0.25*4 + 0.75*2 = 2.5; d_k = (w - w_k)/tau_k
+    direction = 0.25 * (OLD - MODELS[0]) / 4 + 0.75 * (OLD - MODELS[1]) / 2
+    np.testing.assert_allclose(combined(FedNova()), OLD - 2.5 * direction)
+
+
+def test_fednova_equals_size_mean_when_everybody_makes_the_same_steps():
+    same = combined(FedNova(), steps=(5.0, 5.0))
+    np.testing.assert_allclose(same, combined(AGGREGATORS.create("size-mean")))
+
+
+def test_fednova_momentum_normaliser_by_summing_the_weights():
+    rho, tau = 0.9, 7
+    by_hand = sum(sum(rho**j for j in range(tau - i)) for i in range(tau))
+    np.testing.assert_allclose(normaliser(np.array([float(tau)]), rho), [by_hand])
+
+
+def test_fednova_leaves_out_clients_without_a_step():
+    np.testing.assert_allclose(combined(FedNova(), steps=(0.0, 2.0)), MODELS[1])
+    np.testing.assert_allclose(combined(FedNova(), steps=(0.0, 0.0)), OLD)
+
+
+def test_scaffold_trace_by_hand():
+    """Two rounds of Algorithm 1, option II, four clients, written out."""
+    n, aggregator = 4, Scaffold()
+    memory = aggregator.memory(n, OLD)
+    np.testing.assert_array_equal(memory.corrections(np.array([2, 0])), np.zeros((2, 3)))
+    rates = np.array([0.2, 0.4])
+    memory.absorb(np.array([2, 0]), OLD, MODELS, rates, None)
+    c2 = (OLD - MODELS[0]) / 0.2
+    c0 = (OLD - MODELS[1]) / 0.4
+    c = (c2 + c0) / n
+    np.testing.assert_allclose(memory.corrections(np.array([0, 1, 2])), [c - c0, c, c - c2])
+    again = MODELS[::-1] + 1.0
+    memory.absorb(np.array([2, 3]), OLD, again, rates, None)
+    c2_new = c2 - c + (OLD - again[0]) / 0.2
+    c3_new = -c + (OLD - again[1]) / 0.4
+    c_new = c + ((c2_new - c2) + c3_new) / n
+    np.testing.assert_allclose(memory.corrections(np.array([3, 2, 0])), [c_new - c3_new, c_new - c2_new, c_new - c0])
+    assert sorted(memory.row_of) == [0, 2, 3]  # client 1 never took part and costs nothing
+
+
+def test_scaffold_option_one_takes_gradients():
+    assert Scaffold(option=1).needs_gradients
+    assert not Scaffold().needs_gradients
+    memory = ControlVariates(4, OLD)
+    gradients = np.array([[1.0, 2.0, 3.0]])
+    memory.absorb(np.array([1]), OLD, MODELS[:1], np.array([0.2]), gradients)
+    np.testing.assert_allclose(memory.corrections(np.array([1])), gradients / 4 - gradients)
+
+
+def test_scaffold_memory_is_restored_exactly():
+    memory = ControlVariates(5, OLD)
+    memory.absorb(np.array([3, 1]), OLD, MODELS, np.array([0.1, 0.1]), None)
+    copy = ControlVariates(5, OLD)
+    copy.restore(memory.arrays())
+    everyone = np.arange(5)
+    np.testing.assert_array_equal(copy.corrections(everyone), memory.corrections(everyone))
+    for one in (memory, copy):
+        one.absorb(np.array([0, 1]), OLD, MODELS, np.array([0.1, 0.1]), None)
+    np.testing.assert_array_equal(copy.corrections(everyone), memory.corrections(everyone))
+
+
+def test_scaffold_global_rate():
+    np.testing.assert_allclose(combined(Scaffold(global_rate=0.5)), OLD + 0.5 * (MODELS.mean(0) - OLD))
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_torch_tensors_flow_through(name):
+    torch = pytest.importorskip("torch")
+    aggregator = AGGREGATORS.create(name)
+    ours = combined(aggregator)
+    theirs = aggregator.combine(torch.tensor(OLD), torch.tensor(MODELS), members())
+    np.testing.assert_allclose(theirs.numpy(), ours)
+    memory = aggregator.memory(4, torch.tensor(OLD))
+    if memory is not None:
+        memory.absorb(np.array([1, 2]), torch.tensor(OLD), torch.tensor(MODELS), np.array([0.1, 0.2]), None)
+        plain = aggregator.memory(4, OLD)
+        plain.absorb(np.array([1, 2]), OLD, MODELS, np.array([0.1, 0.2]), None)
+        np.testing.assert_allclose(
+            memory.corrections(np.arange(4)).numpy(), plain.corrections(np.arange(4)), rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_nobody_is_an_error(name):
+    with pytest.raises(InputError, match="at least one model"):
+        AGGREGATORS.create(name).combine(OLD, MODELS[:0], members(share=(), steps=(), multiplicity=()))
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_bad_parameters_are_refused(name):
+    for info in parameters(AGGREGATORS.get(name)):
+        for bad in info.constraint.bad_values():
+            with pytest.raises(ParameterError, match=info.name):
+                AGGREGATORS.create(name, **{info.name: bad})
+
+
+def test_unknown_names_say_what_is_near():
+    with pytest.raises(FedcohortError, match="did you mean 'scaffold'"):
+        AGGREGATORS.create("scafold")
+    with pytest.raises(FedcohortError, match="did you mean 'mu'"):
+        AGGREGATORS.create("fedprox", m=1.0)
