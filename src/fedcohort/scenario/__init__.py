@@ -1,7 +1,67 @@
 """The heterogeneity of a simulated federation: partition, label noise, latency, availability, failures."""
 
-from fedcohort.scenario import classwise, dirichlet, given  # noqa: F401  # they register their partitions
+from fedcohort.scenario.availability import (
+    AVAILABILITIES,
+    Always,
+    Availability,
+    Bernoulli,
+    ClassBiased,
+    DayNight,
+    UniformShare,
+)
+from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
+from fedcohort.scenario.dirichlet import (
+    ClassHeterogeneity,
+    ClientHeterogeneity,
+    DirichletLabels,
+    DirichletQp,
+    Skewness,
+)
 from fedcohort.scenario.federation import ClientSamples, Federation
+from fedcohort.scenario.given import Custom, Writers
+from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
+from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
+from fedcohort.scenario.picture import picture, text_picture
+from fedcohort.scenario.presets import PRESETS, Preset, preset
+from fedcohort.scenario.scenario import RoundEvents, Scenario
 
-__all__ = ["PARTITIONS", "Assignment", "ClientSamples", "Federation", "Partition", "Pool"]
+__all__ = [
+    "AVAILABILITIES",
+    "LATENCIES",
+    "PARTITIONS",
+    "PRESETS",
+    "Always",
+    "Assignment",
+    "Availability",
+    "Bernoulli",
+    "ClassBiased",
+    "ClassHeterogeneity",
+    "ClassesPerClient",
+    "ClientHeterogeneity",
+    "ClientSamples",
+    "Custom",
+    "DayNight",
+    "DirichletLabels",
+    "DirichletQp",
+    "DominantClass",
+    "Federation",
+    "Iid",
+    "Imbalanced",
+    "LabelNoise",
+    "Latency",
+    "NoLatency",
+    "Partition",
+    "Pool",
+    "Preset",
+    "RoundEvents",
+    "Scenario",
+    "Shards",
+    "ShiftedExponential",
+    "Skewness",
+    "UniformShare",
+    "Writers",
+    "picture",
+    "preset",
+    "text_picture",
+]

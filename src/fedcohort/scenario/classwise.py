@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.errors import ScenarioError
 from fedcohort.params import Boolean, Interval, Optional, param
-from fedcohort.scenario.federation import IntArray
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, equal_size
 
 _CLIENTS = Interval(int, 1, None)
@@ -162,7 +162,7 @@ def _spread(clients: int, each: int, classes: int, rng: np.random.Generator) -> 
     return rng.permutation(taken)
 
 
-def _equal_quantity(who: str, member: np.ndarray, each: int, samples: int | None, most: int) -> IntArray:
+def _equal_quantity(who: str, member: BoolArray, each: int, samples: int | None, most: int) -> IntArray:
     """Return counts (N, classes): the same quantity of each of a client's classes."""
     quantity = most
     if samples is not None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import ScenarioError
 from fedcohort.params import Interval, Optional, param
-from fedcohort.scenario.federation import FloatArray, IntArray
 from fedcohort.scenario.partition import (
     PARTITIONS,
     Assignment,
@@ -60,8 +60,8 @@ class ClientHeterogeneity(Partition):
         """Draw the shares of every class, round them to its number of samples."""
         if self.least * self.clients > len(pool):
             raise ScenarioError(
-                f"The partition 'client-heterogeneity' wants {self.clients:,} clients x at least {self.least:,} samples "
-                f"= {self.clients * self.least:,}, the training set has {len(pool):,}."
+                f"The partition 'client-heterogeneity' wants {self.clients:,} clients x at least {self.least:,} "
+                f"samples = {self.clients * self.least:,}, the training set has {len(pool):,}."
             )
         smallest = 0
         for attempt in range(self.redraws + 1):
@@ -72,7 +72,7 @@ class ClientHeterogeneity(Partition):
                 return deal(pool, counts, rng, who=self.name, remarks=_redrawn(attempt, "left a client too small"))
         raise ScenarioError(
             f"The partition 'client-heterogeneity' with alpha {self.alpha:g} left the smallest of {self.clients:,} "
-            f"clients with at most {smallest:,} samples in {self.redraws + 1:,} draws; at least {self.least:,} are wanted.",
+            f"clients with at most {smallest:,} samples in {self.redraws + 1:,} draws; {self.least:,} are wanted.",
             hint="use a larger alpha, fewer clients or a smaller 'least'",
         )
 
@@ -137,9 +137,9 @@ class DirichletLabels(Partition):
     r"""Per client, classes :math:`q \sim Dir(\alpha p)`, clients of equal size ([Hsu2019]_, as in [Zhang2023]_).
 
     p is the class distribution of the training set and sums to 1: with ten equal classes and alpha = 0.1 every class
-    has concentration 0.01. That this is Fed-CBS's reading shows in its Table 1: random cohorts of 10 have a QCID of 0.0820,
-    0.0754 and 0.0587 there for alpha 0.1, 0.2, 0.5, and 0.0818, 0.0743 and 0.0591 by this law; Dir(alpha) per class
-    would give 0.045, 0.030, 0.015. Samples are drawn without replacement as in "class-heterogeneity".
+    has concentration 0.01. That this is Fed-CBS's reading shows in its Table 1: random cohorts of 10 have a QCID of
+    0.0820, 0.0754 and 0.0587 there for alpha 0.1, 0.2, 0.5, and 0.0818, 0.0743 and 0.0591 by this law; Dir(alpha) per
+    class would give 0.045, 0.030, 0.015. Samples are drawn without replacement as in "class-heterogeneity".
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 100))
     >>> DirichletLabels(clients=4, samples=30).assign(pool, np.random.default_rng(0)).offsets
@@ -206,8 +206,8 @@ class DirichletQp(Partition):
                 remarks=_redrawn(attempt, "had no solution of the quadratic programme"),
             )
         raise ScenarioError(
-            f"The partition 'dirichlet-qp' found no sizes x >= {self.least:g} with Qx = d in {self.redraws + 1:,} draws "
-            f"for {self.clients:,} clients, alpha {self.alpha:g} and {pool.classes} classes.",
+            f"The partition 'dirichlet-qp' found no sizes x >= {self.least:g} with Qx = d in {self.redraws + 1:,} "
+            f"draws for {self.clients:,} clients, alpha {self.alpha:g} and {pool.classes} classes.",
             hint="use more clients than classes by a good margin, a larger alpha, or more redraws",
         )
 

@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.errors import InputError
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
 Part = Literal["train", "validation", "all"]
@@ -96,7 +96,7 @@ class Federation:
     validation: IntArray
     noise_rate: FloatArray
     server_validation: Int32Array
-    traits: Mapping[str, npt.NDArray[np.generic]] = dataclasses.field(default_factory=dict)
+    traits: Mapping[str, AnyArray] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     client_names: tuple[str, ...] | None = None
 
@@ -129,9 +129,9 @@ class Federation:
         if self.client_names is not None and len(self.client_names) != clients:
             raise InputError(f"There must be one name per client ({clients}). Got {len(self.client_names)}.")
         for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
-            getattr(self, field).setflags(write=False)
+            sealed(getattr(self, field))
         for trait in self.traits.values():
-            trait.setflags(write=False)
+            sealed(trait)
 
     @classmethod
     def of(
@@ -175,32 +175,27 @@ class Federation:
     @cached_property
     def sizes(self) -> IntArray:
         """Number of samples of every client (N,), validation included."""
-        return _frozen(np.diff(self.offsets))
+        return sealed(np.diff(self.offsets))
 
     @cached_property
     def train_sizes(self) -> IntArray:
         """Number of samples every client trains on (N,)."""
-        return _frozen(self.sizes - self.validation)
+        return sealed(self.sizes - self.validation)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Name of every client: the data's own, or its zero-padded number."""
-        if self.client_names is not None:
-            return self.client_names
-        width = len(str(len(self) - 1))
-        return tuple(f"client-{k:0{width}d}" for k in range(len(self)))
+        """Name of every client: the data's own, or its number."""
+        return tuple(map(str, range(len(self)))) if self.client_names is None else self.client_names
 
     @cached_property
     def owner(self) -> Int32Array:
         """Client of every entry of ``indices`` (total,)."""
-        owner = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
-        owner.setflags(write=False)
-        return owner
+        return sealed(np.repeat(np.arange(len(self), dtype=np.int32), self.sizes))
 
     @cached_property
     def main_class(self) -> IntArray:
         """The most frequent true class of every client (N,); the smallest one where several tie."""
-        return _frozen(self.label_counts(part="all", true=True).argmax(axis=1).astype(np.int64))
+        return sealed(self.label_counts(part="all", true=True).argmax(axis=1).astype(np.int64))
 
     def client(self, k: int) -> ClientSamples:
         """Return the samples of client ``k`` as views."""
@@ -209,7 +204,7 @@ class Federation:
         part = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
         return ClientSamples(self.indices[part], self.labels[part], self.true_labels[part], int(self.validation[k]))
 
-    def is_validation(self) -> npt.NDArray[np.bool_]:
+    def is_validation(self) -> BoolArray:
         """Return which entries of ``indices`` are for local validation (total,)."""
         return np.arange(len(self.indices)) >= np.repeat(self.offsets[1:] - self.validation, self.sizes)
 
@@ -233,6 +228,12 @@ class Federation:
             held_out = self.is_validation()
             cells = cells[held_out if part == "validation" else ~held_out]
         return np.bincount(cells, minlength=len(self) * self.classes).reshape(len(self), self.classes)
+
+    def client_table(self) -> ClientTable:
+        """Return what a session knows about the clients: names, training samples, label counts as they see them."""
+        return ClientTable(
+            names=self.client_names, sizes=self.train_sizes, labels=LabelCounts(self.label_counts()), n=len(self)
+        )
 
     def describe(self) -> str:
         """Return a few lines of text: how many, how large, how skewed, how noisy."""
@@ -269,8 +270,3 @@ class Federation:
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
         distance: FloatArray = ((shares - whole) ** 2).sum(axis=1)
         return distance
-
-
-def _frozen(array: IntArray) -> IntArray:
-    array.setflags(write=False)
-    return array

@@ -15,10 +15,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.errors import InputError, ScenarioError
 from fedcohort.params import Parameterized
 from fedcohort.registry import Registry
-from fedcohort.scenario.federation import FloatArray, IntArray
 
 PARTITIONS: Registry[Partition] = Registry("partition")
 
@@ -121,7 +121,7 @@ class Assignment:
 
     places: IntArray
     offsets: IntArray
-    traits: Mapping[str, npt.NDArray[np.generic]] = dataclasses.field(default_factory=dict)
+    traits: Mapping[str, AnyArray] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     names: tuple[str, ...] | None = None
 
@@ -164,7 +164,7 @@ def deal(
     *,
     who: str,
     replacement: bool = False,
-    traits: Mapping[str, npt.NDArray[np.generic]] | None = None,
+    traits: Mapping[str, AnyArray] | None = None,
     remarks: tuple[str, ...] = (),
 ) -> Assignment:
     """Give every client as many random samples of each class as ``counts`` says.

@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from fedcohort.arrays import BoolArray, FloatArray
 
 _NEWTON_STEPS = 200
 _TOLERANCE = 1e-12  # of the largest class count; the published requirement is 1e-6 absolute
@@ -79,7 +78,7 @@ def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.
 
 def _dual(
     fractions: FloatArray, target: FloatArray, floor: float, multipliers: FloatArray
-) -> tuple[float, FloatArray, npt.NDArray[np.bool_]]:
+) -> tuple[float, FloatArray, BoolArray]:
     """Return the dual function, its gradient (B,) and which clients are above the floor (N,)."""
     projected = fractions.T @ multipliers
     free = projected > floor

@@ -1,0 +1,201 @@
+"""Who can take part in a round.
+
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023, Sections 5.1 and 5.2, Appendix C.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedcohort import rng
+from fedcohort.arrays import BoolArray, FloatArray
+from fedcohort.errors import ScenarioError
+from fedcohort.params import Interval, Optional, Parameterized, Sequence, param
+from fedcohort.registry import Registry
+from fedcohort.scenario.classwise import imbalanced_holders
+from fedcohort.scenario.federation import Federation
+from fedcohort.scenario.partition import describe_parts
+
+AVAILABILITIES: Registry[Availability] = Registry("availability")
+
+_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the availability stream: what changes every round, what stays
+
+_SHARE = Interval(float, 0, 1, "right")
+
+
+class Availability(Parameterized):
+    """Who can take part in which round: a pure function of seed, round and federation."""
+
+    name: ClassVar[str]
+
+    def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Return who is available (N,).
+
+        Parameters
+        ----------
+        federation : Federation
+            The clients.
+        seed, round : int
+            Which experiment, which round.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def describe(self) -> str:
+        """Return the name and the parameters on one line."""
+        return describe_parts(self.name, self)
+
+
+def _chosen(clients: int, picked: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BoolArray:
+    mask = np.zeros(clients, dtype=bool)
+    mask[picked] = True
+    return mask
+
+
+@AVAILABILITIES.register("always")
+@dataclass(frozen=True, kw_only=True)
+class Always(Availability):
+    """Everybody, in every round."""
+
+    def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Return all true."""
+        return np.ones(len(federation), dtype=bool)
+
+
+@AVAILABILITIES.register("uniform-share")
+@dataclass(frozen=True, kw_only=True)
+class UniformShare(Availability):
+    """Exactly this share of the clients, a fresh uniformly random one in every round ([Zhang2023]_, Section 5.1).
+
+    >>> federation = Federation.of([[0]] * 10, labels=[0], classes=1)
+    >>> int(UniformShare(share=0.3).mask(federation, seed=0, round=2).sum())
+    3
+    """
+
+    share: float = param(0.3, _SHARE, "share of the clients that is available; at least one is")
+
+    def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Draw the round's share without replacement."""
+        clients = len(federation)
+        draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
+        wanted = max(1, _nearest(self.share * clients))
+        return _chosen(clients, draw.choice(clients, size=wanted, replace=False, shuffle=False))
+
+
+def _nearest(value: float) -> int:
+    """Round half up; Python rounds 2.5 to 2."""
+    return int(np.floor(value + 0.5))
+
+
+@AVAILABILITIES.register("class-biased")
+@dataclass(frozen=True, kw_only=True)
+class ClassBiased(Availability):
+    """As many random clients of each class as make the available data imbalanced ``ratio`` : 1 ([Zhang2023]_, Case 2).
+
+    A client counts for its most frequent class. With 200 clients of one class each and a share of 30%: 9 clients of
+    each of the first five classes and 3 of each of the others (3 : 1), or 10 and 2 (5 : 1), fresh in every round.
+
+    >>> federation = Federation.of([[k] for k in range(200)], labels=np.arange(200) % 10, classes=10)
+    >>> mask = ClassBiased(ratio=5).mask(federation, seed=0, round=0)
+    >>> np.bincount(federation.main_class[mask])
+    array([10, 10, 10, 10, 10,  2,  2,  2,  2,  2])
+    """
+
+    share: float = param(0.3, _SHARE, "share of the clients that is available")
+    ratio: int = param(3, Interval(int, 1, None), "n_1 : n_2, frequent to rare classes among the available (r)")
+    frequent: int | None = param(None, Optional(Interval(int, 1, None)), "how many classes are frequent; None is half")
+
+    def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Draw each class's clients without replacement."""
+        clients = len(federation)
+        total = _nearest(self.share * clients)
+        wanted = imbalanced_holders(self.name, total, federation.classes, self.ratio, self.frequent)
+        have = np.bincount(federation.main_class, minlength=federation.classes)
+        if (wanted > have).any():
+            c = int(np.argmax(wanted - have))
+            raise ScenarioError(
+                f"The availability 'class-biased' wants {int(wanted[c])} clients of class {c}, the federation has "
+                f"{int(have[c])}.",
+                hint="use a smaller share or ratio",
+            )
+        draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
+        shuffled = draw.permutation(clients)
+        by_class = shuffled[np.argsort(federation.main_class[shuffled], kind="stable")]
+        starts = np.concatenate([[0], np.cumsum(have)])
+        return _chosen(clients, np.concatenate([by_class[s : s + n] for s, n in zip(starts, wanted, strict=False)]))
+
+
+@AVAILABILITIES.register("bernoulli")
+@dataclass(frozen=True, kw_only=True)
+class Bernoulli(Availability):
+    """Every client by itself, with its own probability.
+
+    The probabilities are given one by one, or all equal, or (``concentration``) drawn once per experiment from a Beta
+    distribution of mean ``probability``. A round may find nobody available.
+
+    >>> federation = Federation.of([[0]] * 3, labels=[0], classes=1)
+    >>> Bernoulli(probabilities=(0.0, 1.0, 0.0)).mask(federation, seed=0, round=0)
+    array([False,  True, False])
+    """
+
+    probability: float = param(0.5, _SHARE, "mean probability to be available")
+    concentration: float | None = param(
+        None, Optional(Interval(float, 0, None, "neither")), "a + b of the Beta distribution; None makes all equal"
+    )
+    probabilities: tuple[float, ...] | None = param(
+        None, Optional(Sequence(Interval(float, 0, 1), least=1)), "every client's own probability"
+    )
+
+    def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Toss every client's coin."""
+        draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
+        available: BoolArray = draw.random(len(federation)) < self.rates(len(federation), seed)
+        return available
+
+    def rates(self, clients: int, seed: int) -> FloatArray:
+        """Return every client's probability (N,)."""
+        if self.probabilities is not None:
+            if len(self.probabilities) != clients:
+                raise ScenarioError(
+                    f"The availability 'bernoulli' has {len(self.probabilities)} probabilities for {clients} clients."
+                )
+            return np.asarray(self.probabilities, dtype=np.float64)
+        if self.concentration is None or self.probability == 1:
+            return np.full(clients, float(self.probability))
+        draw = rng.stream(seed, rng.AVAILABILITY, _FOR_EVER)
+        a, b = self.probability * self.concentration, (1 - self.probability) * self.concentration
+        return draw.beta(a, b, size=clients)
+
+
+@AVAILABILITIES.register("day-night")
+@dataclass(frozen=True, kw_only=True)
+class DayNight(Availability):
+    """Every client is available for part of a day that lasts ``period`` rounds and begins when its own morning comes.
+
+    Mornings are spread evenly over the day at random, or fall into ``zones`` time zones. With ``zones=1`` all clients
+    come and go together.
+
+    >>> federation = Federation.of([[0]] * 4, labels=[0], classes=1)
+    >>> [int(DayNight(period=4, zones=1).mask(federation, seed=0, round=t).sum()) for t in range(4)]
+    [4, 4, 0, 0]
+    """
+
+    period: int = param(24, Interval(int, 1, None), "rounds per day")
+    awake: float = param(0.5, _SHARE, "share of the day a client is available")
+    zones: int | None = param(None, Optional(Interval(int, 1, None)), "number of time zones; None spreads continuously")
+
+    def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Compare each client's local time with the length of its day."""
+        local = (round % self.period / self.period + self.mornings(len(federation), seed)) % 1.0
+        awake: BoolArray = local < self.awake
+        return awake
+
+    def mornings(self, clients: int, seed: int) -> FloatArray:
+        """Return how far into its day each client is at round 0, in [0, 1) (N,)."""
+        draw = rng.stream(seed, rng.AVAILABILITY, _FOR_EVER)
+        if self.zones is None:
+            return draw.random(clients)
+        return draw.integers(0, self.zones, clients) / self.zones

@@ -1,0 +1,107 @@
+"""How long a client takes.
+
+.. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 3.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import ndtri
+
+from fedcohort import rng
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.params import Interval, Parameterized, param
+from fedcohort.registry import Registry
+from fedcohort.scenario.counter import uniforms
+from fedcohort.scenario.partition import describe_parts
+
+LATENCIES: Registry[Latency] = Registry("latency")
+
+_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the latency stream: what changes every round, what stays
+
+
+class Latency(Parameterized):
+    """How many simulated seconds clients take for their part of a round."""
+
+    name: ClassVar[str]
+
+    def durations(
+        self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
+    ) -> FloatArray:
+        """Return the seconds each client takes, whoever else takes part.
+
+        Parameters
+        ----------
+        sizes : (N,) int
+            Samples of every client of the federation.
+        clients : (k,) int
+            Whose durations.
+        seed, round : int
+            Which experiment, which round.
+        work : float or (k,) array
+            Share of the usual local work each does.
+
+        Returns
+        -------
+        (k,) float64
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def describe(self) -> str:
+        """Return the name and the parameters on one line."""
+        return describe_parts(self.name, self)
+
+
+@LATENCIES.register("none")
+@dataclass(frozen=True, kw_only=True)
+class NoLatency(Latency):
+    """Nothing takes any time.
+
+    >>> NoLatency().durations(np.array([5, 9]), np.array([1]), seed=0, round=0)
+    array([0.])
+    """
+
+    def durations(
+        self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
+    ) -> FloatArray:
+        """Return zeros."""
+        return np.zeros(len(clients))
+
+
+@LATENCIES.register("shifted-exponential")
+@dataclass(frozen=True, kw_only=True)
+class ShiftedExponential(Latency):
+    r"""Client i takes :math:`T_i = \alpha N_i + E_i`, :math:`E_i \sim Exp` of mean :math:`\lambda N_i` ([Chang2024]_).
+
+    N_i is the client's number of samples, time is in milliseconds, alpha is 1 and lambda 1, 10 or 100 in the paper.
+    ``spread`` goes beyond it: every client has a speed of its own for the whole experiment, a log-normal factor of
+    mean 1.
+
+    >>> latency = ShiftedExponential(straggling=10)
+    >>> sizes = np.array([600, 600, 60])
+    >>> bool((latency.durations(sizes, np.arange(3), seed=0, round=4) >= 0.001 * sizes).all())
+    True
+    """
+
+    shift: float = param(1.0, Interval(float, 0, None), "fixed time per sample (alpha)")
+    straggling: float = param(1.0, Interval(float, 0, None), "mean of the random time per sample (lambda)")
+    unit: float = param(1e-3, Interval(float, 0, None, "neither"), "seconds per unit of time; the paper's is 1 ms")
+    spread: float = param(0.0, Interval(float, 0, None), "standard deviation of the log of the clients' own speeds")
+
+    def durations(
+        self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
+    ) -> FloatArray:
+        """Draw by hashing (seed, round, client): O(k), and the same whoever else takes part."""
+        exponential = -np.log1p(-uniforms(seed, rng.LATENCY, clients, _EACH_ROUND, round))
+        seconds: FloatArray = self.unit * sizes[clients] * (self.shift + self.straggling * exponential) * work
+        return seconds * self.slowness(clients, seed) if self.spread else seconds
+
+    def slowness(self, clients: IntArray, seed: int) -> FloatArray:
+        """Return each client's own factor (k,), which stays for the whole experiment."""
+        # half a step keeps the quantile of 0 finite
+        quantile = ndtri(uniforms(seed, rng.LATENCY, clients, _FOR_EVER) + 2.0**-54)
+        factor: FloatArray = np.exp(self.spread * quantile - 0.5 * self.spread**2)
+        return factor

@@ -1,0 +1,109 @@
+"""Label noise: a random share of every client's labels is wrong.
+
+.. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 3.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.errors import ParameterError, ScenarioError
+from fedcohort.params import Interval, OneOf, Parameterized, param
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNoise(Parameterized):
+    r"""Client k's share of wrong labels is drawn from :math:`Beta(a, b)`; a wrong label is any other class, evenly.
+
+    The paper calls the ratio a / b the "noise level" and plots levels as shares of wrong labels, which is the mean
+    a / (a + b). The level is read as the mean; ``reading="ratio"`` takes it literally. The paper leaves open how
+    spread out the clients are: ``concentration`` is a + b.
+
+    >>> LabelNoise(level=0.15).beta()
+    (0.3, 1.7)
+    >>> LabelNoise(level=0.25, reading="ratio", concentration=5).beta()
+    (1.0, 4.0)
+    """
+
+    level: float = param(0.0, Interval(float, 0, None), "noise level; 0 is no noise")
+    concentration: float = param(2.0, Interval(float, 0, None, "neither"), "a + b; large makes all clients alike")
+    reading: str = param("mean", OneOf(("mean", "ratio")), "what the level is: a / (a + b), or a / b")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reading == "mean" and self.level >= 1:
+            raise ParameterError(
+                f"The 'level' parameter of LabelNoise is a mean share and must be in [0, 1). Got {self.level!r}."
+            )
+
+    @property
+    def mean(self) -> float:
+        """Expected share of wrong labels."""
+        return self.level / (1.0 + self.level) if self.reading == "ratio" else self.level
+
+    def beta(self) -> tuple[float, float]:
+        """Return a and b."""
+        return round(self.mean * self.concentration, 12), round((1.0 - self.mean) * self.concentration, 12)
+
+    def describe(self) -> str:
+        """Return one line."""
+        if self.level == 0:
+            return "none"
+        a, b = self.beta()
+        return f"share of wrong labels ~ Beta({a:g}, {b:g}), mean {self.mean:.3g}"
+
+    def rates(self, clients: int, rng: np.random.Generator) -> FloatArray:
+        """Draw the share of wrong labels of every client (N,)."""
+        if self.level == 0:
+            return np.zeros(clients)
+        return rng.beta(*self.beta(), size=clients)
+
+    def apply(
+        self,
+        labels: npt.NDArray[np.int32],
+        offsets: IntArray,
+        classes: int,
+        rng: np.random.Generator,
+    ) -> tuple[npt.NDArray[np.int32], FloatArray, FloatArray]:
+        """Replace labels.
+
+        Parameters
+        ----------
+        labels : (total,) int32
+            True labels, client-major.
+        offsets : (N + 1,) int64
+            Where each client begins.
+        classes : int
+            How many classes there are.
+        rng : Generator
+            Where all random numbers come from.
+
+        Returns
+        -------
+        labels : (total,) int32
+            With noise; the input itself where there is none.
+        exact : (N,) float64
+            The share of labels that were changed.
+        drawn : (N,) float64
+            The share the Beta distribution gave, which is not a whole number of labels.
+        """
+        sizes = np.diff(offsets)
+        drawn = self.rates(len(sizes), rng)
+        if self.level == 0:
+            return labels, np.zeros(len(sizes)), drawn
+        if classes < 2:
+            raise ScenarioError(f"Label noise needs another class to change a label to; there is {classes}.")
+        # rounding up or down at random keeps the mean, which matters for clients of a few samples
+        wrong = np.floor(drawn * sizes + rng.random(len(sizes))).astype(np.int64)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        order = np.lexsort((rng.random(len(labels)), owner))
+        rank = np.arange(len(labels)) - np.repeat(offsets[:-1], sizes)
+        flipped = order[rank < np.repeat(wrong, sizes)]
+        noisy = labels.copy()
+        shift = rng.integers(1, classes, len(flipped), dtype=np.int32)
+        noisy[flipped] = (noisy[flipped] + shift) % classes
+        return noisy, wrong / np.maximum(sizes, 1), drawn

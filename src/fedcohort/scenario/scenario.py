@@ -1,0 +1,355 @@
+"""A scenario: partition, label noise, latency, availability, failures, deadline, validation, in one value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcohort import rng
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.errors import ParameterError, ScenarioError
+from fedcohort.params import Interval, Optional, Parameterized, param, parameters
+from fedcohort.protocol import Status
+from fedcohort.registry import Registry, nearest
+from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
+from fedcohort.scenario.classwise import Iid
+from fedcohort.scenario.counter import uniforms
+from fedcohort.scenario.federation import Federation
+from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency
+from fedcohort.scenario.noise import LabelNoise
+from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
+
+T = TypeVar("T", bound=Parameterized)
+
+# positions in the data stream; they stay as they are, or every seeded federation changes
+_SERVER, _PARTITION, _SHUFFLE, _NOISE = 0, 1, 2, 3
+_WHETHER, _WHEN = 0, 1  # positions in the failure stream
+
+
+@dataclass(frozen=True, eq=False)
+class RoundEvents:
+    """What happens to the clients of a cohort while they train.
+
+    Attributes
+    ----------
+    durations : (k,) float64
+        Seconds each client works: to its answer, or to the moment it fails.
+    status : (k,) int8
+        OK, FAILED or LATE, as :class:`fedcohort.protocol.Status`.
+    seconds : float
+        How long the round lasts: until its slowest member has answered or failed, at most to the deadline.
+    """
+
+    durations: FloatArray
+    status: AnyArray
+    seconds: float
+
+    @property
+    def ok(self) -> BoolArray:
+        """Whose answer arrives in time (k,)."""
+        return np.asarray(self.status == Status.OK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario(Parameterized):
+    """Everything in which the clients of a simulated federation differ.
+
+    Two selectors compared under one seed meet the identical scenario: data, noise, availability, latency and failures
+    draw from streams of their own, and each client's draws do not depend on who else was picked.
+
+    Examples
+    --------
+    >>> from fedcohort.scenario import Shards
+    >>> scenario = Scenario(partition=Shards(clients=4, per_client=1))
+    >>> federation = scenario.build(np.repeat([0, 1], 6), classes=2, seed=0)
+    >>> federation.label_counts().max(axis=1)
+    array([3, 3, 3, 3])
+    >>> print(scenario.describe())
+    partition     shards(clients=4, per_client=1, pure=True)
+    label noise   none
+    latency       none()
+    availability  always()
+    """
+
+    partition: Partition = dataclasses.field(default_factory=Iid)
+    noise: LabelNoise = dataclasses.field(default_factory=LabelNoise)
+    latency: Latency = dataclasses.field(default_factory=NoLatency)
+    availability: Availability = dataclasses.field(default_factory=Always)
+    failure: float = param(0.0, Interval(float, 0, 1, "left"), "probability that a client fails in mid-round")
+    deadline: float | None = param(
+        None, Optional(Interval(float, 0, None, "neither")), "seconds after which a client is late; None waits for all"
+    )
+    validation: float = param(0.0, Interval(float, 0, 1, "left"), "share of each client's data held out for validation")
+    server_validation: int = param(
+        0, Interval(int, 0, None), "samples of each class kept at the server, taken from the training set"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, kind in _PARTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ParameterError(
+                    f"The '{name}' of a scenario must be a {kind.__name__}. Got {value!r}.",
+                    hint="Scenario.from_dict takes names and tables",
+                )
+
+    def build(
+        self,
+        labels: npt.ArrayLike,
+        classes: int | None = None,
+        seed: int = 0,
+        writers: npt.ArrayLike | None = None,
+        writer_names: tuple[str, ...] | None = None,
+    ) -> Federation:
+        """Divide a training set.
+
+        Parameters
+        ----------
+        labels : (n,) int array
+            Labels of the training set.
+        classes : int, optional
+            How many classes there are; default: the largest label + 1.
+        seed : int
+            The experiment's seed.
+        writers : (n,) int array, optional
+            Who wrote each sample, for the partition "writers".
+        writer_names : tuple of str, optional
+            Names of writers 0, 1, ...
+        """
+        pool = Pool.of(labels, classes, writers, writer_names)
+        kept = self._server_share(pool, rng.stream(seed, rng.DATA, _SERVER))
+        rest = pool.without(kept) if len(kept) else pool
+        if len(rest) == 0:
+            raise ScenarioError(
+                f"The server keeps {self.server_validation:,} samples of each class, which is the whole training set."
+            )
+        part = self.partition.assign(rest, rng.stream(seed, rng.DATA, _PARTITION))
+        places = _shuffled(part, rng.stream(seed, rng.DATA, _SHUFFLE))
+        true_labels = rest.labels[places].astype(np.int32)
+        noisy, exact, drawn = self.noise.apply(
+            true_labels, part.offsets, pool.classes, rng.stream(seed, rng.DATA, _NOISE)
+        )
+        traits = dict(part.traits)
+        if self.noise.level:
+            traits["noise_drawn"] = drawn
+        return Federation(
+            indices=rest.positions[places].astype(np.int32),
+            offsets=part.offsets,
+            labels=noisy,
+            true_labels=true_labels,
+            classes=pool.classes,
+            validation=self._validation_sizes(np.diff(part.offsets)),
+            noise_rate=exact,
+            server_validation=pool.positions[kept].astype(np.int32),
+            traits=traits,
+            remarks=part.remarks,
+            client_names=part.names,
+        )
+
+    def _server_share(self, pool: Pool, draw: np.random.Generator) -> IntArray:
+        """Return places of ``server_validation`` random samples of every class, sorted."""
+        if self.server_validation == 0:
+            return np.zeros(0, dtype=np.int64)
+        if int(pool.counts.min()) < self.server_validation:
+            c = int(pool.counts.argmin())
+            raise ScenarioError(
+                f"The server is to keep {self.server_validation:,} samples of each class, class {c} has "
+                f"{int(pool.counts[c]):,}.",
+                hint=f"server_validation must be at most {int(pool.counts[c])}",
+            )
+        shuffled = draw.permutation(len(pool))
+        by_class = shuffled[np.argsort(pool.labels[shuffled], kind="stable")]
+        starts = np.concatenate([[0], np.cumsum(pool.counts)])[:-1]
+        taken: IntArray = np.sort(by_class[(starts[:, None] + np.arange(self.server_validation)).reshape(-1)])
+        return taken
+
+    def _validation_sizes(self, sizes: IntArray) -> IntArray:
+        """Return how many samples each client holds out: its share to the nearest, at least one of two."""
+        if self.validation == 0:
+            return np.zeros(len(sizes), dtype=np.int64)
+        nearest_count = np.floor(self.validation * sizes + 0.5).astype(np.int64)
+        held: IntArray = np.where(sizes >= 2, np.clip(nearest_count, 1, np.maximum(sizes - 1, 1)), 0)
+        return held
+
+    def available(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Return who can take part in a round (N,)."""
+        return self.availability.mask(federation, seed=seed, round=round)
+
+    def events(
+        self,
+        federation: Federation,
+        clients: IntArray,
+        *,
+        seed: int,
+        round: int,
+        work: float | FloatArray = 1.0,
+    ) -> RoundEvents:
+        """Return how long each of ``clients`` takes, who fails, who is late and how long the round lasts.
+
+        Parameters
+        ----------
+        federation : Federation
+            The clients.
+        clients : (k,) int array
+            The cohort.
+        seed, round : int
+            Which experiment, which round.
+        work : float or (k,) array
+            Share of the usual local work each does.
+        """
+        clients = np.asarray(clients, dtype=np.int64)
+        durations = self.latency.durations(federation.sizes, clients, seed=seed, round=round, work=work)
+        status = np.zeros(len(clients), dtype=np.int8)
+        if self.failure:
+            failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, round) < self.failure
+            moment = uniforms(seed, rng.FAILURE, clients, _WHEN, round)
+            durations = np.where(failed, moment * durations, durations)
+            status[failed] = Status.FAILED
+        seconds = float(durations.max(initial=0.0))
+        if self.deadline is not None:
+            status[durations > self.deadline] = Status.LATE
+            seconds = min(seconds, self.deadline)
+        return RoundEvents(durations, status, seconds)
+
+    def describe(self) -> str:
+        """Return the scenario as a few lines of text."""
+        lines = [
+            f"partition     {self.partition.describe()}",
+            f"label noise   {self.noise.describe()}",
+            f"latency       {self.latency.describe()}",
+            f"availability  {self.availability.describe()}",
+        ]
+        if self.failure:
+            lines.append(f"failure       probability {self.failure:g} per client and round")
+        if self.deadline is not None:
+            lines.append(f"deadline      {self.deadline:g} s")
+        if self.validation:
+            lines.append(f"validation    {self.validation:.0%} of each client's data")
+        if self.server_validation:
+            lines.append(f"server        keeps {self.server_validation:,} samples of each class for validation")
+        return "\n".join(lines)
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Scenario:
+        """Build a scenario from a table of names and numbers, as a configuration file has it.
+
+        A part is a name, or a table with ``name`` and parameters. ``preset`` starts from a named scenario, of which
+        the other keys change what they name; a table without ``name`` changes parameters of the preset's part.
+
+        Examples
+        --------
+        >>> Scenario.from_dict({"preset": "fedcor-dir", "partition": {"alpha": 0.5}}).partition
+        DirichletQp(clients=100, alpha=0.5, least=1.0, redraws=100)
+        >>> Scenario.from_dict({"partitoin": "iid"})
+        Traceback (most recent call last):
+            ...
+        fedcohort.errors.ParameterError: A scenario has no key 'partitoin'. ...
+          hint: did you mean 'partition'?
+        """
+        known = ["preset", *(field.name for field in dataclasses.fields(cls))]
+        for key in table:
+            if key not in known:
+                near = nearest(str(key), known)
+                raise ParameterError(
+                    f"A scenario has no key {key!r}. Known: {', '.join(known)}.",
+                    hint=f"did you mean {near!r}?" if near else None,
+                )
+        base = cls()
+        if "preset" in table:
+            from fedcohort.scenario.presets import preset
+
+            base = preset(table["preset"])
+        changes: dict[str, Any] = {}
+        for key, value in table.items():
+            if key == "preset":
+                continue
+            if key == "noise":
+                changes[key] = _noise_from(value, base.noise)
+            elif key in _REGISTRIES:
+                changes[key] = _part_from(key, value, _REGISTRIES[key], getattr(base, key))
+            else:
+                changes[key] = value
+        return dataclasses.replace(base, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table :meth:`from_dict` reads, complete and without presets; None values are left out.
+
+        >>> Scenario.from_dict(Scenario().to_dict()) == Scenario()
+        True
+        """
+        table: dict[str, Any] = {}
+        for name in _PARTS:
+            part = getattr(self, name)
+            values = {info.name: getattr(part, info.name) for info in parameters(type(part))}
+            table[name] = ({"name": part.name} if name in _REGISTRIES else {}) | _plain(values)
+        return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
+
+
+_PARTS: dict[str, type] = {
+    "partition": Partition,
+    "noise": LabelNoise,
+    "latency": Latency,
+    "availability": Availability,
+}
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "partition": PARTITIONS,
+    "latency": LATENCIES,
+    "availability": AVAILABILITIES,
+}
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Drop None and turn tuples into lists, as TOML and JSON have them."""
+
+    def plain(value: Any) -> Any:
+        return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+    return {key: plain(value) for key, value in values.items() if value is not None}
+
+
+def _noise_from(value: Any, base: LabelNoise) -> LabelNoise:
+    if isinstance(value, LabelNoise):
+        return value
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"The 'noise' of a scenario must be a table such as {{level = 0.15}}. Got {value!r}.")
+    return _changed("label noise", base, dict(value))
+
+
+def _part_from(kind: str, value: Any, registry: Registry[Any], base: Any) -> Any:
+    if isinstance(value, str):
+        return registry.create(value)
+    if isinstance(value, _PARTS[kind]):
+        return value
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"The '{kind}' of a scenario must be a name or a table with a name. Got {value!r}.")
+    values = dict(value)
+    name = values.pop("name", base.name)
+    if name == base.name:
+        return _changed(f"{kind} {name!r}", base, values)
+    return registry.create(name, **values)
+
+
+def _changed(what: str, base: T, values: dict[str, Any]) -> T:
+    """Return ``base`` with some parameters changed; an unknown one is an error that names the nearest."""
+    known = [info.name for info in parameters(type(base))]
+    for key in values:
+        if key not in known:
+            near = nearest(str(key), known)
+            raise ParameterError(
+                f"The {what} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+    return dataclasses.replace(base, **values)  # type: ignore[type-var]  # every Parameterized is a dataclass
+
+
+def _shuffled(part: Assignment, draw: np.random.Generator) -> IntArray:
+    """Return the places with a random order inside every client, so that its last samples are a random share."""
+    sizes = np.diff(part.offsets)
+    owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return part.places[np.lexsort((draw.random(len(part.places)), owner))]
