@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.arrays import FloatArray, IntArray, frozen
+from fedcohort.arrays import AnyArray, FloatArray, IntArray, frozen
 from fedcohort.errors import InputError, SignalError, UnknownNameError
 from fedcohort.registry import nearest
 from fedcohort.signals import Signal
@@ -188,9 +188,7 @@ class ClientTable:
                 hint=f"add Signal.{signal.name} to the selector's 'requires'",
             )
         if not supplied:
-            raise SignalError(
-                f"The client table has no '{signal}' ({signal.meaning}).", hint=signal.supplied_by
-            )
+            raise SignalError(f"The client table has no '{signal}' ({signal.meaning}).", hint=signal.supplied_by)
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -272,7 +270,7 @@ class ClientTable:
             )
         return self._index[name]
 
-    def indices(self, clients: Sequence[str] | Sequence[int] | IntArray) -> IntArray:
+    def indices(self, clients: Sequence[str] | Sequence[int] | AnyArray) -> IntArray:
         """Return dense indices for names or indices, checked."""
         if not isinstance(clients, np.ndarray) and any(isinstance(c, str) for c in clients):
             return frozen([self.index(str(c)) for c in clients], np.int64)

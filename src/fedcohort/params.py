@@ -63,9 +63,7 @@ class Interval(Constraint):
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             return False
         number = float(value)
-        if self.low is not None and (
-            number < self.low or (number == self.low and self.closed in ("right", "neither"))
-        ):
+        if self.low is not None and (number < self.low or (number == self.low and self.closed in ("right", "neither"))):
             return False
         return self.high is None or not (
             number > self.high or (number == self.high and self.closed in ("left", "neither"))

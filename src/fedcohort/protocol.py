@@ -335,7 +335,7 @@ class Selector(Parameterized, ABC, Generic[State]):
     ) -> tuple[Cohort, State]:
         """Choose at most ``request.size`` of ``request.candidates``.
 
-        ``answer`` is None when ``query`` returned None. The generator continues the one ``query`` was given.
+        ``answer`` is None when ``query`` returned None. The generator is not the one ``query`` was given.
         """
 
     @abstractmethod

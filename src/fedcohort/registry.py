@@ -77,9 +77,7 @@ class Registry(Generic[T]):
         if name not in self._items:
             near = nearest(name, self.names())
             hint = f"did you mean {near!r}?" if near else None
-            raise UnknownNameError(
-                f"There is no {self.kind} {name!r}. Known: {', '.join(self.names())}.", hint=hint
-            )
+            raise UnknownNameError(f"There is no {self.kind} {name!r}. Known: {', '.join(self.names())}.", hint=hint)
         return self._items[name]
 
     def create(self, name: str, /, **params: Any) -> T:
@@ -91,8 +89,7 @@ class Registry(Generic[T]):
                 if key not in known:
                     near = nearest(key, known)
                     raise ParameterError(
-                        f"The {self.kind} {name!r} has no parameter {key!r}. "
-                        f"Known: {', '.join(known) or 'none'}.",
+                        f"The {self.kind} {name!r} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
                         hint=f"did you mean {near!r}?" if near else None,
                     )
         return item(**params)

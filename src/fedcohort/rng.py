@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 
 SELECTION = "selection"
+QUERY = "query"
 INITIALISATION = "initialisation"
 AVAILABILITY = "availability"
 LATENCY = "latency"

@@ -1,0 +1,169 @@
+"""All checks of what comes in: signals at the start, answers, cohorts, reports. Each refuses or returns."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray, FloatArray
+from fedcohort.clients import ClientTable
+from fedcohort.errors import DuplicateReportError, InputError, SelectorError, SignalError
+from fedcohort.journal import ReplyRow
+from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
+from fedcohort.signals import REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.specs import selector_name
+
+
+def check_signals(
+    selector: Selector[Any], clients: ClientTable, signals: frozenset[Signal] | None, who: str | None = None
+) -> None:
+    """Refuse a selector whose required signals the table or the host cannot supply.
+
+    Parameters
+    ----------
+    selector : Selector
+    clients : ClientTable
+    signals : frozenset of Signal or None
+        What the host supplies in reports and answers; None trusts it to supply what is required.
+    who : str, optional
+        How to name the selector in the error.
+    """
+    for signal in sorted(selector.requires):
+        supplied = signal in clients.signals if signal in TABLE_SIGNALS else signals is None or signal in signals
+        if not supplied:
+            kind = "client table" if signal in TABLE_SIGNALS else "host"
+            raise SignalError(
+                f"The {who or 'selector'} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
+                f"which the {kind} does not supply.",
+                hint=signal.supplied_by,
+            )
+
+
+def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
+    """Refuse a cohort that breaks the protocol."""
+    picked = cohort.clients
+    who = selector_name(selector)
+    if picked.ndim != 1:
+        raise SelectorError(f"The selector {who} must return a list of clients. Got shape {picked.shape}.")
+    if len(picked) > slate.size:
+        raise SelectorError(f"The selector {who} picked {len(picked)} clients where {slate.size} were asked for.")
+    if len(np.unique(picked)) != len(picked):
+        raise SelectorError(f"The selector {who} picked a client more than once: {picked.tolist()}.")
+    at = np.searchsorted(slate.candidates, picked)
+    inside = at < len(slate.candidates)
+    if not inside.all() or not np.array_equal(slate.candidates[at], picked):
+        raise SelectorError(f"The selector {who} picked clients that are no candidates: {picked.tolist()}.")
+    if not len(picked) and cohort.stop is None:
+        raise SelectorError(f"The selector {who} picked nobody out of {len(slate.candidates)} and gave no stop reason.")
+    for name in ("weights", "work"):
+        values = getattr(cohort, name)
+        if values is not None and (values.shape != picked.shape or not np.isfinite(values).all() or (values < 0).any()):
+            raise SelectorError(
+                f"The selector {who} must give one finite '{name}' of at least 0 per picked client. Got {values!r}."
+            )
+    lengths = {"score": cohort.score, **cohort.parts}
+    for name, values in lengths.items():
+        if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
+            raise SelectorError(f"The selector {who} must give '{name}' for each of the cohort's candidates.")
+
+
+def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: Answer | None) -> None:
+    """Refuse an answer that does not belong to the question the selector asked."""
+    if query is None:
+        if answer is not None:
+            raise InputError("The selector asked nothing in this round, but an answer was given.")
+        return
+    if answer is None:
+        raise InputError(
+            f"The selector {selector_name(selector)} asks a question before it chooses; the answer is missing.",
+            hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
+        )
+    same = type(answer.query) is type(query)
+    if same and isinstance(query, Losses) and isinstance(answer.query, Losses):
+        same = np.array_equal(query.clients, answer.query.clients) and query.signals == answer.query.signals
+    elif same and isinstance(query, Trial) and isinstance(answer.query, Trial):
+        same = len(query.cohorts) == len(answer.query.cohorts) and all(
+            map(np.array_equal, query.cohorts, answer.query.cohorts)
+        )
+        expected = (len(query.cohorts), n)
+        if same and answer[Signal.LOSS_CHANGE].shape != expected:
+            raise InputError(
+                f"The answer to a Trial must give a loss change for every client, shape {expected}. "
+                f"Got {answer[Signal.LOSS_CHANGE].shape}."
+            )
+    if not same:
+        raise InputError("The answer belongs to another question than the one this request led to.")
+
+
+def check_report(
+    selector: Selector[Any], table: ClientTable, cohort: Cohort, reported: frozenset[int], report: RoundReport
+) -> list[ReplyRow]:
+    """Check a report and return one row per reported client.
+
+    ``reported`` are the clients of the cohort that earlier partial reports named.
+    """
+    clients = table.indices(report.clients)
+    asked = set(cohort.clients.tolist())
+    seen: set[int] = set()
+    for c in clients.tolist():
+        if c not in asked:
+            raise InputError(
+                f"The report for ticket {report.ticket} names client {table.name(c)!r}, which was not asked "
+                f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
+            )
+        if c in seen or c in reported:
+            raise DuplicateReportError(f"Client {table.name(c)!r} was reported already for ticket {report.ticket}.")
+        seen.add(c)
+    count = len(clients)
+    status = _statuses(report, count)
+    kept = np.ones(count, np.bool_) if report.kept is None else np.asarray(report.kept)
+    if kept.shape != (count,) or kept.dtype != np.bool_:
+        raise InputError(f"'kept' must be one bool per reported client, {count}. Got {report.kept!r}.")
+    columns: dict[str, FloatArray] = {}
+    for signal, values in report.metrics.items():
+        if signal not in REPORT_SIGNALS:
+            raise InputError(
+                f"A report's metrics are named by signals ({', '.join(sorted(REPORT_SIGNALS))}). Got {signal!r}."
+            )
+        column = np.asarray(values, np.float64)
+        if column.shape != (count,):
+            raise InputError(
+                f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
+            )
+        columns[Signal(signal).value] = column
+        status = np.where((status == Status.OK) & ~np.isfinite(column), Status.INVALID, status)
+    if (status == Status.OK).any():
+        for signal in sorted((selector.requires & REPORT_SIGNALS) - {Signal.KEPT}):
+            if signal.value not in columns:
+                raise SignalError(
+                    f"The report for ticket {report.ticket} lacks the signal '{signal}' ({signal.meaning}), which "
+                    f"the selector {selector_name(selector)} requires.",
+                    hint=signal.supplied_by,
+                )
+    now = time.time()
+    return [
+        ReplyRow(
+            ticket=report.ticket,
+            client=int(c),
+            status=int(status[i]),
+            kept=bool(kept[i] and status[i] == Status.OK),
+            late=False,
+            at=now,
+            metrics={name: float(column[i]) for name, column in columns.items() if np.isfinite(column[i])},
+        )
+        for i, c in enumerate(clients)
+    ]
+
+
+def _statuses(report: RoundReport, count: int) -> AnyArray:
+    if report.status is None:
+        return np.zeros(count, np.int64)
+    status = np.asarray(report.status, np.int64)
+    if status.shape != (count,) or not set(status.tolist()) <= {int(s) for s in Status}:
+        raise InputError(
+            f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "
+            f"{count} reported clients. Got {report.status!r}."
+        )
+    return status

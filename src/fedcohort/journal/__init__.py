@@ -1,0 +1,20 @@
+"""The durable record of a session: every request, cohort and report, in one SQLite file.
+
+:class:`Journal` is what a session writes; :func:`read_journal` opens the same file for reading while it is being
+written. Resume, explanations, shadow selectors, reports and the dashboard all read it.
+"""
+
+from fedcohort.journal.explain import Explanation, ScoreRow, explain_round
+from fedcohort.journal.store import SCHEMA_VERSION, CohortRow, Journal, ReplyRow, is_blank, read_journal
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CohortRow",
+    "Explanation",
+    "Journal",
+    "ReplyRow",
+    "ScoreRow",
+    "explain_round",
+    "is_blank",
+    "read_journal",
+]

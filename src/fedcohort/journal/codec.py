@@ -1,0 +1,99 @@
+"""Arrays and selector states as bytes and JSON, without pickle.
+
+A state is a frozen dataclass of arrays and scalars. Between two events usually only the rows of one cohort change,
+so states are stored as a base plus the rows that changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray, IntArray, sealed
+from fedcohort.errors import SelectorError
+
+Scalar = int | float | bool | str | None
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def pack(array: AnyArray) -> bytes:
+    """Return an array as a JSON header line and its raw bytes."""
+    contiguous = np.ascontiguousarray(array)
+    header = json.dumps([contiguous.dtype.str, list(array.shape)]).encode()
+    return header + b"\n" + contiguous.tobytes()
+
+
+def unpack(data: bytes) -> AnyArray:
+    """Return the read-only array :func:`pack` wrote.
+
+    >>> unpack(pack(np.array([[1.5, 2.5]])))
+    array([[1.5, 2.5]])
+    """
+    header, _, raw = data.partition(b"\n")
+    dtype, shape = json.loads(header)
+    return sealed(np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy())
+
+
+def pack_many(arrays: Mapping[str, AnyArray]) -> bytes:
+    """Return several named arrays as one block of bytes."""
+    bodies = {name: pack(np.asarray(array)) for name, array in arrays.items()}
+    header = json.dumps([[name, len(body)] for name, body in bodies.items()]).encode()
+    return header + b"\n" + b"".join(bodies.values())
+
+
+def unpack_many(data: bytes) -> dict[str, AnyArray]:
+    """Return the named arrays :func:`pack_many` wrote."""
+    header, _, rest = data.partition(b"\n")
+    found, at = {}, 0
+    for name, length in json.loads(header):
+        found[name] = unpack(rest[at : at + length])
+        at += length
+    return found
+
+
+def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
+    """Yield the fields of a state; anything but arrays and scalars is a selector's mistake."""
+    if not dataclasses.is_dataclass(state):
+        raise SelectorError(f"A selector's state must be a dataclass. Got {type(state).__name__}.")
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            raise SelectorError(f"The state field {type(state).__name__}.{f.name} holds Python objects, not numbers.")
+        if isinstance(value, np.generic):
+            value = value.item()
+        if not isinstance(value, (np.ndarray, int, float, str, type(None))):
+            raise SelectorError(
+                f"The state field {type(state).__name__}.{f.name} must be an array or a scalar. "
+                f"Got {type(value).__name__}."
+            )
+        yield f.name, value
+
+
+def encode_scalar(value: Scalar) -> str:
+    """Return a scalar as JSON that keeps every bit of a float and tells int from float."""
+    return json.dumps({"float": value.hex()} if isinstance(value, float) else value)
+
+
+def decode_scalar(text: str) -> Scalar:
+    """Return the scalar :func:`encode_scalar` wrote.
+
+    >>> decode_scalar(encode_scalar(0.1)), decode_scalar(encode_scalar(float("inf")))
+    (0.1, inf)
+    """
+    value: Any = json.loads(text)
+    return float.fromhex(value["float"]) if isinstance(value, dict) else value
+
+
+def changed_rows(old: AnyArray, new: AnyArray) -> IntArray | None:
+    """Return the rows in which two arrays differ bit by bit, or None when they cannot be compared by rows."""
+    if old.shape != new.shape or old.dtype != new.dtype or old.ndim == 0 or old.dtype.itemsize not in _BITS:
+        return None
+    bits = _BITS[old.dtype.itemsize]
+    differ = np.ascontiguousarray(old).view(bits) != np.ascontiguousarray(new).view(bits)
+    if differ.ndim > 1:
+        differ = differ.reshape(len(differ), -1).any(axis=1)
+    return np.flatnonzero(differ)

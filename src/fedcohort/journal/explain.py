@@ -1,0 +1,177 @@
+"""Why a client was picked, or not, from what the journal recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.clients import ClientTable
+from fedcohort.errors import InputError
+from fedcohort.journal.store import Journal
+from fedcohort.protocol import Cohort, Status
+
+_ALL_SCORES = 1024  # up to so many candidates every score is recorded
+_RUNNERS_UP = 64  # beyond, the picked ones and so many of the next best
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One candidate's score in one round."""
+
+    client: int
+    name: str
+    picked: bool
+    rank: int | None
+    score: float | None
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why, for one round, or for one client in one round.
+
+    Attributes
+    ----------
+    round, ticket : int
+    client, name : the client asked about, or None
+    picked : whether it was picked
+    reason : one sentence
+    rows : recorded scores, best first; only the client's own when one was asked about
+    threshold : the lowest score among the picked
+    status : what became of the client, when it was picked and has reported
+    shadows : by shadow selector, the names it would have picked (or a note why it could not)
+    notes : what the selector noted about the choice
+    """
+
+    round: int
+    ticket: int
+    client: int | None
+    name: str | None
+    picked: bool
+    reason: str
+    rows: tuple[ScoreRow, ...]
+    threshold: float | None
+    status: str | None
+    shadows: Mapping[str, tuple[str, ...] | str]
+    notes: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
+    """Return the part of a cohort's scores worth keeping: all of few, else the picked and the next best."""
+    if cohort.score is None or cohort.candidates is None or len(cohort.candidates) == 0:
+        return None
+    score: FloatArray = cohort.score
+    candidates: IntArray = cohort.candidates
+    if len(candidates) <= _ALL_SCORES:
+        order = np.argsort(-score, kind="stable")
+        ranks = np.arange(1, len(order) + 1)
+    else:
+        count = min(len(candidates), cohort.size + _RUNNERS_UP)
+        best = np.argpartition(score, len(score) - count)[len(score) - count :]
+        best = best[np.argsort(-score[best], kind="stable")]
+        others = np.setdiff1d(np.searchsorted(candidates, cohort.clients), best)
+        order = np.concatenate([best, others])
+        ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])
+    arrays: dict[str, AnyArray] = {"client": candidates[order], "rank": ranks, "score": score[order]}
+    for name, values in cohort.parts.items():
+        arrays[f"part:{name}"] = np.asarray(values, np.float64)[order]
+    return arrays
+
+
+def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray]) -> tuple[ScoreRow, ...]:
+    if not arrays:
+        return tuple(ScoreRow(int(c), table.name(int(c)), True, None, None, MappingProxyType({})) for c in picked)
+    chosen = set(picked.tolist())
+    parts = {name[5:]: values for name, values in arrays.items() if name.startswith("part:")}
+    return tuple(
+        ScoreRow(
+            client=int(c),
+            name=table.name(int(c)),
+            picked=int(c) in chosen,
+            rank=None if arrays["rank"][i] < 0 else int(arrays["rank"][i]),
+            score=float(arrays["score"][i]),
+            parts=MappingProxyType({name: float(values[i]) for name, values in parts.items()}),
+        )
+        for i, c in enumerate(arrays["client"])
+    )
+
+
+def explain_round(journal: Journal, round_: int, client: int | str | None = None) -> Explanation:
+    """Explain one round, or one client's part in it, from a journal.
+
+    Parameters
+    ----------
+    journal : Journal
+    round_ : int
+        Counted from 0.
+    client : int or str, optional
+        Dense index or the host's name.
+    """
+    rows = journal.cohorts(round_=round_)
+    if not rows:
+        last, _ = journal.last()
+        raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
+    cohort = rows[-1]
+    table, _ = journal.table()
+    index = None
+    if client is not None:
+        index = table.index(client) if isinstance(client, str) else int(table.indices([client])[0])
+    scores = journal.scores(cohort.ticket)
+    picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
+    all_rows = _rows(table, picked, arrays)
+    scored = [row.score for row in all_rows if row.picked and row.score is not None]
+    threshold = min(scored) if scored else None
+    status = None
+    if index is None:
+        reason = f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked."
+        own = all_rows
+        was_picked = False
+    else:
+        name = table.name(index)
+        own = tuple(row for row in all_rows if row.client == index)
+        was_picked = index in picked.tolist()
+        candidate = index in journal.candidates(cohort.ticket, table.n).tolist()
+        place = ""
+        if own and own[0].score is not None:
+            rank = f", rank {own[0].rank} of {cohort.n_candidates}" if own[0].rank else ""
+            place = f" with score {own[0].score:.6g}{rank}"
+            if own[0].parts:
+                place += " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")"
+        if was_picked:
+            reason = f"Client {name} was picked in round {round_}{place}."
+            replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
+            status = Status(replies[0].status).name if replies else None
+        elif not candidate:
+            reason = f"Client {name} was no candidate in round {round_}: not available, already training, or gone."
+        elif own:
+            below = f"; the lowest picked score was {threshold:.6g}" if threshold is not None else ""
+            reason = f"Client {name} was not picked in round {round_}{place}{below}."
+        else:
+            reason = f"Client {name} was a candidate in round {round_} but not picked" + (
+                f", and not among the {len(arrays['client'])} best recorded scores." if arrays else "."
+            )
+    shadows: dict[str, tuple[str, ...] | str] = {
+        shadow: note if note else tuple(table.name(int(c)) for c in theirs)
+        for shadow, (theirs, _, note) in scores.items()
+    }
+    return Explanation(
+        round=round_,
+        ticket=cohort.ticket,
+        client=index,
+        name=None if index is None else table.name(index),
+        picked=was_picked,
+        reason=reason,
+        rows=own,
+        threshold=threshold,
+        status=status,
+        shadows=MappingProxyType(shadows),
+        notes=MappingProxyType(dict(cohort.notes)),
+    )

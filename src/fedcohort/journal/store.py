@@ -1,0 +1,507 @@
+"""The SQLite file behind a session.
+
+One transaction per event (or per :meth:`Journal.commit` in manual mode), WAL so that readers never block the writer,
+a schema version inside, and a lock so that two sessions never write the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+import fedcohort
+from fedcohort.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
+from fedcohort.errors import JournalError
+from fedcohort.journal.codec import (
+    changed_rows,
+    decode_scalar,
+    encode_scalar,
+    pack,
+    pack_many,
+    state_fields,
+    unpack,
+    unpack_many,
+)
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x46434A31  # "FCJ1"
+_SMALL_FIELD = 1 << 16  # bytes below which a changed array is simply written whole
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE facts (name TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE cohorts (
+    ticket INTEGER PRIMARY KEY, round INTEGER NOT NULL, asked_at REAL NOT NULL, told_at REAL,
+    wanted INTEGER, n_candidates INTEGER NOT NULL, candidates BLOB, clients BLOB NOT NULL,
+    weights BLOB, work BLOB, notes TEXT NOT NULL, stop TEXT);
+CREATE INDEX cohorts_round ON cohorts (round);
+CREATE TABLE replies (
+    ticket INTEGER NOT NULL, client INTEGER NOT NULL, status INTEGER NOT NULL, kept INTEGER NOT NULL,
+    late INTEGER NOT NULL DEFAULT 0, at REAL NOT NULL, metrics TEXT NOT NULL,
+    PRIMARY KEY (ticket, client)) WITHOUT ROWID;
+CREATE TABLE scores (
+    ticket INTEGER NOT NULL, selector TEXT NOT NULL, picked BLOB NOT NULL, arrays BLOB, note TEXT,
+    PRIMARY KEY (ticket, selector));
+CREATE TABLE states (selector TEXT NOT NULL, field TEXT NOT NULL, scalar TEXT, data BLOB,
+    PRIMARY KEY (selector, field));
+CREATE TABLE deltas (id INTEGER PRIMARY KEY, selector TEXT NOT NULL, field TEXT NOT NULL, data BLOB NOT NULL);
+CREATE TABLE metrics (round INTEGER NOT NULL, key TEXT NOT NULL, value REAL, PRIMARY KEY (round, key)) WITHOUT ROWID;
+CREATE TABLE events (id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
+"""
+Commit = Literal["always", "manual"]
+
+
+@dataclass(frozen=True)
+class CohortRow:
+    """One recorded cohort."""
+
+    ticket: int
+    round: int
+    asked_at: float
+    told_at: float | None
+    wanted: int | None
+    n_candidates: int
+    clients: IntArray
+    weights: FloatArray | None
+    work: FloatArray | None
+    notes: Mapping[str, Any]
+    stop: str | None
+
+
+@dataclass(frozen=True)
+class ReplyRow:
+    """One recorded reply of a client to a cohort."""
+
+    ticket: int
+    client: int
+    status: int
+    kept: bool
+    late: bool
+    at: float
+    metrics: Mapping[str, float]
+
+
+def _optional(data: bytes | None) -> AnyArray | None:
+    return None if data is None else unpack(data)
+
+
+class Journal:
+    """A session's journal file, or an in-memory one when ``path`` is None.
+
+    Use :meth:`create`, :meth:`open` or :func:`read_journal`.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path | None, lock: IO[bytes] | None, commit: Commit):
+        self._db = connection
+        self._lock = lock
+        self.path = path
+        self._manual = commit == "manual"
+        self._delta_bytes: dict[tuple[str, str], int] = {}
+        self._saved: dict[str, dict[str, AnyArray | Any]] = {}
+
+    # -- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: str | Path | None, meta: Mapping[str, Any], commit: Commit = "always") -> Journal:
+        """Start a journal in a new file; an existing file is never overwritten."""
+        if path is None:
+            memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            journal = cls(memory, None, None, commit)
+        else:
+            path = Path(path)
+            if not is_blank(path):
+                raise JournalError(
+                    f"The journal {path} exists already; a new session would overwrite it.",
+                    hint="continue it with Session.open(path), or choose another file",
+                )
+            if not path.parent.is_dir():
+                raise JournalError(f"The folder {path.parent} of the journal does not exist.")
+            lock = _locked(path)
+            journal = cls(_connect(path, lock), path, lock, commit)
+        with journal._sqlite_errors():
+            # One transaction, so that a kill leaves either no journal or a whole one.
+            journal._db.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA.strip().split(";\n"):
+                journal._db.execute(statement)
+            journal._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            journal._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            everything = {**meta, "fedcohort": fedcohort.__version__, "created": time.time()}
+            for key, value in everything.items():
+                journal.set_meta(key, value)
+        return journal
+
+    def created(self) -> None:
+        """End the first transaction, once the session has written its tables into it."""
+        self._db.execute("COMMIT")
+        if self._manual:
+            self._db.execute("BEGIN IMMEDIATE")
+
+    @classmethod
+    def open(cls, path: str | Path, commit: Commit = "always") -> Journal:
+        """Continue an existing journal; it must be whole, ours and of this schema."""
+        path = Path(path)
+        lock = _locked(path) if path.exists() else None
+        journal = cls(_checked(path, lock), path, lock, commit)
+        if commit == "manual":
+            journal._db.execute("BEGIN IMMEDIATE")
+        return journal
+
+    def close(self) -> None:
+        """Close the file; in manual mode what was not committed is dropped."""
+        self._db.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @contextlib.contextmanager
+    def _sqlite_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"The journal {self.path or 'in memory'} could not be used: {error}.") from error
+
+    @contextlib.contextmanager
+    def event(self) -> Iterator[None]:
+        """All writes inside become durable together, or none does."""
+        begin, end, undo = (
+            ("SAVEPOINT event", "RELEASE event", "ROLLBACK TO event; RELEASE event")
+            if self._manual
+            else ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")
+        )
+        with self._sqlite_errors():
+            self._db.execute(begin)
+            try:
+                yield
+                self._db.execute(end)
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # a full disk may have rolled back by itself
+                    for statement in undo.split("; "):
+                        self._db.execute(statement)
+                self._saved.clear()
+                raise
+
+    def commit(self) -> None:
+        """In manual mode, make everything so far durable."""
+        if self._manual:
+            with self._sqlite_errors():
+                self._db.execute("COMMIT")
+                self._db.execute("BEGIN IMMEDIATE")
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def set_meta(self, key: str, value: Any) -> None:
+        """Store a JSON value under ``key``."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+    def add_event(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Append something that happened."""
+        self._db.execute("INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", (time.time(), kind, json.dumps(body)))
+
+    def set_table(self, table: ClientTable, active: AnyArray) -> None:
+        """Store the client table and who is a member."""
+        facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
+        if table.has_names:
+            facts["names"] = zlib.compress(json.dumps(table.names).encode(), 1)
+        if "sizes" in table.signals:
+            facts["sizes"] = pack(table.sizes)
+        if "label-products" in table.signals:
+            match table.labels:
+                case LabelCounts(counts=counts):
+                    facts["label_counts"] = pack(counts)
+                case LabelFactor(factor=factor, classes=classes):
+                    facts["label_factor"] = pack(factor)
+                    facts["classes"] = json.dumps(classes).encode()
+                case LabelGram(gram=gram, classes=classes):
+                    facts["label_gram"] = pack(gram)
+                    facts["classes"] = json.dumps(classes).encode()
+        self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+
+    def add_cohort(self, row: CohortRow, candidates: IntArray | None, n: int) -> None:
+        """Record a cohort; ``candidates`` is None when everybody in the federation was one."""
+        mask = None
+        if candidates is not None:
+            bits = np.zeros(n, np.bool_)
+            bits[candidates] = True
+            mask = zlib.compress(np.packbits(bits).tobytes(), 1)
+        self._db.execute(
+            "INSERT INTO cohorts VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                row.ticket,
+                row.round,
+                row.asked_at,
+                row.told_at,
+                row.wanted,
+                row.n_candidates,
+                mask,
+                pack(row.clients),
+                None if row.weights is None else pack(row.weights),
+                None if row.work is None else pack(row.work),
+                json.dumps(dict(row.notes)),
+                row.stop,
+            ),
+        )
+
+    def add_scores(
+        self, ticket: int, selector: str, picked: IntArray, arrays: Mapping[str, AnyArray] | None, note: str | None
+    ) -> None:
+        """Record what a selector ('' is the session's own) picked and the scores it picked by."""
+        body = None if arrays is None else pack_many(arrays)
+        self._db.execute("INSERT INTO scores VALUES (?,?,?,?,?)", (ticket, selector, pack(picked), body, note))
+
+    def add_replies(self, replies: Sequence[ReplyRow]) -> None:
+        """Record replies, replacing what was recorded for the same ticket and client."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO replies VALUES (?,?,?,?,?,?,?)",
+            [
+                (r.ticket, r.client, int(r.status), int(r.kept), int(r.late), r.at, json.dumps(dict(r.metrics)))
+                for r in replies
+            ],
+        )
+
+    def close_cohort(self, ticket: int) -> None:
+        """Mark a cohort as told."""
+        self._db.execute("UPDATE cohorts SET told_at = ? WHERE ticket = ?", (time.time(), ticket))
+
+    def add_metrics(self, round_: int, values: Mapping[str, float | None]) -> None:
+        """Record numbers about the global model after a round."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO metrics VALUES (?,?,?)", [(round_, key, value) for key, value in values.items()]
+        )
+
+    def save_state(self, selector: str, state: object) -> None:
+        """Record a selector's state, writing only what changed since it was last saved. Not for in-memory journals."""
+        if self.path is None:
+            return
+        before = self._saved.get(selector, {})
+        after: dict[str, AnyArray | Any] = {}
+        for name, value in state_fields(state):
+            after[name] = value
+            known = name in before
+            if not isinstance(value, np.ndarray):
+                if not known or before[name] is not value:
+                    self._db.execute(
+                        "INSERT OR REPLACE INTO states VALUES (?,?,?,NULL)", (selector, name, encode_scalar(value))
+                    )
+                continue
+            if known and before[name] is value:
+                continue
+            rows = changed_rows(before[name], value) if known and isinstance(before[name], np.ndarray) else None
+            if rows is not None and len(rows) == 0:
+                continue
+            key = (selector, name)
+            if rows is not None and value.nbytes > _SMALL_FIELD and len(rows) * 4 < len(value):
+                block = pack_many({"rows": rows, "values": value[rows]})
+                spent = self._delta_bytes.get(key, 0) + len(block)
+                if spent < value.nbytes:
+                    self._db.execute("INSERT INTO deltas (selector, field, data) VALUES (?,?,?)", (*key, block))
+                    self._delta_bytes[key] = spent
+                    continue
+            self._db.execute("DELETE FROM deltas WHERE selector = ? AND field = ?", key)
+            self._db.execute("INSERT OR REPLACE INTO states VALUES (?,?,NULL,?)", (*key, pack(value)))
+            self._delta_bytes[key] = 0
+        self._saved[selector] = after
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def meta(self) -> dict[str, Any]:
+        """Return everything stored with :meth:`set_meta`."""
+        return {key: json.loads(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
+
+    def table(self) -> tuple[ClientTable, AnyArray]:
+        """Return the client table and the (N,) mask of members."""
+        facts: dict[str, bytes] = dict(self._db.execute("SELECT name, data FROM facts"))
+        n = int(json.loads(facts["n"]))
+        labels: LabelCounts | LabelFactor | LabelGram | None = None
+        if "label_counts" in facts:
+            labels = LabelCounts(unpack(facts["label_counts"]))
+        elif "label_factor" in facts:
+            labels = LabelFactor(unpack(facts["label_factor"]), int(json.loads(facts["classes"])))
+        elif "label_gram" in facts:
+            labels = LabelGram(unpack(facts["label_gram"]), int(json.loads(facts["classes"])))
+        names = json.loads(zlib.decompress(facts["names"])) if "names" in facts else None
+        table = ClientTable(names=names, sizes=_optional(facts.get("sizes")), labels=labels, n=n)
+        return table, np.unpackbits(unpack(facts["active"]), count=n).astype(np.bool_)
+
+    def state(self, selector: str) -> dict[str, Any]:
+        """Return the fields of a selector's state as last saved."""
+        found: dict[str, Any] = {}
+        for name, scalar, data in self._db.execute(
+            "SELECT field, scalar, data FROM states WHERE selector = ?", (selector,)
+        ):
+            found[name] = decode_scalar(scalar) if data is None else unpack(data)
+        for name, data in self._db.execute(
+            "SELECT field, data FROM deltas WHERE selector = ? ORDER BY id", (selector,)
+        ):
+            block = unpack_many(data)
+            if not found[name].flags.writeable:
+                found[name] = found[name].copy()
+            found[name][block["rows"]] = block["values"]
+        for value in found.values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+        return found
+
+    def resume_state(self, selector: str, cls: type) -> Any:
+        """Return a state object of ``cls`` as last saved, and continue saving from it."""
+        fields = self.state(selector)
+        expected = {f.name for f in dataclasses.fields(cls)}
+        if set(fields) != expected:
+            raise JournalError(
+                f"The journal {self.path} holds a state with fields {sorted(fields)}, but {cls.__name__} has "
+                f"{sorted(expected)}: it was written by another version of the selector."
+            )
+        for name, size in self._db.execute(
+            "SELECT field, SUM(LENGTH(data)) FROM deltas WHERE selector = ? GROUP BY field", (selector,)
+        ):
+            self._delta_bytes[(selector, name)] = size
+        self._saved[selector] = fields
+        return cls(**fields)
+
+    def cohorts(self, *, round_: int | None = None, pending: bool = False, after: int = -1) -> list[CohortRow]:
+        """Return cohorts in order: all, of one round, those not yet told, or those with a ticket above ``after``."""
+        where = "WHERE ticket > ?" + (" AND round = ?" if round_ is not None else "")
+        where += " AND told_at IS NULL" if pending else ""
+        arguments = (after,) if round_ is None else (after, round_)
+        rows = self._db.execute(
+            "SELECT ticket, round, asked_at, told_at, wanted, n_candidates, clients, weights, work, notes, stop "
+            f"FROM cohorts {where} ORDER BY ticket",
+            arguments,
+        )
+        return [
+            CohortRow(t, r, asked, told, wanted, n, unpack(c), _optional(w), _optional(k), json.loads(notes), stop)
+            for t, r, asked, told, wanted, n, c, w, k, notes, stop in rows
+        ]
+
+    def candidates(self, ticket: int, n: int) -> IntArray:
+        """Return who could have been picked for a cohort."""
+        (mask,) = self._db.execute("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,)).fetchone()
+        if mask is None:
+            return np.arange(n)
+        bits = np.unpackbits(np.frombuffer(zlib.decompress(mask), np.uint8))
+        return np.flatnonzero(bits[:n])
+
+    def replies(self, ticket: int | None = None) -> list[ReplyRow]:
+        """Return replies, of one cohort or all."""
+        where, arguments = ("", ()) if ticket is None else ("WHERE ticket = ?", (ticket,))
+        rows = self._db.execute(
+            f"SELECT ticket, client, status, kept, late, at, metrics FROM replies {where} ORDER BY ticket, client",
+            arguments,
+        )
+        return [ReplyRow(t, c, s, bool(k), bool(late), at, json.loads(m)) for t, c, s, k, late, at, m in rows]
+
+    def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
+        """Return by selector ('' is the session's own): picked clients, stored score arrays, note."""
+        rows = self._db.execute("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
+        return {s: (unpack(p), {} if a is None else unpack_many(a), note) for s, p, a, note in rows}
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """Return the recorded numbers about the global model by round."""
+        found: dict[int, dict[str, float]] = {}
+        for round_, key, value in self._db.execute("SELECT round, key, value FROM metrics ORDER BY round"):
+            found.setdefault(round_, {})[key] = value
+        return found
+
+    def last(self) -> tuple[int, int]:
+        """Return the highest round and ticket recorded, -1 when there is none."""
+        row = self._db.execute("SELECT COALESCE(MAX(round), -1), COALESCE(MAX(ticket), -1) FROM cohorts").fetchone()
+        return int(row[0]), int(row[1])
+
+
+def is_blank(path: str | Path) -> bool:
+    """Whether a path holds no journal yet: no file, or one whose creation was cut off before anything was written."""
+    path = Path(path)
+    if not path.exists() or path.stat().st_size == 0:
+        return True
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return False  # not a database: certainly not ours to overwrite
+    return bool(tables == 0)
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """Hold an advisory lock beside the journal for as long as this process lives."""
+    try:
+        import fcntl
+    except ImportError:  # no advisory locks on this platform; SQLite still guards single writes
+        return None
+    lock = open(path.with_name(path.name + ".lock"), "ab")  # noqa: SIM115  # held until close()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise JournalError(
+            f"The journal {path} is in use by another process.",
+            hint="stop the other session first; reading is possible at any time with read_journal(path)",
+        ) from None
+    return lock
+
+
+def _connect(path: Path, lock: IO[bytes] | None) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        if lock is not None:
+            lock.close()
+        raise JournalError(f"The journal {path} cannot be opened: {error}.") from error
+    return connection
+
+
+def _checked(path: Path, lock: IO[bytes] | None, *, readonly: bool = False) -> sqlite3.Connection:
+    if not path.exists():
+        raise JournalError(f"There is no journal {path}.", hint="start one with Session(..., journal=path)")
+    try:
+        if readonly:
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            )
+        else:
+            connection = _connect(path, lock)
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if application != _APPLICATION_ID:
+            raise JournalError(
+                f"The file {path} is not a fedcohort journal"
+                + (", or its creation was cut off; it holds nothing." if os.path.getsize(path) < 8192 else "."),
+                hint="delete it if you know that it is not needed, and start again",
+            )
+        if version != SCHEMA_VERSION:
+            raise JournalError(
+                f"The journal {path} has schema version {version}; this fedcohort ({fedcohort.__version__}) reads "
+                f"version {SCHEMA_VERSION}.",
+                hint="use the version of fedcohort that wrote it" if version > SCHEMA_VERSION else None,
+            )
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise JournalError(f"The journal {path} is damaged: {verdict}.", hint="restore it from a copy")
+    except sqlite3.Error as error:
+        if lock is not None:
+            lock.close()
+        raise JournalError(f"The journal {path} is damaged: {error}.", hint="restore it from a copy") from error
+    except JournalError:
+        if lock is not None:
+            lock.close()
+        raise
+    return connection
+
+
+def read_journal(path: str | Path) -> Journal:
+    """Open a journal for reading only, while a session may be writing it."""
+    return Journal(_checked(Path(path), None, readonly=True), Path(path), None, "always")

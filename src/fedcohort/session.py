@@ -1,0 +1,618 @@
+"""A session owns everything that changes: selector state, round counter, tickets, membership, journal.
+
+Hosts talk to a session; a session talks to its selector. It deals with the edges once, for all selectors: fewer
+candidates than asked for, nobody available, clients that join, leave and return, failed, late, partial, duplicate
+and unknown reports, NaN. An error changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort import rng as streams
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.checks import check_answer, check_cohort, check_report, check_signals
+from fedcohort.clients import ClientTable
+from fedcohort.errors import (
+    DuplicateReportError,
+    InputError,
+    TicketError,
+)
+from fedcohort.journal import CohortRow, Explanation, Journal, ReplyRow, explain_round, is_blank
+from fedcohort.journal.explain import recorded_scores
+from fedcohort.journal.store import Commit
+from fedcohort.protocol import (
+    Answer,
+    Cohort,
+    Losses,
+    Outcome,
+    Query,
+    RoundReport,
+    RoundRequest,
+    Selector,
+    Slate,
+    Status,
+    Trial,
+)
+from fedcohort.signals import REPORT_SIGNALS, Signal
+from fedcohort.specs import describe, rebuilt
+
+log = logging.getLogger(__name__)
+_NOBODY = np.empty(0, np.int64)
+
+
+@dataclass
+class _Open:
+    """A cohort that has not been told completely."""
+
+    cohort: Cohort
+    replies: dict[int, ReplyRow]
+
+
+@dataclass
+class _Prepared:
+    """A request worked out, kept between ``query`` and ``ask``."""
+
+    request: RoundRequest
+    slate: Slate | None
+    query: Query | None
+
+
+class Session:
+    """Run one selector over one federation.
+
+    Parameters
+    ----------
+    selector : Selector
+    clients : ClientTable
+    seed : int
+        Every random number of the session follows from it.
+    signals : iterable of Signal, optional
+        What the host can supply in reports and answers. Default: whatever the selector requires; a report that lacks
+        it is refused when it comes.
+    journal : path, optional
+        Where to keep the record. Default: in memory, so nothing can be resumed.
+    shadows : mapping of name to Selector, optional
+        Selectors that see the same requests and reports; what they would have picked is recorded.
+    commit : "always" or "manual"
+        Whether each event is durable when its call returns, or only after :meth:`commit`.
+
+    Examples
+    --------
+    >>> from fedcohort.selectors import Uniform
+    >>> session = Session(Uniform(), ClientTable(names=["anna", "ben", "cem", "dora"]), seed=1)
+    >>> cohort = session.ask(RoundRequest(size=2))
+    >>> len(cohort.names), cohort.round
+    (2, 0)
+    >>> session.tell(RoundReport(cohort.ticket, cohort.clients))
+    >>> session.round
+    1
+    """
+
+    def __init__(
+        self,
+        selector: Selector[Any],
+        clients: ClientTable,
+        *,
+        seed: int = 0,
+        signals: Iterable[Signal] | None = None,
+        journal: str | Path | None = None,
+        shadows: Mapping[str, Selector[Any]] | None = None,
+        commit: Commit = "always",
+    ) -> None:
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
+        self._selector = selector
+        self._shadows = dict(shadows or {})
+        if "" in self._shadows:
+            raise InputError("A shadow selector needs a name that is not empty.")
+        self._seed = int(seed)
+        self._signals = None if signals is None else frozenset(signals)
+        check_signals(selector, clients, self._signals)
+        for name, shadow in self._shadows.items():
+            check_signals(shadow, clients, None, who=f"shadow {name!r}")
+        self._set_table(clients, np.ones(clients.n, np.bool_))
+        start = streams.stream(self._seed, streams.INITIALISATION, 0)
+        self._states: dict[str, Any] = {"": selector.init(self._granted[""], start)}
+        for name, shadow in self._shadows.items():
+            start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
+            self._states[name] = shadow.init(self._granted[name], start)
+        self._round = 0
+        self._ticket = 0
+        self._open: dict[int, _Open] = {}
+        self._prepared: _Prepared | None = None
+        self._host_state: Any = None
+        meta = {
+            "seed": self._seed,
+            "selector": describe(selector),
+            "shadows": {name: describe(shadow) for name, shadow in self._shadows.items()},
+            "signals": None if self._signals is None else sorted(self._signals),
+            "host": None,
+        }
+        self._journal = Journal.create(journal, meta, commit)
+        self._journal.set_table(clients, self._active)
+        for name, state in self._states.items():
+            self._journal.save_state(name, state)
+        self._journal.created()
+
+    # -- opening again ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        selector: Selector[Any] | None = None,
+        *,
+        shadows: Mapping[str, Selector[Any]] | None = None,
+        commit: Commit = "always",
+    ) -> Session:
+        """Continue a session from its journal, exactly where it stopped.
+
+        Parameters
+        ----------
+        path : path
+            The journal.
+        selector : Selector, optional
+            Only needed for a selector that is not registered; it must be the one the journal was written with.
+        shadows : mapping, optional
+            Likewise for shadow selectors.
+        commit : "always" or "manual"
+        """
+        journal = Journal.open(path, commit)
+        try:
+            return cls._opened(journal, selector, dict(shadows or {}))
+        except BaseException:
+            journal.close()
+            raise
+
+    @classmethod
+    def _opened(cls, journal: Journal, selector: Selector[Any] | None, shadows: dict[str, Selector[Any]]) -> Session:
+        meta = journal.meta()
+        self = object.__new__(cls)
+        self._journal = journal
+        self._seed = int(meta["seed"])
+        self._signals = None if meta["signals"] is None else frozenset(Signal(s) for s in meta["signals"])
+        self._selector = rebuilt(meta["selector"], selector, journal.path)
+        self._shadows = {name: rebuilt(spec, shadows.get(name), journal.path) for name, spec in meta["shadows"].items()}
+        table, active = journal.table()
+        self._set_table(table, active)
+        self._states = {}
+        for name, who in {"": self._selector, **self._shadows}.items():
+            fresh = who.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
+            self._states[name] = journal.resume_state(name, type(fresh))
+        last_round, last_ticket = journal.last()
+        self._round = last_round + 1
+        self._ticket = last_ticket + 1
+        self._open = {}
+        for row in journal.cohorts(pending=True):
+            replies = {reply.client: reply for reply in journal.replies(row.ticket)}
+            self._open[row.ticket] = _Open(self._cohort_from(row), replies)
+        self._prepared = None
+        self._host_state = meta["host"]
+        return self
+
+    @classmethod
+    def open_or_create(
+        cls,
+        path: str | Path,
+        selector: Selector[Any],
+        clients: ClientTable,
+        *,
+        seed: int = 0,
+        signals: Iterable[Signal] | None = None,
+        shadows: Mapping[str, Selector[Any]] | None = None,
+        commit: Commit = "always",
+    ) -> Session:
+        """Continue the session at ``path`` or, when there is none, start it."""
+        if is_blank(path):
+            return cls(selector, clients, seed=seed, signals=signals, journal=path, shadows=shadows, commit=commit)
+        return cls.open(path, selector, shadows=shadows, commit=commit)
+
+    def _cohort_from(self, row: CohortRow) -> Cohort:
+        return Cohort(
+            clients=row.clients,
+            weights=row.weights,
+            work=row.work,
+            notes=row.notes,
+            stop=row.stop,
+            round=row.round,
+            ticket=row.ticket,
+            names=tuple(self._table.name(int(c)) for c in row.clients),
+        )
+
+    def close(self) -> None:
+        """Close the journal. In manual mode what was not committed is dropped."""
+        self._journal.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def commit(self) -> None:
+        """With ``commit="manual"``, make everything so far durable."""
+        self._journal.commit()
+
+    # -- what a host may look at ---------------------------------------------------------------------------------------
+
+    @property
+    def selector(self) -> Selector[Any]:
+        """The selector of this session."""
+        return self._selector
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """The signals the host must put into reports: the selector's own, not the shadows'."""
+        return self._selector.requires & REPORT_SIGNALS
+
+    @property
+    def state(self) -> Any:
+        """The selector's current state, read-only."""
+        return self._states[""]
+
+    @property
+    def table(self) -> ClientTable:
+        """The federation."""
+        return self._table
+
+    @property
+    def active(self) -> BoolArray:
+        """(N,) who is a member now."""
+        return self._active
+
+    @property
+    def round(self) -> int:
+        """The number of the next round, counted from 0."""
+        return self._round
+
+    @property
+    def seed(self) -> int:
+        """The seed all random streams derive from."""
+        return self._seed
+
+    @property
+    def pending(self) -> tuple[Cohort, ...]:
+        """Cohorts asked for but not yet told, oldest first; after a crash the host trains or closes them."""
+        return tuple(item.cohort for item in self._open.values())
+
+    @property
+    def host_state(self) -> Any:
+        """What the host stored with its last ``tell``."""
+        return self._host_state
+
+    @property
+    def journal(self) -> Journal:
+        """The journal, for reading."""
+        return self._journal
+
+    # -- membership ---------------------------------------------------------------------------------------------
+
+    def _set_table(self, table: ClientTable, active: BoolArray) -> None:
+        self._table = table
+        self._active = sealed(np.array(active, np.bool_))
+        self._all_active = bool(self._active.all())
+        self._granted = {
+            name: table.granting(selector.requires) for name, selector in {"": self._selector, **self._shadows}.items()
+        }
+
+    def join(self, clients: ClientTable) -> None:
+        """Add clients to the federation; they are candidates from the next request on."""
+        if clients.has_names:
+            known = [name for name in clients.names if self._is_known(name)]
+            if known:
+                raise InputError(
+                    f"The client {known[0]!r} is in the federation already.",
+                    hint="a client that left comes back with session.rejoin(names)",
+                )
+        table = self._table.extended(clients)
+        before = self._table.n
+        old_table, old_active = self._table, self._active
+        active = np.concatenate([self._active, np.ones(clients.n, np.bool_)])
+        self._set_table(table, active)
+        states = {}
+        try:
+            for name, selector in {"": self._selector, **self._shadows}.items():
+                generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
+                states[name] = selector.grow(self._states[name], self._granted[name], generator)
+            with self._journal.event():
+                self._journal.set_table(table, active)
+                for name, state in states.items():
+                    self._journal.save_state(name, state)
+                self._journal.add_event("join", {"first": before, "count": clients.n})
+        except BaseException:
+            self._set_table(old_table, old_active)
+            raise
+        self._states = states
+        self._prepared = None
+
+    def _is_known(self, name: str) -> bool:
+        try:
+            self._table.index(name)
+        except KeyError:
+            return False
+        return True
+
+    def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
+        """Take clients out of the federation; what is known about them is kept in case they return."""
+        self._set_membership(clients, False, "leave")
+
+    def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
+        """Bring back clients that left, with all that was learnt about them."""
+        self._set_membership(clients, True, "rejoin")
+
+    def _set_membership(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool, kind: str) -> None:
+        who = self._table.indices(clients)
+        active = self._active.copy()
+        active[who] = member
+        with self._journal.event():
+            self._journal.set_table(self._table, active)
+            self._journal.add_event(kind, {"clients": who.tolist()})
+        self._set_table(self._table, active)
+        self._prepared = None
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _candidates(self, request: RoundRequest) -> IntArray:
+        available = request.available
+        n = self._table.n
+        if available is None:
+            if self._all_active and not self._open:
+                return sealed(np.arange(n))
+            mask = self._active.copy()
+        else:
+            given = np.asarray(available)
+            if given.dtype == np.bool_:
+                if given.shape != (n,):
+                    raise InputError(
+                        f"'available' as a mask must have one entry per client, shape ({n},). Got {given.shape}."
+                    )
+                mask = given & self._active
+            else:
+                mask = np.zeros(n, np.bool_)
+                mask[self._table.indices(available)] = True
+                mask &= self._active
+        for item in self._open.values():
+            mask[item.cohort.clients] = False
+        return sealed(np.flatnonzero(mask))
+
+    def _prepare(self, request: RoundRequest) -> _Prepared:
+        if self._prepared is not None and self._prepared.request is request:
+            return self._prepared
+        size = request.size
+        if size is not None:
+            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+                raise InputError(f"The cohort size must be a whole number of at least 1, or None. Got {size!r}.")
+            if size > self._table.n:
+                raise InputError(
+                    f"The cohort size must not exceed the federation's {self._table.n} clients. Got {size}.",
+                    hint="size=None asks for everybody available",
+                )
+        candidates = self._candidates(request)
+        slate = None
+        query = None
+        if len(candidates):
+            slate = self._slate("", size, candidates)
+            query = self._selector.query(self._states[""], slate, self._stream(streams.QUERY, ""))
+        self._prepared = _Prepared(request, slate, query)
+        return self._prepared
+
+    def _stream(self, kind: str, name: str) -> np.random.Generator:
+        return streams.stream(self._seed, f"{kind}:{name}" if name else kind, self._round)
+
+    def _slate(self, name: str, size: int | None, candidates: IntArray) -> Slate:
+        selector = self._selector if name == "" else self._shadows[name]
+        asked = len(candidates) if size is None else min(int(size), len(candidates))
+        wanted = selector.size(self._states[name], asked, len(candidates))
+        return Slate(self._round, max(1, min(int(wanted), len(candidates))), candidates, self._granted[name])
+
+    def query(self, request: RoundRequest) -> Query | None:
+        """Return the question the selector wants answered before it chooses, or None. Changes nothing."""
+        self._prepared = None
+        return self._prepare(request).query
+
+    def ask(self, request: RoundRequest, answer: Answer | None = None) -> Cohort:
+        """Return the cohort of the next round; it is on record when this returns.
+
+        Parameters
+        ----------
+        request : RoundRequest
+        answer : Answer, optional
+            The answer to what :meth:`query` returned for the same request.
+        """
+        prepared = self._prepare(request)
+        check_answer(self._selector, self._table.n, prepared.query, answer)
+        slate = prepared.slate
+        states = dict(self._states)
+        shadow_rows: list[tuple[str, IntArray, dict[str, AnyArray] | None, str | None]] = []
+        if slate is None:
+            cohort = Cohort(_NOBODY, notes={"reason": "nobody is available"})
+            candidates = _NOBODY
+        else:
+            candidates = slate.candidates
+            cohort, states[""] = self._selector.select(
+                self._states[""], slate, answer, self._stream(streams.SELECTION, "")
+            )
+            check_cohort(self._selector, cohort, slate)
+            if request.size is not None and len(candidates) < request.size:
+                short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
+                cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
+            for name in self._shadows:
+                states[name], shadow_row = self._shadow(name, request, candidates, answer)
+                shadow_rows.append(shadow_row)
+        cohort = dataclasses.replace(
+            cohort,
+            round=self._round,
+            ticket=self._ticket,
+            names=tuple(self._table.name(int(c)) for c in cohort.clients),
+        )
+        now = time.time()
+        row = CohortRow(
+            ticket=cohort.ticket,
+            round=cohort.round,
+            asked_at=now,
+            told_at=now if cohort.size == 0 else None,
+            wanted=None if request.size is None else int(request.size),
+            n_candidates=len(candidates),
+            clients=cohort.clients,
+            weights=cohort.weights,
+            work=cohort.work,
+            notes=cohort.notes,
+            stop=cohort.stop,
+        )
+        with self._journal.event():
+            everyone = len(candidates) == self._table.n
+            self._journal.add_cohort(row, None if everyone else candidates, self._table.n)
+            self._journal.add_scores(cohort.ticket, "", cohort.clients, recorded_scores(cohort), None)
+            for name, picked, arrays, note in shadow_rows:
+                self._journal.add_scores(cohort.ticket, name, picked, arrays, note)
+            for name, state in states.items():
+                self._journal.save_state(name, state)
+        self._states = states
+        if cohort.size:
+            self._open[cohort.ticket] = _Open(cohort, {})
+        self._round += 1
+        self._ticket += 1
+        self._prepared = None
+        return cohort
+
+    def _shadow(
+        self, name: str, request: RoundRequest, candidates: IntArray, answer: Answer | None
+    ) -> tuple[Any, tuple[str, IntArray, dict[str, AnyArray] | None, str | None]]:
+        """Let a shadow choose. Whatever goes wrong there is noted and never disturbs the session."""
+        shadow, state = self._shadows[name], self._states[name]
+        try:
+            slate = self._slate(name, request.size, candidates)
+            question = shadow.query(state, slate, self._stream(streams.QUERY, name))
+            known = None if question is None else _what_was_paid_for(question, answer, self._table.n)
+            cohort, state = shadow.select(state, slate, known, self._stream(streams.SELECTION, name))
+            check_cohort(shadow, cohort, slate)
+        except Exception as error:  # a shadow is somebody else's code on facts it did not choose
+            log.warning("the shadow selector %r failed in round %d: %s", name, self._round, error)
+            return self._states[name], (name, _NOBODY, None, f"failed: {error}")
+        return state, (name, cohort.clients, recorded_scores(cohort), None)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def tell(self, report: RoundReport, *, host: Any = None) -> None:
+        """Take a report. The selector learns from it once the round is complete.
+
+        Parameters
+        ----------
+        report : RoundReport
+        host : JSON-like, optional
+            Anything the host wants stored in the same transaction, for example the name of a model checkpoint.
+        """
+        item = self._open.get(report.ticket)
+        if item is None:
+            self._tell_late(report)
+            return
+        replies = check_report(self._selector, self._table, item.cohort, frozenset(item.replies), report)
+        collected = {**item.replies, **{reply.client: reply for reply in replies}}
+        states = self._states
+        if report.complete:
+            now = time.time()
+            missing = [
+                ReplyRow(report.ticket, int(c), Status.MISSING, False, False, now, {})
+                for c in item.cohort.clients
+                if int(c) not in collected
+            ]
+            replies += missing
+            collected.update({reply.client: reply for reply in missing})
+            states = {
+                name: selector.update(self._states[name], self._outcome(name, item.cohort, collected))
+                for name, selector in {"": self._selector, **self._shadows}.items()
+            }
+        with self._journal.event():
+            self._journal.add_replies(replies)
+            if report.complete:
+                self._journal.close_cohort(report.ticket)
+                for name, state in states.items():
+                    self._journal.save_state(name, state)
+            if host is not None:
+                self._journal.set_meta("host", host)
+        if host is not None:
+            self._host_state = host
+        self._states = states
+        if report.complete:
+            del self._open[report.ticket]
+            self._prepared = None
+        else:
+            item.replies.update(collected)
+
+    def _outcome(self, name: str, cohort: Cohort, replies: Mapping[int, ReplyRow]) -> Outcome:
+        selector = self._selector if name == "" else self._shadows[name]
+        rows = [replies[int(c)] for c in cohort.clients]
+        status = np.array([row.status for row in rows], np.int8)
+        metrics: dict[Signal, FloatArray] = {}
+        for signal in selector.requires & REPORT_SIGNALS:
+            values = [row.metrics.get(signal.value, np.nan) if row.status == Status.OK else np.nan for row in rows]
+            metrics[signal] = sealed(np.array(values, np.float64))
+        return Outcome(
+            round=cohort.round,
+            clients=cohort.clients,
+            status=sealed(status),
+            table=self._granted[name],
+            _kept=sealed(np.array([row.kept for row in rows], np.bool_)),
+            _metrics=metrics,
+            _granted=selector.requires,
+        )
+
+    def _tell_late(self, report: RoundReport) -> None:
+        """Record replies that come after their round was closed; they change no state."""
+        if not 0 <= report.ticket < self._ticket:
+            raise TicketError(
+                f"There is no ticket {report.ticket}; this session has given out 0 to {self._ticket - 1}."
+            )
+        known = {reply.client: reply for reply in self._journal.replies(report.ticket)}
+        clients = self._table.indices(report.clients)
+        for c in clients.tolist():
+            if c not in known:
+                raise InputError(
+                    f"The report for ticket {report.ticket} names client {self._table.name(c)!r}, which was not asked "
+                    "to train."
+                )
+            if known[c].status != Status.MISSING or known[c].late:
+                raise DuplicateReportError(
+                    f"Ticket {report.ticket} is closed and client {self._table.name(c)!r} was reported already."
+                )
+        if not len(clients):
+            raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")
+        now = time.time()
+        rows = [ReplyRow(report.ticket, int(c), Status.LATE, False, True, now, {}) for c in clients]
+        with self._journal.event():
+            self._journal.add_replies(rows)
+
+    def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
+        """Record numbers about the global model after ``round_``, for reports and the dashboard."""
+        if not 0 <= round_ < self._round:
+            raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self._round}.")
+        with self._journal.event():
+            self._journal.add_metrics(round_, metrics)
+
+    def explain(self, round_: int, client: int | str | None = None) -> Explanation:
+        """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
+        return explain_round(self._journal, round_, client)
+
+
+def _what_was_paid_for(question: Query, answer: Answer | None, n: int) -> Answer:
+    """Answer a shadow's question from what the session's own selector paid for; the rest is NaN."""
+    if isinstance(question, Trial):
+        nothing = np.full((len(question.cohorts), n), np.nan)
+        return Answer(question, {Signal.LOSS_CHANGE: nothing})
+    values = {signal: np.full(len(question.clients), np.nan) for signal in question.signals}
+    if answer is not None and isinstance(answer.query, Losses):
+        known = np.full(n, np.nan)
+        for signal in question.signals & answer.query.signals:
+            known[:] = np.nan
+            known[answer.query.clients] = answer[signal]
+            values[signal] = known[question.clients]
+    return Answer(question, values)
