@@ -1,0 +1,305 @@
+r"""A Gaussian process over client losses with a low-rank covariance: likelihood, fit and greedy choice of a cohort.
+
+The loss changes of the N clients in one round are modelled as :math:`\Delta l \sim N(0, X X^T + s^2 I)`, where row i of
+X (N, d) is the embedding of client i. Nothing here ever forms an N x N matrix.
+
+.. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
+   Learning", CVPR 2022. The paper writes X as (d, N); here clients are rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.errors import InputError
+
+_BLOCK = 32_768  # rows worked on at a time while picking: their few vectors stay in the second-level cache
+
+
+@dataclass(frozen=True)
+class SampleGroup:
+    """Samples of loss changes in which the same clients answered.
+
+    Attributes
+    ----------
+    rows : (n,) int array or None
+        Who answered; None stands for all N clients.
+    changes : (n, T) float array
+        Loss changes, one column per sample.
+    weights : (T,) float array
+        Weight of each sample in the likelihood.
+    """
+
+    rows: IntArray | None
+    changes: FloatArray
+    weights: FloatArray
+
+
+def group_samples(changes: FloatArray, weights: FloatArray) -> list[SampleGroup]:
+    """Sort the samples by who answered, so that samples with the same clients share one matrix inversion.
+
+    Parameters
+    ----------
+    changes : (N, T) float array
+        Loss changes, one column per sample; NaN for a client that did not answer.
+    weights : (T,) float array
+        Weight of each sample; samples of weight 0 and samples nobody answered are left out.
+    """
+    seen = ~np.isnan(changes)
+    alike: dict[bytes, list[int]] = {}
+    for t in range(changes.shape[1]):
+        if weights[t] > 0 and seen[:, t].any():
+            alike.setdefault(np.packbits(seen[:, t]).tobytes(), []).append(t)
+    groups = []
+    for columns in alike.values():
+        mask = seen[:, columns[0]]
+        rows = None if mask.all() else np.flatnonzero(mask)
+        values = changes[:, columns] if rows is None else changes[rows][:, columns]
+        groups.append(SampleGroup(rows, np.ascontiguousarray(values), weights[columns]))
+    return groups
+
+
+def log_likelihood(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> float:
+    r"""Return the weighted log-likelihood of the samples, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
+
+    With K = X X' + s^2 I over the n clients that answered and the inner matrix A = X' X + s^2 I (d, d),
+
+    1. log det K = (n - d) log s^2 + log det A (determinant lemma),
+    2. y' K^-1 y = (y'y - b' A^-1 b) / s^2, b = X'y (Woodbury),
+
+    so one sample costs O(n d^2 + d^3).
+
+    Parameters
+    ----------
+    embedding : (N, d) float array
+        X.
+    groups : list of SampleGroup
+        From :func:`group_samples`.
+    noise : float
+        s, a standard deviation, > 0.
+    """
+    s2 = noise * noise
+    total = 0.0
+    for group in groups:
+        x = embedding if group.rows is None else embedding[group.rows]
+        n, d = x.shape
+        y, w = group.changes, group.weights
+        inner = x.T @ x
+        inner[np.diag_indices(d)] += s2
+        b = x.T @ y
+        log_det = (n - d) * math.log(s2) + float(np.linalg.slogdet(inner)[1])
+        quadratic = (np.einsum("nt,nt->t", y, y) - np.einsum("dt,dt->t", b, np.linalg.solve(inner, b))) / s2
+        total += -0.5 * float(w @ (quadratic + log_det + n * math.log(2 * math.pi)))
+    return total
+
+
+def likelihood_gradient(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> FloatArray:
+    r"""Return the gradient (N, d) of :func:`log_likelihood` with respect to the embedding.
+
+    For one sample, with c = A^-1 X'y: :math:`\partial/\partial X = -X A^{-1} + s^{-2} (y - X c) c^T`, because
+    K^-1 X = X A^-1. Collected over samples that share their clients this is X P + Y Q with a (d, d) matrix P and a
+    (T, d) matrix Q.
+    """
+    s2 = noise * noise
+    gradient = np.zeros_like(embedding)
+    for group in groups:
+        x = embedding if group.rows is None else embedding[group.rows]
+        inner = x.T @ x
+        inner.flat[:: len(inner) + 1] += s2
+        inverse = np.linalg.inv(inner)
+        c = inverse @ (x.T @ group.changes)  # (d, T)
+        q = (c * (group.weights / s2)).T  # (T, d)
+        p = inverse * -group.weights.sum()
+        p -= c @ q
+        part = x @ p
+        part += group.changes @ q
+        if group.rows is None:
+            gradient += part
+        else:
+            gradient[group.rows] += part  # rows are unique within a group
+    return gradient
+
+
+def fit_embedding(
+    embedding: FloatArray,
+    changes: FloatArray,
+    weights: FloatArray,
+    *,
+    noise: float,
+    learning_rate: float,
+    steps: int,
+) -> FloatArray:
+    """Climb the likelihood from ``embedding`` with Adam and return the new embedding ([Tang2022]_ Eqs. 16, 17).
+
+    The likelihood of few samples is maximised by a covariance of their rank, which is not wanted: the number of steps
+    is what ties the result to the embedding it started from.
+
+    Parameters
+    ----------
+    embedding : (N, d) float array
+        Start, the embedding before; not modified.
+    changes : (N, T) float array
+        Loss changes, one column per sample; NaN for clients that did not answer.
+    weights : (T,) float array
+        gamma^m of each sample.
+    noise : float
+        s, standard deviation of what the embedding does not explain.
+    learning_rate : float
+        Adam's step size (beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8).
+    steps : int
+        Number of Adam steps.
+
+    Returns
+    -------
+    (N, d) float array
+    """
+    x = np.array(embedding, dtype=np.float64)
+    groups = group_samples(changes, weights)
+    if not groups:
+        return x
+    first, second, work = np.zeros_like(x), np.zeros_like(x), np.empty_like(x)
+    for step in range(1, steps + 1):
+        gradient = likelihood_gradient(x, groups, noise)
+        first *= 0.9
+        np.multiply(gradient, 0.1, out=work)
+        first += work
+        second *= 0.999
+        np.multiply(gradient, gradient, out=work)
+        work *= 0.001
+        second += work
+        np.sqrt(second, out=work)
+        work /= math.sqrt(1.0 - 0.999**step)
+        work += 1e-8
+        np.divide(first, work, out=work)
+        work *= learning_rate / (1.0 - 0.9**step)
+        x += work
+    return x
+
+
+def correlations(embedding: FloatArray, rows: IntArray | None = None) -> FloatArray:
+    """Return the correlations r_ij of the loss changes of some clients, (n, n): cosines of their embeddings.
+
+    >>> correlations(np.array([[3.0, 0.0], [1.0, 1.0]])).round(3)
+    array([[1.   , 0.707],
+           [0.707, 1.   ]])
+    """
+    unit = unit_embedding(embedding if rows is None else embedding[rows])
+    return unit @ unit.T
+
+
+def unit_embedding(embedding: FloatArray) -> FloatArray:
+    """Return the embeddings scaled to length 1, as they are drawn ([Tang2022]_ Fig. 7); zero rows stay zero."""
+    lengths = np.sqrt(np.einsum("nd,nd->n", embedding, embedding))
+    return embedding / np.where(lengths > 0, lengths, 1.0)[:, None]
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """A cohort picked by expected drop of the global loss, and the numbers behind it. Arrays are over the candidates.
+
+    Attributes
+    ----------
+    picks : (k,) int array
+        Positions among the candidates, in the order they were picked.
+    drop : (c,) float array
+        Expected drop of the global loss, alpha_k sum_i p_i Sigma_ik sigma_k / (sigma_k^2 + s^2): for a picked client
+        when it was picked, for the others when the last one was picked.
+    variance : (c,) float array
+        sigma_k^2 before the first pick.
+    covariance : (c,) float array
+        sum_i p_i Sigma_ik before the first pick.
+    """
+
+    picks: IntArray
+    drop: FloatArray
+    variance: FloatArray
+    covariance: FloatArray
+
+
+def pick_by_expected_drop(
+    embedding: FloatArray, direction: FloatArray, alpha: FloatArray | float, size: int, noise: float
+) -> Greedy:
+    r"""Pick a cohort greedily by the expected drop of the global loss ([Tang2022]_ Algorithm 1), O(c d) per pick.
+
+    Conditioning on client k turns the covariance X A X' into X A_new X' with
+
+    .. math:: A_{new} = A - \frac{A x_k x_k^T A}{\sigma_k^2 + s^2},
+
+    so the embedding is never rewritten. One product u = X A x_k per pick holds Sigma_ik for every i and updates
+
+    1. the variances, sigma_i^2 -= u_i^2 / (sigma_k^2 + s^2),
+    2. the numerators n_i = sum_j p_j Sigma_ji, n_i -= u_i n_k / (sigma_k^2 + s^2),
+    3. the scores, alpha_i n_i sigma_i / (sigma_i^2 + s^2).
+
+    Parameters
+    ----------
+    embedding : (c, d) float array
+        Embeddings of the candidates.
+    direction : (d,) float array
+        X' p over **all** clients, candidates or not: the global loss counts everybody.
+    alpha : (c,) float array or float
+        Scale of each client's predicted own loss drop, alpha_k = a beta^tau_k.
+    size : int
+        How many to pick, at most c.
+    noise : float
+        s > 0.
+
+    Examples
+    --------
+    Two pairs of twins: the second pick comes from the other pair.
+
+    >>> x = np.array([[1.0, 0.0], [0.9, 0.0], [0.0, 1.0], [0.0, 0.8]])
+    >>> pick_by_expected_drop(x, x.mean(axis=0), 1.0, size=2, noise=0.01).picks
+    array([0, 2])
+    """
+    c, d = embedding.shape
+    if not 0 <= size <= c:
+        raise InputError(f"Between 0 and {c} clients can be picked out of {c} candidates. Got size={size}.")
+    s2 = noise * noise
+    scale = np.broadcast_to(np.asarray(alpha, dtype=np.float64), (c,))
+    variance = np.einsum("nd,nd->n", embedding, embedding)
+    covariance = embedding @ direction
+    prior_variance, prior_covariance = variance.copy(), covariance.copy()
+    inner = np.eye(d)
+    drop = np.empty(c)
+    picks = np.empty(size, dtype=np.int64)
+    gains = np.empty(size)
+    product, work = np.empty(min(c, _BLOCK)), np.empty(min(c, _BLOCK))
+    bounds = [slice(start, min(start + _BLOCK, c)) for start in range(0, c, _BLOCK)]
+    taken: list[list[int]] = [[] for _ in bounds]  # positions within each block
+    column = np.zeros(d)  # A x_k of the client picked last
+    shrink, shift = 0.0, 0.0  # 1 / (sigma_k^2 + s^2) and n_k / (sigma_k^2 + s^2) of that client
+    for turn in range(size):
+        best, best_drop = -1, -math.inf
+        for rows, gone in zip(bounds, taken, strict=True):
+            v, n, out = variance[rows], covariance[rows], drop[rows]
+            u, w = product[: len(out)], work[: len(out)]
+            if turn > 0:
+                np.dot(embedding[rows], column, out=u)
+                np.multiply(u, shift, out=w)
+                n -= w
+                u *= u
+                u *= shrink
+                v -= u
+                np.maximum(v, 0.0, out=v)  # a client that is explained in full may end a rounding error below 0
+            np.sqrt(v, out=out)
+            np.add(v, s2, out=w)
+            out /= w
+            out *= n
+            out *= scale[rows]
+            out[gone] = -math.inf
+            local = int(out.argmax())
+            if out[local] > best_drop:
+                best, best_drop = rows.start + local, float(out[local])
+        picks[turn], gains[turn] = best, best_drop
+        taken[best // _BLOCK].append(best % _BLOCK)
+        column = inner @ embedding[best]
+        shrink = 1.0 / (float(variance[best]) + s2)
+        shift = float(covariance[best]) * shrink
+        inner -= np.outer(column, column) * shrink
+    drop[picks] = gains
+    return Greedy(picks, drop, prior_variance, prior_covariance)
