@@ -1,0 +1,162 @@
+r"""FedCM: client selection as a combinatorial bandit whose reward is that the client's model was kept.
+
+.. [Kim2020] T. Kim, S. Bae, J. Lee, S. Yun, "Accurate and Fast Federated Learning via Combinatorial Multi-Armed
+   Bandits", arXiv:2012.03270, 2020.
+
+The paper's whole method is one of these selectors together with the filter ``fedca`` (its Eq. 4). Any filter will do:
+the selectors only see which models were kept. Without a filter every model that arrives is kept, and nothing can be
+learned but who fails.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, sealed
+from fedcohort.clients import ClientTable
+from fedcohort.numerics.thompson import beta_draws
+from fedcohort.numerics.top import top_k
+from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.signals import Signal
+
+
+@dataclass(frozen=True)
+class UcbState:
+    """What FedCM-UCB knows about each client."""
+
+    mean: FloatArray = per_client()  # (N,) mu_hat_k, share of rounds in which the client's model was kept
+    pulls: FloatArray = per_client()  # (N,) a_k, rounds it was asked in, plus the one it starts with
+
+
+@register("fedcm-ucb")
+@dataclass(frozen=True, kw_only=True)
+class FedCmUcb(Selector[UcbState]):
+    r"""Take the clients with the largest upper confidence bound of being kept ([Kim2020]_, Algorithm 2).
+
+    .. math:: \bar\mu_k = \hat\mu_k + \sqrt{\frac{3 \ln t}{2 a_k}}, \qquad
+              (\hat\mu_k, a_k) \leftarrow \left(\frac{a_k \hat\mu_k + r_k}{a_k + 1},\; a_k + 1\right)
+
+    Symbols: t = round + 1; a_k = ``pulls``; mu_hat_k = ``mean``; r_k = 1 when the filter kept the model (k in S_opt).
+    It starts with a_k = 1 and mu_hat_k drawn from Bernoulli(1/2) (Appendix C). The first round therefore picks among
+    the clients that drew a 1.
+
+    Deviations from the paper: equal bounds, which Algorithm 2 leaves open, are ordered at random. A client that was
+    asked and did not deliver a sound model in time counts as not kept, r_k = 0: it is in S^t and not in S_opt. (To
+    leave it alone would let a dead client with a high bound hold its place in the cohort for ever.)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedcohort.clients import ClientTable
+    >>> from fedcohort.protocol import Slate
+    >>> state = UcbState(mean=np.array([0.5, 0.9, 0.4]), pulls=np.array([20.0, 20.0, 2.0]))
+    >>> slate = Slate(round=30, size=2, candidates=np.arange(3), clients=ClientTable(n=3))
+    >>> cohort, _ = FedCmUcb().select(state, slate, None, np.random.default_rng(0))
+    >>> cohort.clients  # client 2 is hardly known, client 1 was nearly always kept
+    array([2, 1])
+    """
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Whether the model was kept."""
+        return frozenset({Signal.KEPT})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> UcbState:
+        """One imaginary pull per client, kept with probability 1/2."""
+        mean = rng.integers(0, 2, clients.n).astype(np.float64)
+        return UcbState(mean=sealed(mean), pulls=sealed(np.ones(clients.n)))
+
+    def select(
+        self, state: UcbState, request: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, UcbState]:
+        """Take the top of the upper confidence bounds."""
+        mean = request.of_candidates(state.mean)
+        exploration = 1.5 * math.log(request.round + 1) / request.of_candidates(state.pulls)
+        np.sqrt(exploration, out=exploration)
+        score = mean + exploration
+        chosen = request.candidates[top_k(score, request.size, rng)]
+        cohort = Cohort(
+            clients=chosen,
+            candidates=request.candidates,
+            score=score,
+            parts={"kept": mean, "exploration": exploration},
+        )
+        return cohort, state
+
+    def update(self, state: UcbState, report: Outcome) -> UcbState:
+        """Move the mean of each asked client by its reward."""
+        who = report.clients
+        mean, pulls = state.mean.copy(), state.pulls.copy()
+        mean[who] = (pulls[who] * mean[who] + report.kept) / (pulls[who] + 1)
+        pulls[who] += 1
+        return UcbState(mean=sealed(mean), pulls=sealed(pulls))
+
+
+@dataclass(frozen=True)
+class ThompsonState:
+    """What FedCM-TS knows about each client."""
+
+    kept: FloatArray = per_client()  # (N,) alpha_k, rounds in which its model was kept, plus 1
+    dropped: FloatArray = per_client()  # (N,) beta_k, rounds in which it was not, plus 1
+
+
+@register("fedcm-ts")
+@dataclass(frozen=True, kw_only=True)
+class FedCmTs(Selector[ThompsonState]):
+    r"""Take the clients with the largest draw from their posterior of being kept ([Kim2020]_, Algorithm 3).
+
+    .. math:: \hat\theta_k \sim Beta(\alpha_k, \beta_k), \qquad
+              (\alpha_k, \beta_k) \leftarrow (\alpha_k + r_k,\; \beta_k + 1 - r_k)
+
+    Symbols: alpha_k = ``kept`` and beta_k = ``dropped``, both 1 at the start; r_k = 1 when the filter kept the model.
+
+    Deviations from the paper: line 4 compares a count with the sampling *ratio*; it is read as in Algorithm 2, the top
+    of the draws. A client that was asked and did not deliver a sound model in time counts as not kept, r_k = 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedcohort.clients import ClientTable
+    >>> from fedcohort.protocol import Slate
+    >>> state = ThompsonState(kept=np.array([5.0, 90.0, 60.0]), dropped=np.array([95.0, 10.0, 40.0]))
+    >>> slate = Slate(round=30, size=2, candidates=np.arange(3), clients=ClientTable(n=3))
+    >>> cohort, _ = FedCmTs().select(state, slate, None, np.random.default_rng(0))
+    >>> cohort.clients
+    array([1, 2])
+    """
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Whether the model was kept."""
+        return frozenset({Signal.KEPT})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> ThompsonState:
+        """Beta(1, 1) for everybody."""
+        ones = sealed(np.ones(clients.n))
+        return ThompsonState(kept=ones, dropped=ones)
+
+    def select(
+        self, state: ThompsonState, request: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, ThompsonState]:
+        """Take the top of one draw per candidate."""
+        kept, dropped = request.of_candidates(state.kept), request.of_candidates(state.dropped)
+        draw = beta_draws(kept, dropped, rng)
+        mean = kept / (kept + dropped)
+        chosen = request.candidates[top_k(draw, request.size, rng)]
+        cohort = Cohort(
+            clients=chosen,
+            candidates=request.candidates,
+            score=draw,
+            parts={"kept": mean, "exploration": draw - mean},
+        )
+        return cohort, state
+
+    def update(self, state: ThompsonState, report: Outcome) -> ThompsonState:
+        """Count each asked client as kept or dropped."""
+        kept, dropped = state.kept.copy(), state.dropped.copy()
+        kept[report.clients] += report.kept
+        dropped[report.clients] += ~report.kept
+        return ThompsonState(kept=sealed(kept), dropped=sealed(dropped))
