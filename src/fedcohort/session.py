@@ -27,6 +27,7 @@ from fedcohort.errors import (
     TicketError,
 )
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyRow, explain_round, is_blank
+from fedcohort.journal.codec import sealed_state
 from fedcohort.journal.explain import recorded_scores
 from fedcohort.journal.store import Commit
 from fedcohort.protocol import (
@@ -121,10 +122,10 @@ class Session:
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
         self._set_table(clients, np.ones(clients.n, np.bool_))
         start = streams.stream(self._seed, streams.INITIALISATION, 0)
-        self._states: dict[str, Any] = {"": selector.init(self._granted[""], start)}
+        self._states: dict[str, Any] = {"": sealed_state(selector.init(self._granted[""], start))}
         for name, shadow in self._shadows.items():
             start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
-            self._states[name] = shadow.init(self._granted[name], start)
+            self._states[name] = sealed_state(shadow.init(self._granted[name], start))
         self._round = 0
         self._ticket = 0
         self._open: dict[int, _Open] = {}
@@ -322,7 +323,7 @@ class Session:
         try:
             for name, selector in {"": self._selector, **self._shadows}.items():
                 generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
-                states[name] = selector.grow(self._states[name], self._granted[name], generator)
+                states[name] = sealed_state(selector.grow(self._states[name], self._granted[name], generator))
             with self._journal.event():
                 self._journal.set_table(table, active)
                 for name, state in states.items():
@@ -442,6 +443,7 @@ class Session:
                 self._states[""], slate, answer, self._stream(streams.SELECTION, "")
             )
             check_cohort(self._selector, cohort, slate)
+            sealed_state(states[""])
             if request.size is not None and len(candidates) < request.size:
                 short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
                 cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
@@ -495,6 +497,7 @@ class Session:
             known = None if question is None else _what_was_paid_for(question, answer, self._table.n)
             cohort, state = shadow.select(state, slate, known, self._stream(streams.SELECTION, name))
             check_cohort(shadow, cohort, slate)
+            sealed_state(state)
         except Exception as error:  # a shadow is somebody else's code on facts it did not choose
             log.warning("the shadow selector %r failed in round %d: %s", name, self._round, error)
             return self._states[name], (name, _NOBODY, None, f"failed: {error}")
@@ -528,7 +531,7 @@ class Session:
             replies += missing
             collected.update({reply.client: reply for reply in missing})
             states = {
-                name: selector.update(self._states[name], self._outcome(name, item.cohort, collected))
+                name: sealed_state(selector.update(self._states[name], self._outcome(name, item.cohort, collected)))
                 for name, selector in {"": self._selector, **self._shadows}.items()
             }
         with self._journal.event():
@@ -597,6 +600,11 @@ class Session:
             raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self._round}.")
         with self._journal.event():
             self._journal.add_metrics(round_, metrics)
+
+    def note(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Put something of the host's own on record, for example why clients failed; changes no state."""
+        with self._journal.event():
+            self._journal.add_event(kind, body)
 
     def explain(self, round_: int, client: int | str | None = None) -> Explanation:
         """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""

@@ -405,6 +405,11 @@ class Journal:
         rows = self._db.execute("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
         return {s: (unpack(p), {} if a is None else unpack_many(a), note) for s, p, a, note in rows}
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the bodies of all events of a kind, oldest first."""
+        rows = self._db.execute("SELECT body FROM events WHERE kind = ? ORDER BY id", (kind,))
+        return [json.loads(body) for (body,) in rows]
+
     def metrics(self) -> dict[int, dict[str, float]]:
         """Return the recorded numbers about the global model by round."""
         found: dict[int, dict[str, float]] = {}
