@@ -73,6 +73,14 @@ def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
         yield f.name, value
 
 
+def sealed_state(state: Any) -> Any:
+    """Make the arrays of a state read-only, so that a selector that changes one in place is caught."""
+    for _, value in state_fields(state):
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return state
+
+
 def encode_scalar(value: Scalar) -> str:
     """Return a scalar as JSON that keeps every bit of a float and tells int from float."""
     return json.dumps({"float": value.hex()} if isinstance(value, float) else value)

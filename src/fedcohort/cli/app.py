@@ -1,0 +1,72 @@
+"""The ``fedcohort`` command. Registers the commands and turns errors into messages; no logic of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+import fedcohort
+from fedcohort.cli.check import check
+from fedcohort.cli.list import list_
+from fedcohort.cli.output import print_error
+from fedcohort.errors import FedcohortError
+
+app = typer.Typer(
+    name="fedcohort",
+    help="Choose which clients train in each round of federated learning, and show why.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(fedcohort.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error and debug messages.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Choose which clients train in each round of federated learning, and show why."""
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr
+    )
+
+
+app.command("list")(list_)
+app.command()(check)
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 error, 2 wrong usage, 130 interrupted."""
+    try:
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except FedcohortError as error:
+        if "--debug" in sys.argv:
+            raise
+        print_error(error)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""``fedcohort list``: what there is, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from fedcohort.cli.output import Format, FormatOption, out, print_json, table
+from fedcohort.params import parameters
+from fedcohort.registry import Registry
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    SELECTORS = "selectors"
+    FILTERS = "filters"
+    AGGREGATORS = "aggregators"
+    PARTITIONS = "partitions"
+    PRESETS = "presets"
+    DATASETS = "datasets"
+    MODELS = "models"
+
+
+def registry(kind: Kind) -> Registry[Any]:
+    """Return the registry of a kind, importing what registers itself there."""
+    if kind is Kind.SELECTORS:
+        from fedcohort.protocol import SELECTORS
+
+        return SELECTORS
+    if kind is Kind.FILTERS:
+        from fedcohort.filters import FILTERS
+
+        return FILTERS
+    if kind is Kind.AGGREGATORS:
+        from fedcohort.aggregators import AGGREGATORS
+
+        return AGGREGATORS
+    if kind is Kind.PARTITIONS:
+        from fedcohort.scenario import PARTITIONS
+
+        return PARTITIONS
+    if kind is Kind.PRESETS:
+        from fedcohort.scenario import PRESETS
+
+        return PRESETS
+    if kind is Kind.DATASETS:
+        from fedcohort.simulate.data import DATASETS
+
+        return DATASETS
+    from fedcohort.simulate.models import MODELS
+
+    return MODELS
+
+
+def _summary(item: Any) -> str:
+    import re
+
+    text = (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
+    text = re.sub(r":math:`(.*?)`", r"\1", text)
+    return re.sub(r"\[(\w+)\]_", r"\1", text)
+
+
+def _entry(name: str, item: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": name, "summary": _summary(item)}
+    if isinstance(item, type):
+        entry["parameters"] = [
+            {
+                "name": info.name,
+                "default": None if info.default is dataclasses.MISSING else info.default,
+                "required": info.default is dataclasses.MISSING,
+                "allowed": info.constraint.describe(),
+                "meaning": info.meaning,
+            }
+            for info in parameters(item)
+        ]
+        if hasattr(item, "requires") and not any(p["required"] for p in entry["parameters"]):
+            entry["signals"] = sorted(item().requires)
+    return entry
+
+
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.SELECTORS,
+    name: Annotated[str | None, typer.Argument(help="Show one of them with its parameters.")] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List selectors, filters, aggregators, partitions, presets, datasets or models.
+
+    Examples: fedcohort list; fedcohort list selectors fedcor; fedcohort list datasets --format json
+    """
+    things = registry(kind)
+    names = things.names() if name is None else [name]
+    entries = [_entry(n, things.get(n)) for n in names]
+    if format is Format.JSON:
+        print_json(entries if name is None else entries[0])
+        return
+    console = out()
+    if name is None:
+        rows = [(e["name"], e["summary"], ", ".join(e.get("signals", []))) for e in entries]
+        columns = ["name", "what it does", "needs"] if kind is Kind.SELECTORS else ["name", "what it does"]
+        console.print(table(columns, [row[: len(columns)] for row in rows]))
+        return
+    entry = entries[0]
+    console.print(f"[bold]{entry['name']}[/]: {entry['summary']}", highlight=False)
+    if entry.get("signals"):
+        console.print(f"needs: {', '.join(entry['signals'])}", highlight=False)
+    if entry.get("parameters"):
+        rows = [(p["name"], repr(p["default"]), p["allowed"], p["meaning"]) for p in entry["parameters"]]
+        console.print(table(["parameter", "default", "allowed", "meaning"], rows))

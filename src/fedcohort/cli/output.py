@@ -1,0 +1,85 @@
+"""How every command speaks: data on stdout, messages on stderr, JSON for machines, errors with a hint."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedcohort.errors import FedcohortError
+
+
+class Format(StrEnum):
+    """How to print data."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Print a table for people or JSON for machines.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")]
+
+
+def out() -> Console:
+    """Return the console for data. Made anew each time, so that a redirected stdout is honoured."""
+    return Console(soft_wrap=True)
+
+
+def err(quiet: bool = False) -> Console:
+    """Return the console for messages and progress."""
+    return Console(stderr=True, quiet=quiet)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"cannot print {type(value).__name__} as JSON")
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON on stdout; NaN becomes null, because JSON has no NaN."""
+    sys.stdout.write(json.dumps(_without_nan(data), indent=2, default=_plain) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
+    """Return a rich table; columns whose name starts with '#' are numbers, aligned to the right."""
+    result = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        number = column.startswith("#")
+        result.add_column(column.removeprefix("#"), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*("" if cell is None else str(cell) for cell in row))
+    return result
+
+
+def print_error(error: FedcohortError) -> None:
+    """Print an error and its hint on stderr."""
+    console = err()
+    console.print(f"[bold red]error:[/] {_escape(error.message)}", highlight=False)
+    if error.hint:
+        console.print(f"[bold]hint:[/] {_escape(error.hint)}", highlight=False)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,11 @@
+"""Conformance checks for selectors, for this project's own and for people who write their own.
+
+>>> from fedcohort.selectors import Uniform
+>>> from fedcohort.testing import check_selector
+>>> check_selector(Uniform())
+"""
+
+from fedcohort.testing.conformance import CHECKS, ConformanceError, check_selector, run_check
+from fedcohort.testing.host import ScriptedHost, Trace
+
+__all__ = ["CHECKS", "ConformanceError", "ScriptedHost", "Trace", "check_selector", "run_check"]

@@ -1,0 +1,436 @@
+"""The checks every selector must pass. Each is one function; :func:`check_selector` runs them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.errors import (
+    DuplicateReportError,
+    FedcohortError,
+    InputError,
+    ParameterError,
+    SignalError,
+    TicketError,
+)
+from fedcohort.journal.codec import state_fields
+from fedcohort.params import parameters
+from fedcohort.protocol import RoundReport, RoundRequest, Selector, is_per_client
+from fedcohort.session import Session
+from fedcohort.specs import describe
+from fedcohort.testing.host import ScriptedHost, Trace, failing
+
+AnySelector = Selector[Any]
+Check = Callable[[AnySelector], None]
+CHECKS: dict[str, Check] = {}
+_SEEDS = 150
+_P_VALUE = 1e-9
+
+
+class ConformanceError(FedcohortError, AssertionError):
+    """A selector does not do what every selector must do."""
+
+
+def _check(name: str) -> Callable[[Check], Check]:
+    def decorate(function: Check) -> Check:
+        CHECKS[name] = function
+        return function
+
+    return decorate
+
+
+def check_selector(selector: AnySelector, *, skip: dict[str, str] | None = None) -> None:
+    """Run every conformance check on a selector.
+
+    Parameters
+    ----------
+    selector : Selector
+    skip : mapping of check name to reason, optional
+        Checks that do not apply, each with a written reason.
+
+    Raises
+    ------
+    ConformanceError
+        Naming the first check that fails and what happened.
+    """
+    skip = skip or {}
+    for name in skip:
+        if name not in CHECKS:
+            raise InputError(f"There is no check {name!r}. Known: {', '.join(CHECKS)}.")
+    for name in CHECKS:
+        if name not in skip:
+            run_check(name, selector)
+
+
+def run_check(name: str, selector: AnySelector) -> None:
+    """Run one check by name; whatever goes wrong is a :class:`ConformanceError` that names selector and check."""
+    who = describe(selector)["class"]
+    try:
+        CHECKS[name](selector)
+    except ConformanceError as error:
+        raise ConformanceError(f"{who} fails the check {name!r}: {error.message}") from error
+    except Exception as error:  # a selector under test may fail in any way
+        raise ConformanceError(f"{who} fails the check {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConformanceError(message)
+
+
+# -- the cohort -----------------------------------------------------------------------------------------------------
+
+
+@_check("cohort")
+def check_cohort_is_sound(selector: AnySelector) -> None:
+    """Within the available, unique, never larger than asked; k = 1, k >= N, changing availability, cold start."""
+    host = ScriptedHost()
+    for size in (1, 3, host.n, None):
+        for some in (False, True):
+            host.play(host.session(selector, seed=3), 8, size, some=some)  # the session checks every cohort
+    lonely = ScriptedHost(n=1)
+    trace = lonely.play(lonely.session(selector), 3, 1)
+    _require(trace[0] == (0,), f"with one client the cohort must be that client, got {trace[0]}")
+    session = host.session(selector)
+    cohort = host.play_round(session, size=5, available=np.array([4, 7]))
+    _require(set(cohort.clients.tolist()) <= {4, 7} and cohort.size >= 1, f"picked {cohort.clients} of [4, 7]")
+
+
+@_check("nobody-available")
+def check_nobody_available(selector: AnySelector) -> None:
+    """A round with nobody in it is empty and does not disturb the next."""
+    host = ScriptedHost()
+    session = host.session(selector)
+    host.play(session, 2)
+    empty = host.play_round(session, available=np.empty(0, np.int64))
+    _require(empty.size == 0, "a cohort was picked out of nobody")
+    _require(host.play_round(session).size >= 1, "nobody was picked after an empty round")
+
+
+# -- determinism ------------------------------------------------------------------------------------------------------
+
+
+@_check("same-seed")
+def check_same_seed(selector: AnySelector) -> None:
+    """The same seed gives the same cohorts, and global generators are neither read nor written."""
+    host = ScriptedHost()
+    before = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002  # watched, not used
+    try:
+        first = host.play(host.session(selector, seed=5), 25, some=True)
+        after = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+        _require(str(before) == str(after), "a global random generator was changed")
+        np.random.seed(12345)  # noqa: NPY002  # a selector that reads the global generator shows itself
+        random.seed(12345)
+        second = host.play(host.session(selector, seed=5), 25, some=True)
+    finally:
+        np.random.set_state(before[0])  # noqa: NPY002
+        random.setstate(before[1])
+    _require(first == second, f"two runs with one seed differ: {_first_difference(first, second)}")
+
+
+@_check("other-process")
+def check_other_process(selector: AnySelector) -> None:
+    """Another process with another hash seed gives the same cohorts; only for selectors that can be imported."""
+    spec = describe(selector)
+    module, _, qualname = spec["class"].partition(":")
+    if module == "__main__" or "<locals>" in qualname:
+        return
+    host = ScriptedHost()
+    here = host.play(host.session(selector, seed=5), 12)
+    script = (
+        "import importlib, json, sys\n"
+        "from fedcohort.testing import ScriptedHost\n"
+        "spec = json.loads(sys.argv[1])\n"
+        "module, _, name = spec['class'].partition(':')\n"
+        "thing = importlib.import_module(module)\n"
+        "for part in name.split('.'): thing = getattr(thing, part)\n"
+        "params = {k: tuple(v) if isinstance(v, list) else v for k, v in spec['params'].items()}\n"
+        "host = ScriptedHost()\n"
+        "print(json.dumps(host.play(host.session(thing(**params), seed=5), 12)))\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(spec)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode and "ModuleNotFoundError" in done.stderr:
+        return  # defined in a file that only this process can import
+    _require(done.returncode == 0, f"it cannot run in another process: {done.stderr.strip()[-300:]}")
+    there = [tuple(cohort) for cohort in json.loads(done.stdout)]
+    _require(here == there, f"another process picks other cohorts: {_first_difference(here, there)}")
+
+
+@_check("resume")
+def check_resume(selector: AnySelector) -> None:
+    """Closing and opening the session at every round changes nothing."""
+    host = ScriptedHost()
+    expected = host.play(host.session(selector, seed=2), 20)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.sqlite"
+        host.session(selector, seed=2, journal=path).close()
+        trace: Trace = []
+        for _ in range(len(expected)):
+            request = RoundRequest(size=3)
+            with Session.open(path, selector) as session:
+                cohort = session.ask(request, host.answer(session.query(request), session.round))
+            with Session.open(path, selector) as session:
+                if cohort.size:
+                    session.tell(host.report(session.pending[0]))
+            trace.append(tuple(cohort.clients.tolist()))
+    _require(trace == expected, f"a resumed session differs: {_first_difference(expected, trace)}")
+
+
+def _first_difference(a: Trace, b: Trace) -> str:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return f"round {i}: {x} against {y}"
+    return f"{len(a)} rounds against {len(b)}"
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+
+@_check("pure")
+def check_pure(selector: AnySelector) -> None:
+    """Selectors never change what they are given: state, slate, answer, report."""
+    host = ScriptedHost()
+    session = host.session(selector)
+    for _ in range(6):
+        before = session.state
+        copies = {name: np.array(value) for name, value in state_fields(before)}
+        host.play_round(session)
+        for name, value in state_fields(before):
+            now = np.asarray(value)
+            same = np.array_equal(now, copies[name], equal_nan=now.dtype.kind == "f")
+            _require(same, f"the state field {name!r} was changed in place")
+
+
+@_check("bounded-state")
+def check_bounded_state(selector: AnySelector) -> None:
+    """The state is arrays and scalars, one row per client where marked, and does not grow with the rounds."""
+    host = ScriptedHost()
+    session = host.session(selector)
+    sizes = []
+    for rounds in (30, 40):
+        host.play(session, rounds)
+        for f in dataclasses.fields(session.state):
+            if is_per_client(f):
+                rows = len(getattr(session.state, f.name))
+                _require(rows == host.n, f"the per-client field {f.name!r} has {rows} rows for {host.n} clients")
+        sizes.append(sum(np.asarray(value).nbytes for _, value in state_fields(session.state)))
+    _require(sizes[1] <= sizes[0], f"the state grew from {sizes[0]} to {sizes[1]} bytes over 40 rounds")
+
+
+@_check("finite-state")
+def check_finite_state(selector: AnySelector) -> None:
+    """Losses of 0, of 1e30 and all equal leave cohorts sound and the state free of infinities."""
+    scripts: dict[str, Callable[[int, Any], Any]] = {
+        "losses of 0": lambda t, who: np.zeros(len(who)),
+        "losses of 1e30": lambda t, who: np.full(len(who), 1e30),
+        "losses from 1e-30 to 1e30": lambda t, who: 10.0 ** (((who * 7 + t * 3) % 61) - 30.0),
+        "equal losses": lambda t, who: np.full(len(who), 1.5),
+    }
+    for what, script in scripts.items():
+        host = ScriptedHost(loss=script)
+        session = host.session(selector)
+        fresh = {name: _not_finite(value) for name, value in state_fields(session.state)}
+        host.play(session, 30)
+        for name, value in state_fields(session.state):
+            # NaN may mean "not known yet", so only what init did not have counts.
+            _require(
+                _not_finite(value) <= fresh[name], f"with {what} the state field {name!r} got NaN or infinite entries"
+            )
+
+
+def _not_finite(value: Any) -> int:
+    array = np.asarray(value)
+    return int((~np.isfinite(array)).sum()) if array.dtype.kind == "f" else 0
+
+
+# -- reports --------------------------------------------------------------------------------------------------------
+
+
+@_check("reports")
+def check_reports(selector: AnySelector) -> None:
+    """Failed, late, missing, invalid, partial, duplicate and unknown reports."""
+    host = ScriptedHost()
+    session = host.session(selector)
+    for _ in range(12):
+        host.play_round(session, size=6, status=failing)
+    request = RoundRequest(size=4)
+    cohort = session.ask(request, host.answer(session.query(request), session.round))
+    if cohort.stop:
+        return
+    session.tell(RoundReport(cohort.ticket, []))  # everybody missing
+    for bad, error in (
+        (RoundReport(cohort.ticket, []), DuplicateReportError),
+        (RoundReport(10_000, []), TicketError),
+    ):
+        try:
+            session.tell(bad)
+        except error:
+            continue
+        raise ConformanceError(f"a report that should raise {error.__name__} was taken")
+    session.tell(RoundReport(cohort.ticket, cohort.clients[:1]))  # late: recorded, changes nothing
+    request = RoundRequest(size=4)
+    cohort = session.ask(request, host.answer(session.query(request), session.round))
+    whole = host.report(cohort)
+    nan = {signal: np.full(cohort.size, np.nan) for signal in whole.metrics}
+    session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=nan))
+    host.play(session, 3)
+
+
+@_check("signals")
+def check_signals_declared(selector: AnySelector) -> None:
+    """Everything the selector reads is declared; everything it declares is missed at the start when not supplied."""
+    host = ScriptedHost()
+    try:
+        host.play(host.session(selector), 25)
+    except SignalError as error:
+        raise ConformanceError(error.message) from error
+    for signal in selector.requires:
+        try:
+            Session(selector, _table_without(host, signal), signals=host.signals - {signal})
+        except SignalError as error:
+            _require(signal.value in error.message, f"the refusal does not name the missing signal {signal!r}")
+        else:
+            raise ConformanceError(f"a host that cannot supply {signal!r} was not refused")
+
+
+def _table_without(host: ScriptedHost, signal: str) -> ClientTable:
+    counts = host.facts["counts"]
+    return ClientTable(
+        n=host.n,
+        sizes=None if signal == "sizes" else counts.sum(axis=1),
+        labels=None if signal.startswith("label") else LabelCounts(counts),
+    )
+
+
+# -- fairness -------------------------------------------------------------------------------------------------------
+
+
+@_check("relabelling")
+def check_relabelling(selector: AnySelector) -> None:
+    """Who a client is must matter, not which number it has: a relabelled federation is picked alike."""
+    n = 6
+    order = np.array([3, 5, 1, 0, 4, 2])
+    plain, shuffled = ScriptedHost(n=n), ScriptedHost(n=n, order=order)
+    counts = np.zeros((2, n))
+    for seed in range(_SEEDS):
+        for row, host in enumerate((plain, shuffled)):
+            trace = host.play(host.session(selector, seed=seed if row == 0 else seed + _SEEDS), 3, 2)
+            for client, times in Counter(c for cohort in trace for c in cohort).items():
+                counts[row, host.facts["who"][client]] += times
+    p_value = _two_sample_p(counts)
+    _require(
+        p_value > _P_VALUE,
+        f"relabelling the clients changes who is picked (p = {p_value:.1e}; picks {counts[0].astype(int).tolist()} "
+        f"against {counts[1].astype(int).tolist()})",
+    )
+
+
+def _two_sample_p(counts: Any) -> float:
+    from scipy.special import chdtrc
+
+    total = counts.sum()
+    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0, keepdims=True) / total
+    used = expected.min(axis=0) > 0
+    statistic = (((counts - expected) ** 2)[:, used] / expected[:, used]).sum()
+    return float(chdtrc(max(int(used.sum()) - 1, 1), statistic))
+
+
+@_check("everybody-eventually")
+def check_everybody_eventually(selector: AnySelector) -> None:
+    """Every client is picked sooner or later, unless the selector says why not (``starves``)."""
+    if selector.starves is not None:
+        _require(len(selector.starves) > 10, "'starves' must be a written reason")
+        return
+    host = ScriptedHost(n=8)
+    session = host.session(selector)
+    seen: set[int] = set()
+    for _ in range(400):
+        cohort = host.play_round(session, 2)
+        seen |= set(cohort.clients.tolist())
+        if len(seen) == host.n or cohort.stop:
+            return
+    raise ConformanceError(f"in 400 rounds the clients {sorted(set(range(host.n)) - seen)} were never picked")
+
+
+@_check("membership")
+def check_membership(selector: AnySelector) -> None:
+    """Clients join, leave and return."""
+    host, bigger = ScriptedHost(n=9), ScriptedHost(n=12)
+    table = host.table
+    session = Session(selector, table, signals=host.signals)
+    host.play(session, 5)
+    counts = bigger.facts["counts"][9:]
+    session.join(ClientTable(sizes=counts.sum(axis=1), labels=LabelCounts(counts)))
+    bigger.play(session, 3)
+    session.leave([0, 10])
+    for _ in range(5):
+        cohort = bigger.play_round(session, 12)
+        _require(not {0, 10} & set(cohort.clients.tolist()), "a client that had left was picked")
+    session.rejoin([0])
+    bigger.play(session, 5)
+    for f in dataclasses.fields(session.state):
+        if is_per_client(f):
+            _require(
+                len(getattr(session.state, f.name)) == 12, f"the field {f.name!r} did not grow with the federation"
+            )
+
+
+# -- the class itself --------------------------------------------------------------------------------------------
+
+
+@_check("parameters")
+def check_parameters(selector: AnySelector) -> None:
+    """Values out of range are refused at construction, in the common message form."""
+    cls = type(selector)
+    for info in parameters(cls):
+        for bad in info.constraint.bad_values():
+            try:
+                dataclasses.replace(selector, **{info.name: bad})  # type: ignore[type-var]
+            except ParameterError as error:
+                _require(
+                    f"'{info.name}' parameter of {cls.__name__} must be" in error.message,
+                    f"the message for {info.name}={bad!r} has another form: {error.message}",
+                )
+            else:
+                raise ConformanceError(f"the parameter {info.name}={bad!r} was accepted")
+
+
+@_check("documentation")
+def check_documentation(selector: AnySelector) -> None:
+    """The module cites its source; the class says which equation, its symbols and deviations, and shows an example."""
+    cls = type(selector)
+    module = inspect.getmodule(cls)
+    _require(
+        re.search(r"\.\. \[\w+\]", (module.__doc__ if module else "") or "") is not None, "the module cites no source"
+    )
+    text = cls.__doc__ or ""
+    for what, pattern in {
+        "a citation": r"\[\w+\]_",
+        "an equation": r":math:",
+        "its symbols": r"Symbols",
+        "its deviations": r"Deviations",
+        "an example": r">>> ",
+    }.items():
+        _require(re.search(pattern, text) is not None, f"the docstring lacks {what}")

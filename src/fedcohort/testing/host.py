@@ -1,0 +1,124 @@
+"""A small host with known facts that can answer every query and report every signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status
+from fedcohort.session import Session
+from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+
+Trace = list[tuple[int, ...]]  # the cohort of each round
+
+
+@dataclass(frozen=True)
+class ScriptedHost:
+    """A federation of ``n`` clients whose facts and replies follow from ``seed`` alone.
+
+    Parameters
+    ----------
+    n : int
+    seed : int
+        The seed of the facts (sizes, labels, losses), not of the session.
+    order : (n,) int array, optional
+        Relabelling: client i of this host has the facts of client ``order[i]``.
+    loss : callable, optional
+        ``loss(round, facts_index) -> float``, in place of the usual one.
+    """
+
+    n: int = 12
+    seed: int = 0
+    order: IntArray | None = None
+    loss: Callable[[int, IntArray], FloatArray] | None = None
+    classes: int = 4
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        counts = rng.integers(1, 40, (self.n, self.classes))
+        order = np.arange(self.n) if self.order is None else np.asarray(self.order)
+        self.facts.update(counts=counts[order], base=rng.uniform(0.5, 2.0, self.n), who=order)
+
+    @property
+    def table(self) -> ClientTable:
+        """The client table, with every table signal."""
+        counts = self.facts["counts"]
+        return ClientTable(sizes=counts.sum(axis=1), labels=LabelCounts(counts))
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """Everything."""
+        return REPORT_SIGNALS | QUERY_SIGNALS
+
+    def losses(self, round_: int, clients: IntArray) -> FloatArray:
+        """Return the scripted losses, falling slowly with the round."""
+        who = self.facts["who"][clients]
+        if self.loss is not None:
+            return np.asarray(self.loss(round_, who), np.float64)
+        wave = 0.2 * np.sin(0.7 * round_ + who)
+        return np.asarray(self.facts["base"][who] * np.exp(-0.02 * round_) + wave + 0.3, np.float64)
+
+    def answer(self, query: Query | None, round_: int) -> Answer | None:
+        """Answer a query."""
+        if query is None:
+            return None
+        if isinstance(query, Losses):
+            return Answer(query, {signal: self.losses(round_, query.clients) for signal in query.signals})
+        everybody = np.arange(self.n)
+        change = self.losses(round_ + 1, everybody) - self.losses(round_, everybody)
+        pull = np.stack([-0.01 * np.isin(everybody, cohort) for cohort in query.cohorts])
+        return Answer(query, {Signal.LOSS_CHANGE: change + pull})
+
+    def report(self, cohort: Cohort, status: Sequence[int] | None = None) -> RoundReport:
+        """Report every signal for the whole cohort."""
+        loss = self.losses(cohort.round, cohort.clients)
+        metrics: dict[Signal, Any] = {
+            signal: loss * (0.9 if "after" in signal else 1.0) for signal in REPORT_SIGNALS - {Signal.KEPT}
+        }
+        kept = (self.facts["who"][cohort.clients] + cohort.round) % 3 != 0
+        return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics, kept=kept)
+
+    def session(self, selector: Selector[Any], seed: int = 0, journal: Path | None = None) -> Session:
+        """Start a session of ``selector`` over this federation."""
+        return Session(selector, self.table, seed=seed, signals=self.signals, journal=journal)
+
+    def play_round(
+        self,
+        session: Session,
+        size: int | None = 3,
+        available: IntArray | None = None,
+        status: Callable[[Cohort], Sequence[int]] | None = None,
+    ) -> Cohort:
+        """Play one round and return its cohort."""
+        request = RoundRequest(size=size, available=available)
+        cohort = session.ask(request, self.answer(session.query(request), session.round))
+        if cohort.size:
+            session.tell(self.report(cohort, None if status is None else status(cohort)))
+        return cohort
+
+    def play(self, session: Session, rounds: int, size: int | None = 3, some: bool = False) -> Trace:
+        """Play rounds and return the cohorts; with ``some`` a changing part of the clients is available."""
+        trace: Trace = []
+        for _ in range(rounds):
+            available = None
+            if some:
+                draw = np.random.default_rng([self.seed, session.round])
+                available = np.flatnonzero(draw.random(self.n) < 0.6)
+            cohort = self.play_round(session, size, available)
+            trace.append(tuple(cohort.clients.tolist()))
+            if cohort.stop:
+                break
+        return trace
+
+
+def failing(cohort: Cohort) -> list[int]:
+    """Return one status of every kind in turn, shifted by the round."""
+    kinds = list(Status)
+    return [int(kinds[(i + cohort.round) % len(kinds)]) for i in range(cohort.size)]
