@@ -113,7 +113,7 @@ class ClientTable:
     names : sequence of str, optional
         The host's names, unique. Default: "0" to "N-1".
     sizes : (N,) array, optional
-        Training samples per client.
+        Training samples per client. Default: the sums of label counts, where they are given.
     labels : LabelCounts, LabelFactor or LabelGram, optional
         What is known about the clients' labels. A factor or a Gram matrix reveals less than counts.
     n : int, optional
@@ -165,6 +165,8 @@ class ClientTable:
                 raise InputError(f"sizes must be one number per client. Got shape {size_array.shape}.")
             _finite_non_negative("sizes", size_array)
             given["sizes"] = len(size_array)
+        elif isinstance(labels, LabelCounts):
+            size_array = frozen(labels.counts.sum(axis=1))
         if labels is not None:
             given["labels"] = len(label_rows(labels))
         if not given:
