@@ -15,7 +15,7 @@ from fedcohort.errors import InputError, UnknownNameError
 
 
 def load_selector(target: str) -> Any:
-    """Return a selector from a registered name, ``module:Class`` or ``path/to/file.py:Class``, with default parameters."""
+    """Return a selector with default parameters from a registered name, ``module:Class`` or ``file.py:Class``."""
     from fedcohort import create
     from fedcohort.protocol import Selector
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -31,6 +33,7 @@ def registry(kind: Kind) -> Registry[Any]:
     if kind is Kind.SELECTORS:
         from fedcohort.protocol import SELECTORS
 
+        importlib.import_module("fedcohort.selectors")
         return SELECTORS
     if kind is Kind.FILTERS:
         from fedcohort.filters import FILTERS
@@ -58,8 +61,6 @@ def registry(kind: Kind) -> Registry[Any]:
 
 
 def _summary(item: Any) -> str:
-    import re
-
     text = (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
     text = re.sub(r":math:`(.*?)`", r"\1", text)
     return re.sub(r"\[(\w+)\]_", r"\1", text)
@@ -109,5 +110,5 @@ def list_(
     if entry.get("signals"):
         console.print(f"needs: {', '.join(entry['signals'])}", highlight=False)
     if entry.get("parameters"):
-        rows = [(p["name"], repr(p["default"]), p["allowed"], p["meaning"]) for p in entry["parameters"]]
-        console.print(table(["parameter", "default", "allowed", "meaning"], rows))
+        parts = [(p["name"], repr(p["default"]), p["allowed"], p["meaning"]) for p in entry["parameters"]]
+        console.print(table(["parameter", "default", "allowed", "meaning"], parts))

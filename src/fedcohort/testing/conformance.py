@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
 from fedcohort.errors import (
     DuplicateReportError,
     FedcohortError,
@@ -317,11 +317,9 @@ def check_signals_declared(selector: AnySelector) -> None:
 
 def _table_without(host: ScriptedHost, signal: str) -> ClientTable:
     counts = host.facts["counts"]
-    return ClientTable(
-        n=host.n,
-        sizes=None if signal == "sizes" else counts.sum(axis=1),
-        labels=None if signal.startswith("label") else LabelCounts(counts),
-    )
+    if signal == "sizes":  # label counts would tell the sizes; a factor of their products does not
+        return ClientTable(n=host.n, labels=LabelFactor(counts, host.classes))
+    return ClientTable(sizes=counts.sum(axis=1), labels=None if signal.startswith("label") else LabelCounts(counts))
 
 
 # -- fairness -------------------------------------------------------------------------------------------------------
