@@ -1,0 +1,30 @@
+"""Datasets: embedded, synthetic, in files of several formats, from arrays, from partitioners of flwr_datasets."""
+
+from fedcohort.simulate.data.dataset import Dataset, from_arrays
+from fedcohort.simulate.data.partitioner import from_flwr_partitioner
+from fedcohort.simulate.data.sources import (
+    DATASETS,
+    Cifar10,
+    Digits,
+    FashionMnist,
+    Femnist,
+    Mnist,
+    Source,
+    Synthetic,
+    load_dataset,
+)
+
+__all__ = [
+    "DATASETS",
+    "Cifar10",
+    "Dataset",
+    "Digits",
+    "FashionMnist",
+    "Femnist",
+    "Mnist",
+    "Source",
+    "Synthetic",
+    "from_arrays",
+    "from_flwr_partitioner",
+    "load_dataset",
+]

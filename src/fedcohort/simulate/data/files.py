@@ -1,0 +1,220 @@
+"""Reading the file formats datasets come in. A file that is damaged or not what it should be is a DataError.
+
+Nothing here runs code from a file: archives of NumPy are read without pickles, and CIFAR's python batches, which are
+pickles, with an unpickler that knows arrays, bytes, strings, numbers, lists and dicts and nothing else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray
+from fedcohort.errors import DataError
+
+T = TypeVar("T")
+
+# what damaged files make the standard readers raise
+_DAMAGE = (
+    EOFError,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    MemoryError,
+    zlib.error,
+    struct.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    pickle.UnpicklingError,
+    UnicodeDecodeError,
+)
+
+
+def guarded(path: Path, what: str, read: Callable[[], T]) -> T:
+    """Run ``read``; whatever a damaged file raises becomes a DataError that names the file and the problem."""
+    try:
+        return read()
+    except DataError:
+        raise
+    except _DAMAGE as error:
+        detail = str(error) or type(error).__name__
+        raise DataError(
+            f"The file {path} cannot be read as {what}: {detail}.",
+            hint="it is truncated or damaged, or something else; fetch it again",
+        ) from error
+
+
+def wrong(path: Path, problem: str) -> DataError:
+    """Return the error for a file that can be read but is not what it should be."""
+    return DataError(f"The file {path} is not what it should be: {problem}.", hint="fetch it again")
+
+
+def read_npz(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
+    """Return the named arrays of a NumPy archive."""
+
+    def read() -> dict[str, AnyArray]:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in keys if key not in archive.files]
+            if missing:
+                raise wrong(path, f"it has no array {missing[0]!r}, only {', '.join(archive.files) or 'none'}")
+            return {key: archive[key] for key in keys}
+
+    return guarded(path, "a NumPy archive", read)
+
+
+def read_idx(path: Path, dimensions: int) -> AnyArray:
+    """Return the array of an idx file of unsigned bytes (MNIST's format), compressed or not.
+
+    The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, and each as a big-endian
+    32-bit integer.
+    """
+
+    def read() -> AnyArray:
+        with open(path, "rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+            head = file.read(4)
+            if head != bytes([0, 0, 8, dimensions]):
+                raise wrong(path, f"an idx file of {dimensions}-dimensional bytes does not begin with {head.hex(' ')}")
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            body = file.read()
+        if len(body) != math.prod(shape):
+            raise wrong(path, f"its header promises {math.prod(shape):,} bytes for {shape}, there are {len(body):,}")
+        return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+
+    return guarded(path, "an idx file", read)
+
+
+def read_delta(path: Path, x: AnyArray, y: AnyArray) -> None:
+    """Decode an archive of two-dimensional differences into ``x`` (n, H, W, 3) and ``y`` (n,), in place.
+
+    ``d`` (3, n, H, W) holds the planes G, R - G and B - G, each as differences along rows and columns, modulo 256.
+    Decoding goes a few thousand images at a time, so that it needs little more memory than the result.
+    """
+    arrays = read_npz(path, ["d", "y"])
+    planes, labels = arrays["d"], arrays["y"]
+    expected = (3, len(x), *x.shape[1:3])
+    if planes.shape != expected or labels.shape != (len(x),) or planes.dtype != np.uint8:
+        raise wrong(
+            path, f"it must hold d {expected} uint8 and y ({len(x)},), it has {planes.shape} and {labels.shape}"
+        )
+    for start in range(0, len(x), 4096):
+        part = planes[:, start : start + 4096].copy()
+        part[1:] += part[0]
+        np.add.accumulate(part, axis=2, out=part)
+        np.add.accumulate(part, axis=3, out=part)
+        x[start : start + 4096] = part[[1, 0, 2]].transpose(1, 2, 3, 0)
+    y[:] = labels
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Builds arrays and plain containers only; any other name in the pickle is refused.
+
+    A pickle is a program, and the usual unpickler runs whatever function it names. CIFAR's batches are published in no
+    other python format, so they are read, with the three names that NumPy's arrays need.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _empty_array
+        if module == "numpy" and name == "ndarray":
+            return np.ndarray
+        if module == "numpy" and name == "dtype":
+            return np.dtype
+        if module == "_codecs" and name == "encode":
+            return _latin_bytes
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which a batch of images has no need of")
+
+
+def _empty_array(kind: type, shape: tuple[int, ...], dtype: Any) -> AnyArray:
+    if kind is not np.ndarray:
+        raise pickle.UnpicklingError(f"it builds a {kind!r} where an array should be")
+    return np.empty(shape, dtype=np.dtype(dtype.decode() if isinstance(dtype, bytes) else dtype))
+
+
+def _latin_bytes(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):  # other codecs decompress, or worse
+        raise pickle.UnpicklingError(f"it wants the codec {encoding!r}")
+    return text.encode("latin-1")
+
+
+def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray]:
+    """Return images (n, 32, 32, 3) and labels (n,) of one of CIFAR's python batches.
+
+    Parameters
+    ----------
+    path : Path
+        The batch itself, or the tar archive it is in.
+    member : str or None
+        Which file of the archive; None means that ``path`` is the batch.
+    """
+
+    def read() -> tuple[AnyArray, AnyArray]:
+        if member is None:
+            with open(path, "rb") as file:
+                return _parse_batch(path, file)
+        with tarfile.open(path, "r:*") as archive:
+            inner = archive.extractfile(member)
+            if inner is None:
+                raise wrong(path, f"it has no file {member}")
+            return _parse_batch(path, io.BytesIO(inner.read()))
+
+    return guarded(path, "a CIFAR python batch", read)
+
+
+def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
+    batch = _ArrayUnpickler(file, encoding="bytes").load()
+    if not isinstance(batch, dict):
+        raise wrong(path, "it holds no table")
+    named = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+    if "data" not in named or "labels" not in named:
+        raise wrong(path, f"it has no 'data' and 'labels', only {', '.join(map(str, named))}")
+    data, labels = np.asarray(named["data"]), np.asarray(named["labels"])
+    if data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8 or labels.shape != (len(data),):
+        raise wrong(
+            path, f"data must be (n, 3072) uint8 with n labels, it is {data.shape} {data.dtype}, {labels.shape}"
+        )
+    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def read_leaf(paths: Sequence[Path]) -> dict[str, tuple[AnyArray, AnyArray]]:
+    """Return images (n, 28, 28) uint8 and labels (n,) of every writer in LEAF's json files for FEMNIST.
+
+    LEAF writes a pixel as its grey value over 255; several files hold different writers.
+    """
+    users: dict[str, tuple[AnyArray, AnyArray]] = {}
+    for path in paths:
+
+        def read(path: Path = path) -> None:
+            with open(path, encoding="utf-8") as file:
+                table = json.load(file)
+            if not isinstance(table, dict) or not isinstance(table.get("user_data"), dict):
+                raise wrong(path, "LEAF's json has a table 'user_data', this has none")
+            for user, samples in table["user_data"].items():
+                x = np.asarray(samples["x"], dtype=np.float32)
+                y = np.asarray(samples["y"])
+                if x.shape != (len(y), 784) or y.dtype.kind not in "iu":
+                    raise wrong(path, f"writer {user!r} has samples {x.shape}, {y.shape} instead of (n, 784), (n,)")
+                if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
+                    raise wrong(path, f"writer {user!r} has pixels outside of [0, 1]")
+                if user in users:
+                    raise wrong(path, f"writer {user!r} is in another file already")
+                users[user] = (np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y)
+
+        guarded(path, "LEAF's json", read)
+    return users

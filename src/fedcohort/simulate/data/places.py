@@ -1,0 +1,105 @@
+"""Where datasets are looked for, and how they are fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcohort.errors import DataError
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT = "FEDCOHORT_DATA"
+_BLOCK = 1 << 20
+_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A published file: its name, where it is, and the MD5 its publisher or the usual loaders give for it."""
+
+    name: str
+    url: str
+    md5: str
+
+
+def user_folder() -> Path:
+    """Return the folder downloads go to when no other is named."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedcohort"
+
+
+def folders(folder: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the folders to look in, in order: the argument, FEDCOHORT_DATA, data here and one above, the user's."""
+    found = []
+    if folder is not None:
+        found.append(Path(folder))
+    if os.environ.get(ENVIRONMENT):
+        found.append(Path(os.environ[ENVIRONMENT]))
+    found += [Path.cwd() / "data", Path.cwd().parent / "data", user_folder()]
+    return list(dict.fromkeys(path.expanduser() for path in found))
+
+
+def download_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """Return the folder a download goes to: the argument, FEDCOHORT_DATA, or the user's."""
+    if folder is not None:
+        return Path(folder).expanduser()
+    named = os.environ.get(ENVIRONMENT)
+    return Path(named).expanduser() if named else user_folder()
+
+
+def fetch(resource: Resource, folder: Path) -> Path:
+    """Download a file, check it, and only then give it its name; an existing file with the right sum is kept.
+
+    Parameters
+    ----------
+    resource : Resource
+        What to fetch.
+    folder : Path
+        Where to put it; made where it is missing.
+    """
+    target = folder / resource.name
+    try:
+        if target.is_file() and _md5(target) == resource.md5:
+            return target
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{resource.name}.", dir=folder)
+    except OSError as error:
+        raise DataError(f"The folder {folder} cannot be written to: {error}.", hint="name another folder") from error
+    try:
+        log.info("downloading %s", resource.url)
+        digest = hashlib.md5(usedforsecurity=False)
+        with os.fdopen(handle, "wb") as file, urllib.request.urlopen(resource.url, timeout=_TIMEOUT_S) as answer:
+            while block := answer.read(_BLOCK):
+                digest.update(block)
+                file.write(block)
+        if digest.hexdigest() != resource.md5:
+            raise DataError(
+                f"The download of {resource.url} has the MD5 {digest.hexdigest()}, not {resource.md5}.",
+                hint="try again, or put the file into a data folder by hand",
+            )
+        os.chmod(temporary, 0o644)  # mkstemp makes it readable for the owner alone
+        os.replace(temporary, target)
+    except urllib.error.URLError as error:
+        raise DataError(
+            f"{resource.url} cannot be downloaded: {error.reason}.",
+            hint="is this machine online? Otherwise fetch the file elsewhere and put it into a data folder",
+        ) from error
+    except OSError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{resource.url} cannot be downloaded to {target}: {error}.") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target
+
+
+def _md5(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

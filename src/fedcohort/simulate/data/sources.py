@@ -1,0 +1,558 @@
+"""The datasets, by name: embedded, synthetic, and the ones in files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedcohort import rng
+from fedcohort.arrays import AnyArray, IntArray
+from fedcohort.errors import DataError, InputError, MissingExtraError
+from fedcohort.params import Boolean, Interval, Parameterized, Sequence, param
+from fedcohort.registry import Registry
+from fedcohort.simulate.data import files
+from fedcohort.simulate.data.dataset import Dataset, every_fifth
+from fedcohort.simulate.data.places import Resource, download_folder, fetch, folders
+
+log = logging.getLogger(__name__)
+
+DATASETS: Registry[Source] = Registry("dataset")
+
+_DIGITS = tuple("0123456789")
+_PARTS = ("x_train", "y_train", "x_test", "y_test")
+
+
+class Source(Parameterized):
+    """Something a dataset is loaded from: frozen parameters and one function."""
+
+    name: ClassVar[str]
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Return the dataset; see :func:`load_dataset`."""
+        raise NotImplementedError(type(self).__name__)
+
+
+def load_dataset(
+    name: str,
+    folder: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    **parameters: object,
+) -> Dataset:
+    """Load a dataset by name.
+
+    Files are looked for in ``folder``, then in the folder the environment variable FEDCOHORT_DATA names, then in
+    ``data`` here and one above, then in the user's cache folder. Damaged files are an error, not a reason to look on.
+
+    Parameters
+    ----------
+    name : str
+        "digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "femnist", or what a plug-in registered.
+    folder : path, optional
+        Where the user keeps datasets.
+    download : bool
+        Fetch what is not found from its publisher, check it, and keep it.
+    **parameters
+        The dataset's own parameters, for example ``difficulty`` of "synthetic"; an unknown one is an error.
+
+    Examples
+    --------
+    >>> load_dataset("synthetic", samples=100, test_samples=20, classes=4)
+    Dataset('synthetic', train=100, test=20, shape=(32,), classes=4)
+    >>> load_dataset("synthetic", dificulty=1)
+    Traceback (most recent call last):
+        ...
+    fedcohort.errors.ParameterError: The dataset 'synthetic' has no parameter 'dificulty'. ...
+      hint: did you mean 'difficulty'?
+    """
+    return DATASETS.create(name, **parameters).load(folder, download)
+
+
+@DATASETS.register("digits")
+@dataclass(frozen=True, kw_only=True)
+class Digits(Source):
+    """1,797 handwritten digits of 8 x 8 pixels, inside scikit-learn; every fifth of a class is for testing.
+
+    Grey values 0 .. 16 become 0 .. 255, as in all other image datasets.
+    """
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Return it; needs neither folder nor download."""
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise MissingExtraError(
+                "The dataset 'digits' is inside scikit-learn, which is not installed.",
+                hint="pip install \"fedcohort[sim]\", or use the dataset 'synthetic'",
+            ) from error
+        raw = load_digits()
+        x = np.rint(raw.images * (255.0 / 16.0)).astype(np.uint8)
+        y = raw.target.astype(np.int64)
+        test = every_fifth(y)
+        return Dataset(self.name, x[~test], y[~test], x[test], y[test], 10, _DIGITS, source="scikit-learn")
+
+
+@DATASETS.register("synthetic")
+@dataclass(frozen=True, kw_only=True)
+class Synthetic(Source):
+    """Gaussian class mixtures: every class has ``modes`` centres in random directions, with unit noise around them.
+
+    ``difficulty`` 0 puts centres about 8 standard deviations apart (next to no overlap), 1 puts all in one place (nothing to
+    learn); in between the distance falls linearly. Classes are equally frequent.
+
+    >>> float(Synthetic(samples=50, difficulty=1).load().x_train.mean().round(0))
+    0.0
+    """
+
+    samples: int = param(10_000, Interval(int, 1, None), "training samples")
+    test_samples: int = param(2_000, Interval(int, 1, None), "test samples")
+    classes: int = param(10, Interval(int, 1, None), "number of classes")
+    shape: tuple[int, ...] = param((32,), Sequence(Interval(int, 1, None), least=1), "shape of a sample")
+    difficulty: float = param(0.5, Interval(float, 0, 1), "0 is separable, 1 is hopeless")
+    modes: int = param(2, Interval(int, 1, None), "centres per class")
+    seed: int = param(0, Interval(int, 0, None), "seed of centres and samples")
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Draw it; needs neither folder nor download."""
+        features = int(np.prod(self.shape))
+        directions = rng.stream(self.seed, rng.DATA, 0).standard_normal((self.classes, self.modes, features))
+        directions /= np.linalg.norm(directions, axis=2, keepdims=True)
+        # random directions are nearly orthogonal: centres of radius r are r * sqrt(2) apart
+        centres = (8.0 * (1.0 - self.difficulty) / np.sqrt(2.0) * directions).astype(np.float32)
+        parts = [self._draw(n, centres, rng.stream(self.seed, rng.DATA, 1 + i)) for i, n in enumerate(self._sizes())]
+        (x, y), (x_test, y_test) = parts
+        names = tuple(map(str, range(self.classes)))
+        return Dataset(self.name, x, y, x_test, y_test, self.classes, names, source=f"drawn with seed {self.seed}")
+
+    def _sizes(self) -> tuple[int, int]:
+        return self.samples, self.test_samples
+
+    def _draw(self, n: int, centres: AnyArray, draw: np.random.Generator) -> tuple[AnyArray, IntArray]:
+        y = draw.permutation(np.arange(n, dtype=np.int64) % self.classes)
+        x = draw.standard_normal((n, centres.shape[2]), dtype=np.float32)
+        x += centres[y, draw.integers(0, self.modes, n)]
+        return x.reshape(n, *self.shape), y
+
+
+class _FileSource(Source):
+    """A dataset in files, in one of several formats, in one of several places."""
+
+    system: ClassVar[str | None] = None  # a folder under the root where a system package installs it
+    resources: ClassVar[tuple[Resource, ...]] = ()
+    advice: ClassVar[str] = ""
+    subfolders: ClassVar[tuple[str, ...]] = ()
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Read the first copy found, or fetch one."""
+        return self.search(folders(folder), download_folder(folder) if download else None)
+
+    def search(self, places: list[Path], fetch_to: Path | None = None, root: Path = Path("/")) -> Dataset:
+        """Read the first copy in ``places`` or under the system's ``root``; else fetch it to ``fetch_to``.
+
+        Parameters
+        ----------
+        places : list of Path
+            Folders to look in, in order.
+        fetch_to : Path, optional
+            Where to put a download; None downloads nothing.
+        root : Path
+            The root of the file system, under which packages install.
+        """
+        looked = list(places)
+        if self.system is not None:
+            looked.append(root / self.system)
+        for place in looked:
+            # a folder of its own first: idx files of MNIST and Fashion-MNIST have the same names
+            for candidate in (*(place / sub for sub in self.subfolders), place):
+                found = self.read(candidate) if candidate.is_dir() else None
+                if found is not None:
+                    log.info("read %s from %s", self.name, found.source)
+                    return found
+        if fetch_to is not None and self.resources:
+            target = fetch_to / self.subfolders[0]
+            for resource in self.resources:
+                fetch(resource, target)
+            found = self.read(target)
+            if found is not None:
+                return found
+        raise DataError(
+            f"The dataset {self.name!r} was not found. Looked in:\n"
+            + "\n".join(f"    {place}" for place in looked)
+            + f"\n  for {self.wanted()}.",
+            hint=self.advice
+            + ("; or let it be downloaded (download=True)" if self.resources and fetch_to is None else ""),
+        )
+
+    def read(self, folder: Path) -> Dataset | None:
+        """Return the dataset if ``folder`` has its files; None if it has none of them."""
+        raise NotImplementedError(type(self).__name__)
+
+    def wanted(self) -> str:
+        """Say which files are looked for."""
+        raise NotImplementedError(type(self).__name__)
+
+
+def _complete(folder: Path, names: list[str]) -> list[Path] | None:
+    """Return the paths if all are there, None if none is; some of them is an error."""
+    paths = [folder / name for name in names]
+    there = [path.is_file() for path in paths]
+    if not any(there):
+        return None
+    if not all(there):
+        lacking = paths[there.index(False)]
+        raise DataError(f"The folder {folder} has part of a dataset; {lacking.name} is missing.", hint="complete it")
+    return paths
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _assemble(
+    name: str,
+    where: Path,
+    arrays: Mapping[str, AnyArray],
+    *,
+    class_names: tuple[str, ...],
+    shape: tuple[int, ...],
+    writers: tuple[IntArray, IntArray, tuple[str, ...]] | None = None,
+) -> Dataset:
+    """Check arrays that were read and make a dataset of them."""
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if x.shape[1:] != shape or x.dtype != np.uint8:
+            raise files.wrong(
+                where, f"x_{part} must be (n, {', '.join(map(str, shape))}) uint8, it is {x.shape} {x.dtype}"
+            )
+        if y.shape != (len(x),) or y.dtype.kind not in "iu":
+            raise files.wrong(where, f"y_{part} must be {len(x):,} integers, it is {y.shape} {y.dtype}")
+    try:
+        return Dataset(
+            name=name,
+            x_train=arrays["x_train"],
+            y_train=arrays["y_train"].astype(np.int64),
+            x_test=arrays["x_test"],
+            y_test=arrays["y_test"].astype(np.int64),
+            classes=len(class_names),
+            class_names=class_names,
+            writers=None if writers is None else writers[0],
+            writers_test=None if writers is None else writers[1],
+            writer_names=None if writers is None else writers[2],
+            source=str(where),
+        )
+    except InputError as error:
+        raise files.wrong(where, error.message.rstrip(".")) from error
+
+
+def _verify(
+    where: Path,
+    arrays: Mapping[str, AnyArray],
+    *,
+    official: int,
+    sums: Mapping[str, str],
+    digest: Callable[[AnyArray], str],
+) -> None:
+    """Compare the arrays with their published checksums, where the set has its full size."""
+    if len(arrays["x_train"]) != official:
+        log.warning("%s has %d training samples, not %d: a part of it", where, len(arrays["x_train"]), official)
+        return
+    for key, expected in sums.items():
+        if digest(np.ascontiguousarray(arrays[key]).astype(np.uint8, copy=False)) != expected:
+            raise DataError(
+                f"The data in {where} are damaged, changed or another dataset: {key} does not have the published "
+                f"checksum {expected}.",
+                hint="fetch them again; check=False reads them as they are",
+            )
+
+
+def _idx_md5(array: AnyArray) -> str:
+    """Return the MD5 of the idx file that holds this array, which is what MNIST-like sets are known by."""
+    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    known = hashlib.md5(head, usedforsecurity=False)
+    known.update(array.data)
+    return known.hexdigest()
+
+
+def _sha256(array: AnyArray) -> str:
+    return hashlib.sha256(array.data).hexdigest()
+
+
+_IDX = {
+    "x_train": ("train-images-idx3-ubyte", "train-images.idx3-ubyte"),
+    "y_train": ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte"),
+    "x_test": ("t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte"),
+    "y_test": ("t10k-labels-idx1-ubyte", "t10k-labels.idx1-ubyte"),
+}
+
+
+def _read_idx_files(folder: Path) -> dict[str, AnyArray] | None:
+    """Return the four arrays of an MNIST-like folder, None if it has none of the files."""
+    paths = {key: _first(folder, (*names, *(f"{n}.gz" for n in names))) for key, names in _IDX.items()}
+    if not any(paths.values()):
+        return None
+    arrays = {}
+    for key, path in paths.items():
+        if path is None:
+            raise DataError(
+                f"The folder {folder} has part of a dataset; {_IDX[key][0]} (or .gz) is missing.", hint="complete it"
+            )
+        arrays[key] = files.read_idx(path, 3 if key.startswith("x") else 1)
+    return arrays
+
+
+class _MnistLike(_FileSource):
+    """28 x 28 grey images in idx files or one NumPy archive."""
+
+    archives: ClassVar[tuple[str, ...]]
+    labels: ClassVar[tuple[str, ...]]
+    sums: ClassVar[tuple[str, str, str, str]]  # MD5 of the four uncompressed idx files
+    check: bool
+
+    def wanted(self) -> str:
+        """Name the files."""
+        return f"{self.archives[0]} or train-images-idx3-ubyte.gz and its three companions"
+
+    def read(self, folder: Path) -> Dataset | None:
+        """Read the archive or the idx files."""
+        where = _first(folder, self.archives)
+        if where is not None:
+            arrays: dict[str, AnyArray] | None = files.read_npz(where, _PARTS)
+        else:
+            where, arrays = folder, _read_idx_files(folder)
+        if arrays is None:
+            return None
+        data = _assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28))
+        if self.check:
+            sums = dict(zip(_PARTS, self.sums, strict=True))
+            _verify(where, arrays, official=60_000, sums=sums, digest=_idx_md5)
+        return data
+
+
+def _idx_resources(base: str, sums: tuple[str, str, str, str]) -> tuple[Resource, ...]:
+    names = [f"{_IDX[key][0]}.gz" for key in _PARTS]
+    return tuple(Resource(name, f"{base}/{name}", md5) for name, md5 in zip(names, sums, strict=True))
+
+
+_CHECK = "compare full-size data with their published checksums"
+
+
+@DATASETS.register("mnist")
+@dataclass(frozen=True, kw_only=True)
+class Mnist(_MnistLike):
+    """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 pixels (LeCun et al. 1998)."""
+
+    check: bool = param(True, Boolean(), _CHECK)
+    archives = ("mnist.npz",)
+    labels = _DIGITS
+    subfolders = ("mnist", "MNIST/raw")
+    advice = "put mnist.npz or the four idx files of MNIST into one of these folders"
+    sums = (
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    )
+    resources = _idx_resources(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    )
+
+
+@DATASETS.register("fashion-mnist")
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist(_MnistLike):
+    """Fashion-MNIST: 60,000 + 10,000 pieces of clothing of 28 x 28 pixels (Xiao, Rasul and Vollgraf 2017)."""
+
+    check: bool = param(True, Boolean(), _CHECK)
+    archives = ("fashion_mnist.npz", "fashion-mnist.npz")
+    labels = (
+        "T-shirt/top",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    )
+    subfolders = ("fashion-mnist", "FashionMNIST/raw")
+    system = "usr/share/datasets/fashion-mnist"
+    advice = "install the Debian package dataset-fashion-mnist, or put the four idx files into one of these folders"
+    sums = (
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
+    )
+    resources = _idx_resources(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+    )
+
+
+_CIFAR_BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+_CIFAR_DELTA = ["cifar10_train_1.npz", "cifar10_train_2.npz", "cifar10_test.npz"]
+
+
+@DATASETS.register("cifar10")
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(_FileSource):
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels (Krizhevsky 2009)."""
+
+    check: bool = param(True, Boolean(), _CHECK)
+    labels: ClassVar[tuple[str, ...]] = (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    )
+    subfolders = ("cifar10", "cifar-10-batches-py")
+    advice = "put cifar-10-python.tar.gz, or the folder cifar-10-batches-py from it, into one of these folders"
+    sums: ClassVar[Mapping[str, str]] = {
+        "x_train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+        "y_train": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+        "x_test": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+        "y_test": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+    }
+    resources = (
+        Resource(
+            "cifar-10-python.tar.gz",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+        ),
+    )
+
+    def wanted(self) -> str:
+        """Name the files."""
+        return "cifar10.npz, cifar10_train_1.npz and its two companions, data_batch_1 to 5, or cifar-10-python.tar.gz"
+
+    def read(self, folder: Path) -> Dataset | None:
+        """Read whichever format the folder has."""
+        where: Path | None
+        if (where := _first(folder, ("cifar10.npz",))) is not None:
+            arrays = files.read_npz(where, _PARTS)
+        elif (delta := _complete(folder, _CIFAR_DELTA)) is not None:
+            where, arrays = folder, self._read_delta(delta)
+        elif (batches := _complete(folder, _CIFAR_BATCHES)) is not None:
+            where, arrays = folder, self._read_batches([(path, None) for path in batches])
+        elif (where := _first(folder, ("cifar-10-python.tar.gz",))) is not None:
+            arrays = self._read_batches([(where, f"cifar-10-batches-py/{name}") for name in _CIFAR_BATCHES])
+        else:
+            return None
+        data = _assemble(self.name, where, arrays, class_names=self.labels, shape=(32, 32, 3))
+        if self.check:
+            _verify(where, arrays, official=50_000, sums=self.sums, digest=_sha256)
+        return data
+
+    def _read_delta(self, paths: list[Path]) -> dict[str, AnyArray]:
+        sizes = []
+        for path in paths:
+            labels = files.read_npz(path, ["y"])["y"]
+            if labels.ndim != 1:
+                raise files.wrong(path, f"y must be one-dimensional, it is {labels.shape}")
+            sizes.append(len(labels))
+        cut = sizes[0]
+        x, x_test = (np.empty((n, 32, 32, 3), dtype=np.uint8) for n in (cut + sizes[1], sizes[2]))
+        y, y_test = (np.empty(len(images), dtype=np.int64) for images in (x, x_test))
+        for path, images, labels in (
+            (paths[0], x[:cut], y[:cut]),
+            (paths[1], x[cut:], y[cut:]),
+            (paths[2], x_test, y_test),
+        ):
+            files.read_delta(path, images, labels)
+        return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
+
+    def _read_batches(self, batches: list[tuple[Path, str | None]]) -> dict[str, AnyArray]:
+        read = [files.read_cifar_batch(path, member) for path, member in batches]
+        return {
+            "x_train": np.concatenate([x for x, _ in read[:-1]]),
+            "y_train": np.concatenate([y for _, y in read[:-1]]),
+            "x_test": np.ascontiguousarray(read[-1][0]),
+            "y_test": read[-1][1],
+        }
+
+
+@DATASETS.register("femnist")
+@dataclass(frozen=True, kw_only=True)
+class Femnist(_FileSource):
+    """FEMNIST of LEAF: handwritten digits and letters of 28 x 28 pixels with their writers (Caldas et al. 2018).
+
+    White background is 255, ink is dark, as LEAF has it. Writers without test samples keep their training samples.
+    """
+
+    labels: ClassVar[tuple[str, ...]] = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+    subfolders = ("femnist", "femnist/data", "leaf/data/femnist/data")
+    advice = (
+        "make it with LEAF (github.com/TalwalkarLab/leaf, data/femnist/preprocess.sh -s niid -t sample) and put its "
+        "folders train and test into one of these"
+    )
+
+    def wanted(self) -> str:
+        """Name the files."""
+        return "femnist.npz, or LEAF's train/*.json and test/*.json"
+
+    def read(self, folder: Path) -> Dataset | None:
+        """Read the archive or LEAF's files."""
+        where = _first(folder, ("femnist.npz",))
+        if where is not None:
+            return self._read_npz(where)
+        train, test = (sorted((folder / part).glob("*.json")) for part in ("train", "test"))
+        if not train:
+            return None
+        if not test:
+            raise DataError(f"The folder {folder} has LEAF's train/*.json but no test/*.json.", hint="complete it")
+        return self._read_leaf(folder, train, test)
+
+    def _read_npz(self, where: Path) -> Dataset:
+        arrays = files.read_npz(where, [*_PARTS, "w_train", "w_test", "writers"])
+        names = tuple(n.decode() if isinstance(n, bytes) else str(n) for n in arrays["writers"].tolist())
+        owners = []
+        for part in ("train", "test"):
+            w = arrays[f"w_{part}"]
+            if w.shape != arrays[f"y_{part}"].shape or w.dtype.kind not in "iu" or int(w.max(initial=0)) >= len(names):
+                raise files.wrong(where, f"w_{part} must name one of {len(names)} writers per sample, it is {w.shape}")
+            owners.append(w.astype(np.int64))
+        return self._dataset(where, arrays, owners, names)
+
+    def _read_leaf(self, where: Path, train: list[Path], test: list[Path]) -> Dataset:
+        read = {"train": files.read_leaf(train), "test": files.read_leaf(test)}
+        names = tuple(sorted(set(read["train"]) | set(read["test"])))
+        number = {name: i for i, name in enumerate(names)}
+        arrays: dict[str, AnyArray] = {}
+        owners = []
+        for part, users in read.items():
+            arrays[f"x_{part}"] = np.concatenate([x for x, _ in users.values()] or [np.empty((0, 28, 28), np.uint8)])
+            arrays[f"y_{part}"] = np.concatenate([y for _, y in users.values()] or [np.empty(0, np.int64)])
+            owners.append(np.repeat([number[u] for u in users], [len(y) for _, y in users.values()]).astype(np.int64))
+        return self._dataset(where, arrays, owners, names)
+
+    def _dataset(
+        self, where: Path, arrays: Mapping[str, AnyArray], owners: list[IntArray], names: tuple[str, ...]
+    ) -> Dataset:
+        writers = (owners[0], owners[1], names)
+        return _assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28), writers=writers)
