@@ -1,0 +1,195 @@
+// One chart on a page: view tabs, legend, tooltip, zoom, downloads, redraw on resize and on a change of theme.
+"use strict";
+FC.charts = [];
+
+FC.Chart = class {
+  constructor(host, spec) {
+    this.host = host;
+    this.spec = spec;
+    this.id = `c${FC.charts.length}`;
+    this.view = 0;
+    this.hidden = new Set();
+    this.zoom = null;
+    host.innerHTML = '<div class="controls"><div class="tabs" role="tablist"></div><div class="legend"></div></div><div class="plot"></div>';
+    this.tabs = host.querySelector(".tabs");
+    this.legend = host.querySelector(".legend");
+    this.plot = host.querySelector(".plot");
+    this.tip = document.createElement("div");
+    this.tip.className = "tip";
+    this.tip.hidden = true;
+    FC.charts.push(this);
+    this.controls();
+    this.watch();
+    new ResizeObserver(() => { if (Math.abs(this.plot.clientWidth - (this.width || 0)) > 1) this.render(); }).observe(this.plot);
+  }
+
+  get current() { return this.spec.views[Math.min(this.view, this.spec.views.length - 1)]; }
+
+  update(spec) {
+    const entries = (s) => JSON.stringify([s.views.map((v) => v.name), FC.kinds[s.kind].entries(s, s.views[0])]);
+    const changed = entries(spec) !== entries(this.spec);
+    this.spec = spec;
+    if (changed) this.controls();
+    this.render();
+  }
+
+  controls() {
+    const { spec } = this;
+    if (spec.views.length > 8) {
+      this.tabs.innerHTML = `<select aria-label="show">${spec.views.map((v, i) => `<option value="${i}">${FC.escape(v.name)}</option>`).join("")}</select>`;
+      this.tabs.firstChild.value = String(this.view);
+      this.tabs.firstChild.onchange = (e) => this.show(+e.target.value);
+    } else {
+      this.tabs.innerHTML = spec.views.length < 2 ? "" : spec.views.map((v, i) => `<button role="tab" aria-selected="${i === this.view}">${FC.escape(v.name)}</button>`).join("");
+      this.tabs.querySelectorAll("button").forEach((b, i) => { b.onclick = () => this.show(i); });
+    }
+    const entries = FC.kinds[spec.kind].entries(spec, this.current);
+    this.legend.innerHTML = entries.length < 2 ? "" : entries.map((e) => {
+      const swatch = e.part === undefined ? `background:var(--s${e.color})` : `background:var(--ink);opacity:${[0.8, 0.35, 0.2][e.part]}`;
+      return `<button aria-pressed="${!this.hidden.has(e.label)}" title="click: hide or show; double-click: only this one"><span class="swatch" style="${swatch}"></span>${FC.escape(e.label)}</button>`;
+    }).join("");
+    this.legend.querySelectorAll("button").forEach((b, i) => {
+      b.onclick = () => this.toggle(entries[i].label);
+      b.ondblclick = () => this.isolate(entries[i].label, entries);
+    });
+  }
+
+  show(i) {
+    this.view = i;
+    this.zoom = null;
+    this.controls();
+    this.render();
+  }
+
+  toggle(label) {
+    if (!this.hidden.delete(label)) this.hidden.add(label);
+    this.controls();
+    this.render();
+  }
+
+  isolate(label, entries) {
+    this.hidden = new Set(entries.map((e) => e.label).filter((l) => l !== label));
+    this.controls();
+    this.render();
+  }
+
+  // SVG markup at a size; `still` adds a legend inside the picture, for export.
+  markup(width, height, still) {
+    this.theme = FC.theme();
+    const kind = FC.kinds[this.spec.kind];
+    const entries = still ? kind.entries(this.spec, this.current).filter((e) => !this.hidden.has(e.label)) : [];
+    const rows = still && entries.length > 1 ? legendRows(entries, this.theme, width) : { svg: "", height: 0 };
+    this.width = width;
+    this.height = height;
+    this.drawn = kind.draw(this, this.spec, this.current);
+    const label = FC.escape(`${this.spec.title}. ${this.spec.sentence || ""}`);
+    const background = still ? `<rect width="${width}" height="${height + rows.height}" fill="${this.theme.surface}"/>` : "";
+    const note = this.drawn.empty ? `<text x="${width / 2}" y="${height / 2}" text-anchor="middle">nothing to show</text>` : "";
+    return { width, height: height + rows.height, svg: `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height + rows.height}" viewBox="0 0 ${width} ${height + rows.height}" font-family="${FC.FONT.replace(/"/g, "'")}" font-size="12" fill="${this.theme.muted}" role="img" aria-label="${label}">${background}${rows.svg}<g transform="translate(0 ${rows.height})">${this.drawn.frame.axes}${this.drawn.body}${note}<g class="overlay"></g></g></svg>` };
+  }
+
+  render() {
+    const width = this.plot.clientWidth;
+    if (!width) return;
+    const kind = FC.kinds[this.spec.kind];
+    const height = this.spec.height || (kind.height ? kind.height(this.spec, this.current, width) : width < 520 ? 280 : 340);
+    this.plot.innerHTML = this.markup(width, height, false).svg;
+    this.plot.append(this.tip);
+    if (this.zoom) {
+      const reset = document.createElement("button");
+      reset.className = "reset";
+      reset.textContent = "whole range";
+      reset.onclick = () => { this.zoom = null; this.render(); };
+      this.plot.append(reset);
+    }
+    this.host.dataset.state = this.drawn.empty ? "empty" : "drawn";
+  }
+
+  watch() {
+    let start = null;
+    const where = (e) => { const r = this.plot.getBoundingClientRect(); return [e.clientX - r.left, e.clientY - r.top]; };
+    this.plot.addEventListener("pointerdown", (e) => {
+      if (e.pointerType === "mouse" && e.button === 0 && this.drawn?.zoom && !e.target.closest("button")) start = where(e)[0];
+    });
+    this.plot.addEventListener("pointermove", (e) => {
+      const [x, y] = where(e);
+      this.hover(x, y);
+      if (start !== null) this.overlay(`<rect x="${Math.min(start, x)}" y="${this.drawn.frame.box.top}" width="${Math.abs(x - start)}" height="${this.drawn.frame.box.bottom - this.drawn.frame.box.top}" fill="${this.theme.accent}" fill-opacity="0.15"/>`);
+    });
+    window.addEventListener("pointerup", (e) => {
+      if (start === null) return;
+      const [x] = where(e), from = start;
+      start = null;
+      if (Math.abs(x - from) > 8) {
+        const { box } = this.drawn.frame, hold = (p) => Math.min(Math.max(p, box.left), box.right);
+        const pair = [hold(from), hold(x)].map((p) => this.drawn.zoom.invert(p)).sort((a, b) => a - b);
+        if (pair[1] > pair[0]) this.zoom = pair;
+        this.render();
+      }
+    });
+    this.plot.addEventListener("dblclick", () => { this.zoom = null; this.render(); });
+    this.plot.addEventListener("pointerleave", () => { this.tip.hidden = true; this.overlay(""); });
+  }
+
+  overlay(svg) {
+    const layer = this.plot.querySelector(".overlay");
+    if (layer) layer.innerHTML = svg;
+  }
+
+  hover(x, y) {
+    const { box } = this.drawn.frame;
+    const inside = x >= box.left - 6 && x <= box.right + 6 && y >= box.top - 6 && y <= box.bottom + 6;
+    const found = inside ? this.drawn.hover(x, y) : null;
+    this.tip.hidden = !found;
+    if (!found) { this.overlay(""); return; }
+    const line = found.y === undefined ? `<line x1="${found.x}" x2="${found.x}" y1="${box.top}" y2="${box.bottom}" stroke="${this.theme.muted}" stroke-opacity="0.5"/>` : "";
+    this.overlay(line + found.marks.map(([cx, cy, c]) => `<circle cx="${cx}" cy="${cy}" r="4" fill="${c}" stroke="${this.theme.surface}" stroke-width="1.5"/>`).join(""));
+    this.tip.innerHTML = found.html;
+    const room = this.plot.clientWidth - this.tip.offsetWidth - 4;
+    const left = found.x + 14 + this.tip.offsetWidth < this.plot.clientWidth ? found.x + 14 : found.x - 14 - this.tip.offsetWidth;
+    this.tip.style.left = `${Math.max(4, Math.min(left, room))}px`;
+    this.tip.style.top = `${Math.max(0, Math.min(y - 20, this.plot.clientHeight - this.tip.offsetHeight))}px`;
+  }
+
+  csv() { return FC.csv(FC.kinds[this.spec.kind].csv(this.spec)); }
+
+  still(width = 760) {
+    const kind = FC.kinds[this.spec.kind];
+    const picture = this.markup(width, kind.height ? kind.height(this.spec, this.current, width) : 380, true);
+    this.render();
+    return picture;
+  }
+};
+
+function legendRows(entries, theme, width) {
+  let x = 14, y = 14, svg = "";
+  for (const e of entries) {
+    const w = FC.textWidth(e.label) + 34;
+    if (x + w > width && x > 14) { x = 14; y += 18; }
+    const fill = e.part === undefined ? theme.series[e.color] : theme.ink;
+    svg += `<rect x="${x}" y="${y - 9}" width="11" height="11" rx="2" fill="${fill}" fill-opacity="${e.part === undefined ? 1 : [0.8, 0.35, 0.2][e.part]}"/><text x="${x + 17}" y="${y}" fill="${theme.ink}">${FC.escape(e.label)}</text>`;
+    x += w;
+  }
+  return { svg, height: y + 10 };
+}
+
+FC.redraw = () => FC.charts.forEach((c) => c.render());
+
+// Light, dark or as the system says; remembered where the browser allows it.
+FC.themeButton = (button) => {
+  const order = ["auto", "light", "dark"];
+  const recall = () => { try { return localStorage.getItem("fedcohort-theme") || "auto"; } catch { return "auto"; } };
+  const apply = (mode) => {
+    if (mode === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = mode;
+    button.textContent = { auto: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }[mode];
+    button.dataset.mode = mode;
+    FC.redraw();
+  };
+  button.onclick = () => {
+    const next = order[(order.indexOf(button.dataset.mode) + 1) % 3];
+    try { localStorage.setItem("fedcohort-theme", next); } catch { /* a file opened from disk may have no storage */ }
+    apply(next);
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", FC.redraw);
+  apply(document.documentElement.dataset.theme || recall());
+};

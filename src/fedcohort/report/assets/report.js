@@ -1,0 +1,69 @@
+// The report page: draws figures when they come into view, switches settings, shows explanations, saves numbers.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const charts = new Map();
+
+  const draw = (host) => {
+    if (!charts.has(host)) charts.set(host, new FC.Chart(host, data.figures[host.dataset.figure]));
+    return charts.get(host);
+  };
+
+  // Drawing as figures approach the screen keeps a report of sixty runs quick to open.
+  const watcher = new IntersectionObserver((entries) => {
+    for (const e of entries) if (e.isIntersecting) { watcher.unobserve(e.target); draw(e.target); }
+  }, { rootMargin: "600px" });
+  document.querySelectorAll(".chart").forEach((host) => watcher.observe(host));
+  FC.drawAll = () => document.querySelectorAll(".pane:not([hidden]) .chart").forEach(draw);
+
+  document.querySelectorAll("[data-save]").forEach((button) => {
+    button.onclick = async () => {
+      const host = button.closest("figure").querySelector(".chart");
+      const chart = draw(host), name = chart.spec.file;
+      if (button.dataset.save === "csv") return FC.download(`${name}.csv`, "text/csv", chart.csv());
+      const still = chart.still();
+      if (button.dataset.save === "svg") return FC.download(`${name}.svg`, "image/svg+xml", still.svg);
+      const canvas = await FC.raster(still.svg, still.width, still.height, 2);
+      canvas.toBlob((blob) => FC.download(`${name}.png`, "image/png", blob));
+    };
+  });
+
+  document.querySelectorAll("[data-table]").forEach((button) => {
+    button.onclick = () => {
+      const rows = [...button.closest("section").querySelectorAll("tr")];
+      FC.download(button.dataset.table, "text/csv", FC.csv(rows.map((r) => [...r.children].map((c) => c.textContent.trim()))));
+    };
+  });
+
+  const panes = [...document.querySelectorAll(".pane")];
+  const tabs = [...document.querySelectorAll(".settings button")];
+  tabs.forEach((tab) => {
+    tab.onclick = () => {
+      tabs.forEach((t) => t.setAttribute("aria-selected", String(t === tab)));
+      panes.forEach((p) => { p.hidden = p.dataset.pane !== tab.dataset.setting; });
+      FC.redraw();
+    };
+  });
+
+  document.querySelectorAll(".why").forEach((section) => {
+    const groups = data.explanations[section.dataset.why];
+    const [selector, round, table] = ["selector", "round", "table"].map((r) => section.querySelector(`[data-role=${r}]`));
+    selector.innerHTML = groups.map((g, i) => `<option value="${i}">${FC.escape(g.label)} (seed ${g.seed})</option>`).join("");
+    const show = () => { table.innerHTML = FC.whyTable(groups[+selector.value].rounds[+round.value]); };
+    const choose = () => {
+      const { rounds } = groups[+selector.value];
+      round.innerHTML = rounds.map((w, i) => `<option value="${i}">${w.round}</option>`).join("");
+      round.value = String(rounds.length - 1);
+      show();
+    };
+    selector.onchange = choose;
+    round.onchange = show;
+    // Start with a selector that has something to explain.
+    const first = groups.findIndex((g) => g.rounds.some((w) => w.parts.length));
+    selector.value = String(Math.max(0, first));
+    choose();
+  });
+
+  FC.themeButton(document.getElementById("theme"));
+  window.addEventListener("beforeprint", FC.drawAll);
+})();

@@ -1,0 +1,20 @@
+// An explanation as a table: score, its parts with small bars, and what the shadows would have done.
+"use strict";
+FC.whyTable = (why) => {
+  const rows = [...why.picked, ...why.nearly];
+  const scored = rows.some((r) => r.score !== null);
+  const largest = Object.fromEntries(why.parts.map((p) => [p, Math.max(...rows.map((r) => Math.abs(r.parts[p] ?? 0)), 1e-300)]));
+  const bar = (p, v) => {
+    if (v === null || v === undefined) return "<td>–</td>";
+    const width = Math.round((100 * Math.abs(v)) / largest[p]);
+    return `<td class="part"><span>${FC.plain(v)}</span><i class="${v < 0 ? "minus" : ""}" style="width:${width}%"></i></td>`;
+  };
+  const line = (r) => `<tr class="${r.picked ? "" : "out"}${why.client === r.client ? " asked" : ""}"><th scope="row">${FC.escape(r.name)}</th><td class="state">${r.picked ? "picked" : "not picked"}</td>`
+    + (scored ? `<td>${r.rank ?? "–"}</td><td>${FC.plain(r.score)}</td>` : "") + why.parts.map((p) => bar(p, r.parts[p])).join("") + "</tr>";
+  const head = ["Client", "", ...(scored ? ["Rank", "Score"] : []), ...why.parts].map((c) => `<th scope="col">${FC.escape(c)}</th>`).join("");
+  const shadows = why.shadows.map((s) => `<li><b>${FC.escape(s.name)}</b> ${s.note ? FC.escape(s.note) : `would have picked ${s.picked.map(FC.escape).join(", ") || "nobody"}: ${s.same} of ${s.picked.length} the same`}</li>`).join("");
+  const notes = Object.entries(why.notes || {}).map(([k, v]) => `${FC.escape(k)} ${typeof v === "number" ? FC.plain(v) : FC.escape(v)}`).join(", ");
+  return `<p>${FC.escape(why.reason)}${why.threshold !== null ? ` The lowest picked score was ${FC.plain(why.threshold)}.` : ""}${scored ? "" : " This selector draws without scores."}${notes ? ` <span class="note">${notes}</span>` : ""}</p>`
+    + `<div class="table"><table><thead><tr>${head}</tr></thead><tbody>${rows.map(line).join("")}</tbody></table></div>`
+    + (shadows ? `<ul class="shadows">${shadows}</ul>` : "");
+};

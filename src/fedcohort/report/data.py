@@ -1,0 +1,317 @@
+"""What a report draws: runs of one or several experiments, grouped by setting and by selector.
+
+Everything is read through :func:`fedcohort.simulate.results.load` and turned into plain NumPy arrays here, so that
+the figures need to know neither Parquet nor SQLite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.errors import InputError
+from fedcohort.report import palette
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedcohort.simulate.results import FederationFacts, Results
+
+_NUMBERS = (
+    "accuracy", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
+    "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", "available",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """One run as arrays.
+
+    Attributes
+    ----------
+    values : mapping of column name to (T,) float array
+        NaN where nothing was recorded.
+    pick_round, pick_client : (P,) int arrays
+        Every membership of a client in a cohort.
+    journal : path of the run's journal, when there is one
+    """
+
+    id: str
+    label: str
+    selector: str
+    seed: int
+    state: str
+    reason: str
+    federation: str
+    params: Mapping[str, Any]
+    round: IntArray
+    values: Mapping[str, FloatArray]
+    pick_round: IntArray
+    pick_client: IntArray
+    journal: Path | None
+
+    @property
+    def total_bytes(self) -> FloatArray:
+        """(T,) cumulative bytes in both directions, queries included."""
+        names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+        return np.asarray(np.cumsum(sum(np.nan_to_num(self.values[name]) for name in names)))
+
+    def evaluated(self, name: str) -> tuple[IntArray, FloatArray]:
+        """Return rounds and values of a column where it was recorded."""
+        values = self.values[name]
+        seen = np.isfinite(values)
+        return self.round[seen], values[seen]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one selector (with one set of hyper-parameters) in one setting, one per seed."""
+
+    label: str
+    selector: str
+    runs: tuple[RunCurve, ...]
+    color: int
+    dash: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that may be compared: same data, same heterogeneity, same training."""
+
+    name: str
+    groups: tuple[Group, ...]
+    n_clients: int
+    federations: Mapping[str, FederationFacts]
+    rounds: int
+
+    @property
+    def runs(self) -> list[RunCurve]:
+        """All runs of all groups."""
+        return [run for group in self.groups for run in group.runs]
+
+    def federation(self) -> FederationFacts | None:
+        """Return the federation of the first seed, for pictures of the scenario."""
+        return next(iter(self.federations.values()), None)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Everything a report needs."""
+
+    paths: tuple[Path, ...]
+    settings: tuple[Setting, ...]
+    configs: tuple[Mapping[str, Any], ...]
+    metas: tuple[Mapping[str, Any], ...]
+    warnings: tuple[str, ...]
+    running: bool
+    target: float | None = None
+
+    @property
+    def n_runs(self) -> int:
+        """How many runs there are in all settings."""
+        return sum(len(group.runs) for setting in self.settings for group in setting.groups)
+
+
+def load_bundle(paths: Sequence[str | Path]) -> Bundle:
+    """Read one or several result directories into one bundle.
+
+    Runs of several experiments are put together; where two experiments use the same label for the same setting and
+    seed, the label is followed by the experiment's name.
+    """
+    from fedcohort.simulate.results import load
+
+    if not paths:
+        raise InputError("A report needs at least one result directory.", hint="fedcohort report runs/NAME")
+    results = [load(path) for path in paths]
+    warnings: list[str] = []
+    entries: list[tuple[Results, str, RunCurve, str]] = []  # results, setting name, run, experiment name
+    for path, result in zip(paths, results, strict=True):
+        warnings += _warnings(Path(path), result)
+        entries += [(result, setting, run, Path(path).name) for setting, run in _runs(Path(path), result)]
+    if not entries:
+        raise InputError(
+            f"No round has been recorded in {', '.join(map(str, paths))} yet.",
+            hint="wait for the first checkpoint, or follow the run with: fedcohort dashboard",
+        )
+    entries = _unique_labels(entries)
+    colors = palette.assign((run.label, run.selector) for _, _, run, _ in entries)
+    names = list(dict.fromkeys(setting for _, setting, _, _ in entries))
+    settings = tuple(
+        _setting(name, [(result, run) for result, setting, run, _ in entries if setting == name], colors, warnings)
+        for name in names
+    )
+    return Bundle(
+        paths=tuple(Path(p) for p in paths),
+        settings=settings,
+        configs=tuple(r.config for r in results),
+        metas=tuple(r.meta for r in results),
+        warnings=tuple(dict.fromkeys(warnings)),
+        running=any(r.status.get("state") == "running" for r in results),
+        target=next((t for r in results if (t := _configured_target(r.config)) is not None), None),
+    )
+
+
+def _configured_target(config: Mapping[str, Any]) -> float | None:
+    """Return the target accuracy a configuration names, wherever it stands."""
+    for key, value in config.items():
+        if key in ("target", "target_accuracy") and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, Mapping) and (found := _configured_target(value)) is not None:
+            return found
+    return None
+
+
+def abandoned(status: Mapping[str, Any]) -> bool:
+    """Whether an experiment that says it is running was left behind by a process of this machine that is gone."""
+    pid = status.get("pid")
+    if status.get("host") not in (None, platform.node()) or not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _warnings(path: Path, result: Results) -> list[str]:
+    """Return sentences about what a reader must know before believing the figures."""
+    found = []
+    state = result.status.get("state")
+    done, total = result.status.get("rounds_done"), result.status.get("rounds_total")
+    how_far = f" ({done} of {total} rounds)" if done is not None and total else ""
+    if state == "running" and abandoned(result.status):
+        found.append(
+            f"{path.name} says that it is running{how_far}, but the process that wrote it is gone; "
+            "it can be continued with --resume."
+        )
+    elif state == "running":
+        found.append(f"{path.name} is still being written{how_far}: every figure may change.")
+    elif state == "interrupted":
+        found.append(f"{path.name} was interrupted{how_far}; it can be continued with --resume.")
+    elif state == "failed":
+        found.append(f"{path.name} failed{how_far}: {result.status.get('message') or 'no reason was recorded'}.")
+    for run in result.runs:
+        if run.state == "diverged":
+            found.append(f"Run {run.id} diverged after {run.rounds_done} rounds: {run.reason or 'not a number'}.")
+    return found
+
+
+def _runs(path: Path, result: Results) -> Iterable[tuple[str, RunCurve]]:
+    table = result.rounds
+    if table.num_rows == 0:
+        return
+    slices = _by_run(table)
+    for info in result.runs:
+        if info.id not in slices:
+            continue
+        rows = table.take(slices[info.id])
+        round_ = np.asarray(rows["round"].to_numpy(), np.int64)
+        values = {name: _column(rows, name) for name in _NUMBERS}
+        cohorts = rows["cohort"].combine_chunks()
+        lengths = np.asarray(cohorts.value_lengths().to_numpy(zero_copy_only=False), np.int64)
+        journal = result.journal(info)
+        yield (
+            setting_name(info.setting),
+            RunCurve(
+                id=info.id,
+                label=info.label or info.selector,
+                selector=info.selector,
+                seed=int(info.seed),
+                state=info.state,
+                reason=info.reason or "",
+                federation=f"{path}:{info.federation}",
+                params=info.params,
+                round=round_,
+                values=values,
+                pick_round=np.repeat(round_, lengths),
+                pick_client=np.asarray(cohorts.flatten().to_numpy(), np.int64),
+                journal=journal if journal.is_file() else None,
+            ),
+        )
+
+
+def _by_run(table: pa.Table) -> dict[str, IntArray]:
+    """Return for each run the row numbers of its rounds, in order of rounds, each round once."""
+    column = table["run"].combine_chunks().dictionary_encode()
+    names = column.dictionary.to_pylist()
+    codes = np.asarray(column.indices.to_numpy(zero_copy_only=False), np.int64)
+    rounds = np.asarray(table["round"].to_numpy(), np.int64)
+    order = np.lexsort((rounds, codes))
+    found: dict[str, IntArray] = {}
+    starts = np.searchsorted(codes[order], np.arange(len(names) + 1))
+    for i, name in enumerate(names):
+        rows = order[starts[i] : starts[i + 1]]
+        last = np.append(rounds[rows][1:] != rounds[rows][:-1], True)  # a resumed run may have written a round twice
+        found[str(name)] = rows[last]
+    return found
+
+
+def _column(table: pa.Table, name: str) -> FloatArray:
+    if name not in table.column_names:
+        return np.full(table.num_rows, np.nan)
+    values = table[name].to_numpy()
+    return np.asarray(values, np.float64)
+
+
+def setting_name(setting: Mapping[str, Any]) -> str:
+    """Return a short readable name for what distinguishes a setting.
+
+    >>> setting_name({"partition": "2spc", "size": 10})
+    'partition=2spc, size=10'
+    >>> setting_name({"name": "1SPC"})
+    '1SPC'
+    """
+    if set(setting) == {"name"}:
+        return str(setting["name"])
+    return ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in setting.items()) or "all runs"
+
+
+def _unique_labels(
+    entries: list[tuple[Results, str, RunCurve, str]],
+) -> list[tuple[Results, str, RunCurve, str]]:
+    seen: dict[tuple[str, str, int], str] = {}
+    clash = set()
+    for _, setting, run, experiment in entries:
+        if seen.setdefault((setting, run.label, run.seed), experiment) != experiment:
+            clash.add((setting, run.label))
+    return [
+        (result, setting, dataclasses.replace(run, label=f"{run.label} ({experiment})"), experiment)
+        if (setting, run.label) in clash
+        else (result, setting, run, experiment)
+        for result, setting, run, experiment in entries
+    ]
+
+
+def _setting(
+    name: str, members: list[tuple[Results, RunCurve]], colors: Mapping[str, tuple[int, int]], warnings: list[str]
+) -> Setting:
+    from fedcohort.simulate.results import ResultsError
+
+    federations: dict[str, FederationFacts] = {}
+    for result, run in members:
+        if run.federation in federations:
+            continue
+        try:
+            federations[run.federation] = result.federation(run.id)
+        except ResultsError as error:
+            warnings.append(f"{error.message} Pictures of the scenario are left out.")
+    n = max((len(f.sizes) for f in federations.values()), default=0)
+    n = max(n, *(int(run.pick_client.max(initial=-1)) + 1 for _, run in members))
+    labels = list(dict.fromkeys(run.label for _, run in members))
+    groups = []
+    for label in labels:
+        runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
+        groups.append(Group(label, runs[0].selector, runs, *colors[label]))
+    rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
+    return Setting(name, tuple(groups), n, federations, rounds)

@@ -1,0 +1,397 @@
+"""The pictures every comparison has: each is data for a chart, with a sentence computed from that data.
+
+A figure's ``spec`` is what the chart code in ``assets/kinds.js`` draws: a kind, axes, and one or several views. The
+same spec is drawn in the report, in the dashboard and in exported files.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray, FloatArray
+from fedcohort.report.data import Group, RunCurve, Setting
+from fedcohort.report.stats import Leaderboard, gini
+
+POINTS = 400  # a curve is drawn with at most so many points
+HEAT_COLUMNS = 250
+HEAT_ROWS = 250
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture.
+
+    Attributes
+    ----------
+    name : short name, unique in a setting; used for file names
+    title : what is shown
+    sentence : what to see in it, computed from the numbers
+    spec : what the chart code draws
+    """
+
+    name: str
+    title: str
+    sentence: str
+    spec: Mapping[str, Any]
+
+
+# -- helpers --------------------------------------------------------------------------------------------------------
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """Return a share as text.
+
+    >>> percent(0.6234)
+    '62.3%'
+    """
+    return "unknown" if math.isnan(value) else f"{100 * value:.{digits}f}%"
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits.
+
+    >>> number(0.081234), number(1234567.0), number(2.0)
+    ('0.0812', '1,234,567', '2')
+    """
+    if math.isnan(value):
+        return "unknown"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def names(items: Sequence[str], limit: int = 12) -> str:
+    """Return a readable enumeration.
+
+    >>> names(["a", "b", "c"]), names(["a", "b", "c"], limit=2)
+    ('a, b and c', 'a, b and 1 more')
+    """
+    if len(items) > limit:
+        return f"{', '.join(items[:limit])} and {len(items) - limit} more"
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "nobody"
+
+
+def rounded(values: AnyArray, digits: int = 5) -> list[float | None]:
+    """Return numbers for JSON: few significant digits, None for what is not finite."""
+    return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in np.asarray(values, np.float64)]
+
+
+def packed(values: FloatArray) -> tuple[str, float]:
+    """Return a matrix as base64 bytes scaled to 0..255, and the value that 255 stands for."""
+    top = float(values.max(initial=0.0))
+    scaled = np.zeros(values.shape, np.uint8) if top <= 0 else np.ceil(values * (255 / top) - 1e-9).astype(np.uint8)
+    return base64.b64encode(scaled.tobytes()).decode(), top or 1.0
+
+
+def _thin(count: int) -> AnyArray:
+    return np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
+
+
+def _band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -> dict[str, list[float | None]] | None:
+    """Return mean and mean +- standard deviation of several (x, y) curves, on a common grid.
+
+    The grid ends where the shortest curve ends, so the mean is always over the same seeds. ``stepwise`` holds the last
+    known value (an accuracy is what was last measured); otherwise every curve must share its x.
+    """
+    curves = [(x, y) for x, y in curves if len(x)]
+    if not curves:
+        return None
+    if stepwise:
+        end = min(x[-1] for x, _ in curves)
+        start = max(x[0] for x, _ in curves)
+        grid = np.linspace(min(start, end), end, POINTS) if end > start else np.array([end])
+        rows = np.array([y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in curves])
+    else:
+        common = curves[0][0]
+        for x, _ in curves[1:]:
+            common = np.intersect1d(common, x)
+        if not len(common):
+            return None
+        grid = common[_thin(len(common))]
+        rows = np.array([y[np.searchsorted(x, grid)] for x, y in curves])
+    mean = rows.mean(axis=0)
+    found = {"x": rounded(grid, 6), "y": rounded(mean)}
+    if len(rows) > 1:
+        std = rows.std(axis=0, ddof=1)
+        found |= {"lo": rounded(mean - std), "hi": rounded(mean + std)}
+    return found
+
+
+def _series(group: Group, data: Mapping[str, Any]) -> dict[str, Any]:
+    return {"label": group.label, "color": group.color, "dash": group.dash, **data}
+
+
+def _smooth(values: FloatArray, window: int) -> FloatArray:
+    """Return the trailing mean over ``window`` entries, shorter at the beginning."""
+    if window <= 1:
+        return values
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+
+
+# -- pictures -------------------------------------------------------------------------------------------------------
+
+
+def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
+    """Accuracy over rounds, simulated seconds and bytes."""
+    axes: list[tuple[str, dict[str, str], Callable[[RunCurve], FloatArray], bool]] = [
+        ("Rounds", {"label": "round", "format": "integer"}, lambda run: run.round.astype(float), False),
+        ("Simulated time", {"label": "simulated time", "format": "seconds"}, lambda run: run.values["clock"], True),
+        ("Bytes", {"label": "bytes sent and received", "format": "bytes"}, lambda run: run.total_bytes, True),
+    ]
+    views = []
+    for name, axis, x_of, stepwise in axes:
+        series = []
+        for group in setting.groups:
+            curves = []
+            for run in group.runs:
+                x = x_of(run)
+                seen = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
+                curves.append((x[seen], run.values["accuracy"][seen]))
+            band = _band(curves, stepwise)
+            if band is not None:
+                series.append(_series(group, band))
+        if series:
+            views.append({"name": name, "x": axis, "series": series})
+    if not views:
+        return None
+    marks = [] if math.isnan(board.target) else [{"y": board.target, "label": f"target {percent(board.target, 0)}"}]
+    return Figure(
+        "accuracy",
+        "Test accuracy",
+        _accuracy_sentence(board) + _seeds(setting),
+        {"kind": "lines", "views": views, "y": {"label": "test accuracy", "format": "percent", "max": 1}, "marks": marks},
+    )
+
+
+def _seeds(setting: Setting) -> str:
+    most = max(len(group.runs) for group in setting.groups)
+    return f" Bands are one standard deviation over {most} seeds." if most > 1 else " One seed, so no band is shown."
+
+
+def _accuracy_sentence(board: Leaderboard) -> str:
+    target = percent(board.target, 0)
+    reached = [r for r in board.rows if r.rounds_to_target.count == r.runs and r.runs]
+    best = board.rows[0]
+    ends = f"{best.label} ends highest, at {percent(best.terminal.mean)}"
+    if not best.baseline and not math.isnan(board.base.terminal.mean):
+        ends += f" against {percent(board.base.terminal.mean)} for {board.baseline}"
+    if not reached:
+        return f"{ends}; nobody reaches {target} in every seed."
+    first = min(reached, key=lambda r: r.rounds_to_target.mean)
+    text = f"{first.label} is first at {target}, after {first.rounds_to_target.mean:.0f} rounds"
+    if not first.baseline and not math.isnan(first.speed_up):
+        text += f", {number(first.speed_up)} times as fast as {board.baseline}"
+    if first.label == best.label:
+        return f"{text}, and {ends.removeprefix(best.label + ' ')}."
+    return f"{text}; {ends}."
+
+
+def loss(setting: Setting) -> Figure | None:
+    """Test loss over rounds."""
+    series, last = [], {}
+    for group in setting.groups:
+        band = _band([(x.astype(float), y) for x, y in (run.evaluated("loss") for run in group.runs)], False)
+        if band is not None:
+            series.append(_series(group, band))
+            last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
+    if not series:
+        return None
+    low = min(last, key=lambda label: last[label])
+    high = max(last, key=lambda label: last[label])
+    sentence = f"The loss ends lowest with {low} ({number(last[low])})"
+    sentence += f" and highest with {high} ({number(last[high])})." if high != low else "."
+    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
+    return Figure("loss", "Test loss", sentence, {"kind": "lines", "views": views, "y": {"label": "test loss"}})
+
+
+def balance(setting: Setting) -> Figure | None:
+    """Class imbalance of the cohort's pooled labels per round."""
+    window = max(1, setting.rounds // 25)
+    series, means = [], {}
+    for group in setting.groups:
+        curves = [(x.astype(float), _smooth(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
+        band = _band(curves, False)
+        if band is not None:
+            if "lo" in band:
+                band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
+            series.append(_series(group, band))
+            known = np.concatenate([run.evaluated("qcid")[1] for run in group.runs])
+            means[group.label] = float(known.mean())
+    if not series:
+        return None
+    low, high = min(means, key=lambda k: means[k]), max(means, key=lambda k: means[k])
+    if low == high:
+        sentence = f"The mean class imbalance of {low}'s cohorts is {number(means[low])}; 0 is perfectly balanced."
+    else:
+        ratio = f", {number(means[high] / means[low])} times less than {high}'s" if means[low] > 0 else ""
+        sentence = (
+            f"{low} builds the most balanced cohorts (mean QCID {number(means[low])}{ratio}"
+            f"{'' if ratio else f', {high} the least'}: {number(means[high])}); 0 is perfectly balanced."
+        )
+    if window > 1:
+        sentence += f" Shown as the mean of the last {window} rounds."
+    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
+    spec = {"kind": "lines", "views": views, "y": {"label": "class imbalance of the cohort (QCID)", "min": 0}}
+    return Figure("balance", "Class balance of the cohorts", sentence, spec)
+
+
+def picks(setting: Setting) -> Figure | None:
+    """Client x round heat map of who was picked, one view per selector."""
+    n, rounds = setting.n_clients, setting.rounds
+    if n == 0:
+        return None
+    x_step, y_step = -(-rounds // HEAT_COLUMNS), -(-n // HEAT_ROWS)
+    cols, rows = -(-rounds // x_step), -(-n // y_step)
+    views, busiest = [], []
+    for group in setting.groups:
+        run = group.runs[0]  # clients of different seeds are different clients, so seeds are not averaged here
+        grid = np.zeros((rows, cols))
+        np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
+        cells, top = packed(grid)
+        counts = np.bincount(run.pick_client, minlength=n)
+        busiest.append((int(counts.max()) / max(1, len(run.round)), group.label, int(counts.argmax())))
+        views.append(
+            {
+                "name": group.label, "rows": rows, "cols": cols, "cells": cells, "max": top, "x0": 0, "xstep": x_step,
+                "ystep": y_step, "x": {"label": "round", "format": "integer"},
+            }  # fmt: skip
+        )
+    share, label, client = max(busiest)
+    sentence = (
+        f"A horizontal streak is a client picked again and again. The strongest is client {client} with {label}, "
+        f"picked in {percent(share, 0)} of the rounds. Seed {setting.groups[0].runs[0].seed}."
+    )
+    return Figure(
+        "picks",
+        "Who was picked, round by round",
+        sentence,
+        {
+            "kind": "heat",
+            "views": views,
+            "y": {"label": "client", "item": "client", "format": "integer"},
+            "value": {"label": "share of rounds picked", "format": "percent"},
+        },
+    )
+
+
+def participation(setting: Setting) -> Figure | None:
+    """How often clients were picked, most often first."""
+    n = setting.n_clients
+    if n == 0:
+        return None
+    series, spread = [], {}
+    index = _thin(n)
+    for group in setting.groups:
+        per_seed = [np.sort(np.bincount(run.pick_client, minlength=n)[:n])[::-1] for run in group.runs]
+        mean = np.mean(per_seed, axis=0)
+        series.append(_series(group, {"x": (index + 1).tolist(), "y": rounded(mean[index])}))
+        spread[group.label] = float(np.mean([gini(counts.astype(float)) for counts in per_seed]))
+    known = {label: g for label, g in spread.items() if not math.isnan(g)}
+    if not known:
+        return None
+    even, uneven = min(known, key=lambda k: known[k]), max(known, key=lambda k: known[k])
+    sentence = (
+        f"A flat line shares the work evenly. {even} is the most even (Gini {known[even]:.2f})"
+        + (f", {uneven} the least ({known[uneven]:.2f})." if even != uneven else ".")
+    )
+    views = [{"name": "Clients", "x": {"label": "clients, most often picked first", "format": "integer"}, "series": series}]
+    spec = {"kind": "lines", "views": views, "y": {"label": "times picked", "min": 0}}
+    return Figure("participation", "How often each client was picked", sentence, spec)
+
+
+def scenario(setting: Setting) -> Figure | None:
+    """Class-by-client picture of the federation."""
+    facts = setting.federation()
+    if facts is None:
+        return None
+    counts = np.asarray(facts.label_counts, np.float64)
+    order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
+    if len(order) > 1000:
+        order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]
+    cells, top = packed(np.ascontiguousarray(counts[order].T))
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    present = (counts > 0).sum(axis=1)
+    sentence = (
+        f"{len(counts)} clients, {counts.shape[1]} classes: the median client holds {np.median(present):.0f} of them and "
+        f"{percent(float(np.median(share.max(axis=1))), 0)} of its samples are of its main class; sizes run from "
+        f"{number(float(facts.sizes.min()))} to {number(float(facts.sizes.max()))} samples."
+    )
+    if float(facts.noise_rate.max(initial=0)) > 0:
+        sentence += f" On average {percent(float(facts.noise_rate.mean()), 0)} of a client's labels are wrong."
+    if len(setting.federations) > 1:
+        sentence += f" Shown is one of {len(setting.federations)} federations, one per seed."
+    view = {
+        "name": "scenario", "rows": counts.shape[1], "cols": len(order), "cells": cells, "max": top, "x0": 0, "xstep": 1,
+        "names": [f"class {c}" for c in range(counts.shape[1])], "xnames": [str(int(c)) for c in order],
+        "x": {"label": "client", "format": "integer"},
+    }  # fmt: skip
+    spec = {"kind": "heat", "views": [view], "y": {"label": "", "item": "class"}, "value": {"label": "samples", "format": "integer"}}
+    return Figure("scenario", "The federation: classes by client", sentence, spec)
+
+
+def cost(setting: Setting, board: Leaderboard) -> Figure | None:
+    """Simulated seconds, client compute and bytes, split into training and queries."""
+    kinds: list[tuple[str, str, str, Callable[[RunCurve], tuple[float, float]]]] = [
+        ("Simulated time", "seconds", "simulated time", _seconds_split),
+        ("Client compute", "seconds", "compute time summed over clients", _compute_split),
+        ("Bytes", "bytes", "bytes sent and received", _bytes_split),
+    ]
+    views = []
+    for name, unit, label, split in kinds:
+        rows = []
+        for group in setting.groups:
+            parts = np.mean([split(run) for run in group.runs], axis=0)
+            rows.append({"label": group.label, "color": group.color, "parts": rounded(parts)})
+        views.append({"name": name, "x": {"label": label, "format": unit}, "rows": rows})
+    byte_rows = views[2]["rows"]
+    share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in byte_rows}
+    payer = max(share, key=lambda k: share[k])
+    totals = {row["label"]: sum(row["parts"]) for row in views[0]["rows"]}
+    slow, fast = max(totals, key=lambda k: totals[k]), min(totals, key=lambda k: totals[k])
+    sentence = (
+        f"{payer} spends the most on questions: {percent(share[payer])} of its bytes."
+        if share[payer] > 0
+        else "Nobody asked clients anything before choosing, so every byte and second is training."
+    )
+    if slow != fast and totals[fast] > 0:
+        sentence += f" The whole run takes {number(totals[slow] / totals[fast])} times as long with {slow} as with {fast}."
+    spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
+    return Figure("cost", "Simulated time and bytes: training and queries", sentence, spec)
+
+
+def _total(run: RunCurve, *columns: str) -> float:
+    return float(sum(np.nansum(run.values[name]) for name in columns))
+
+
+def _seconds_split(run: RunCurve) -> tuple[float, float]:
+    queries = _total(run, "query_seconds")
+    return _total(run, "seconds") - queries, queries
+
+
+def _compute_split(run: RunCurve) -> tuple[float, float]:
+    return _total(run, "client_seconds"), _total(run, "query_client_seconds")
+
+
+def _bytes_split(run: RunCurve) -> tuple[float, float]:
+    return _total(run, "bytes_down", "bytes_up"), _total(run, "query_bytes_down", "query_bytes_up")
+
+
+def general_figures(setting: Setting, board: Leaderboard) -> list[Figure]:
+    """Return the pictures every setting has, in reading order; those without data are left out."""
+    found = [
+        accuracy(setting, board),
+        loss(setting),
+        balance(setting),
+        picks(setting),
+        participation(setting),
+        cost(setting, board),
+        scenario(setting),
+    ]
+    return [figure for figure in found if figure is not None]

@@ -1,0 +1,220 @@
+"""One self-contained HTML file: tables and sentences readable without scripts, charts drawn by inlined code."""
+
+from __future__ import annotations
+
+import html
+import json
+import string
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import fedcohort
+from fedcohort.report import palette
+from fedcohort.report.data import Bundle, Setting, load_bundle
+from fedcohort.report.figures import Figure, general_figures
+from fedcohort.report.insights import selector_figures
+from fedcohort.report.stats import Leaderboard, leaderboard
+from fedcohort.report.tables import Table, leaderboard_table, participation_table, to_html
+from fedcohort.report.why import report_explanations
+
+
+@dataclass(frozen=True)
+class Section:
+    """One setting of a report: its tables, figures and explanations."""
+
+    setting: Setting
+    board: Leaderboard
+    tables: tuple[Table, ...]
+    figures: tuple[Figure, ...]
+    explanations: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything of a report before it is written in some format."""
+
+    bundle: Bundle
+    sections: tuple[Section, ...]
+    warnings: tuple[str, ...]
+    title: str
+
+
+def assemble(
+    paths: Sequence[str | Path],
+    *,
+    title: str | None = None,
+    target: float | None = None,
+    baseline: str | None = None,
+    rounds: Sequence[int] = (),
+) -> Report:
+    """Read result directories and work out every table, figure and explanation.
+
+    Parameters
+    ----------
+    paths : experiments' directories
+    title : str, optional
+        Heading; default: the directories' names.
+    target : float, optional
+        Accuracy to reach, in (0, 1]; default: what the configuration says, else where the baseline ends.
+    baseline : str, optional
+        Label or selector everybody is compared with; default uniform.
+    rounds : sequence of int
+        Rounds whose choices the report explains, beside the evenly spread ones.
+    """
+    bundle = load_bundle(paths)
+    warnings = list(bundle.warnings)
+    sections = []
+    for setting in bundle.settings:
+        board = leaderboard(setting, target=bundle.target if target is None else target, baseline=baseline)
+        special, unread = selector_figures(setting)
+        explanations, unexplained = report_explanations(setting, rounds)
+        warnings += unread + unexplained
+        tables = (leaderboard_table(board), participation_table(setting))
+        sections.append(Section(setting, board, tables, (*general_figures(setting, board), *special), explanations))
+    heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
+    return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)
+
+
+def asset(name: str) -> str:
+    """Return the text of a file of ``assets/``."""
+    return (resources.files("fedcohort.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def scripts(*names: str) -> str:
+    """Return the chart code followed by ``names``, to be put into one script element."""
+    return "\n".join(asset(name) for name in ("core.js", "kinds.js", "chart.js", "why.js", *names))
+
+
+def styles() -> str:
+    """Return the style sheet with the colours of both themes."""
+    return palette.css() + asset("style.css")
+
+
+def embedded(value: Any) -> str:
+    """Return JSON that may stand inside a script element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def build_report(report: Report, *, theme: str | None = None) -> str:
+    """Return the HTML of a report.
+
+    Parameters
+    ----------
+    report : Report
+    theme : "light" or "dark", optional
+        Default: as the reader's system says.
+    """
+    data: dict[str, Any] = {"figures": {}, "explanations": {}}
+    parts = []
+    for number, section in enumerate(report.sections):
+        for figure in section.figures:
+            data["figures"][f"{number}-{figure.name}"] = {
+                "title": figure.title,
+                "sentence": figure.sentence,
+                "file": _file_name(report, section, figure.name),
+                **figure.spec,
+            }
+        data["explanations"][str(number)] = section.explanations
+        parts.append(_section(section, number, len(report.sections) > 1))
+    template = string.Template(asset("report.html"))
+    return template.substitute(
+        title=html.escape(report.title),
+        theme=f' data-theme="{html.escape(theme)}"' if theme else "",
+        styles=styles(),
+        summary=_summary(report),
+        warnings="".join(f'<p class="warning">{html.escape(text)}</p>' for text in report.warnings),
+        tabs=_tabs(report),
+        sections="".join(parts),
+        provenance=_provenance(report),
+        data=embedded(data),
+        scripts=scripts("report.js"),
+    )
+
+
+def _file_name(report: Report, section: Section, name: str) -> str:
+    if len(report.sections) == 1:
+        return name
+    return f"{name}-" + "".join(c if c.isalnum() else "-" for c in section.setting.name).strip("-")
+
+
+def _summary(report: Report) -> str:
+    bundle = report.bundle
+    selectors = len({group.label for setting in bundle.settings for group in setting.groups})
+    seeds = max(len(group.runs) for setting in bundle.settings for group in setting.groups)
+    clients = max(setting.n_clients for setting in bundle.settings)
+    rounds = max(setting.rounds for setting in bundle.settings)
+    facts = [
+        (selectors, "selector"), (len(bundle.settings), "setting"), (seeds, "seed"), (bundle.n_runs, "run"),
+        (rounds, "round"), (clients, "client"),
+    ]  # fmt: skip
+    return "".join(f"<li><b>{n:,}</b> {word}{'s' if n != 1 else ''}</li>" for n, word in facts)
+
+
+def _tabs(report: Report) -> str:
+    if len(report.sections) < 2:
+        return ""
+    buttons = "".join(
+        f'<button role="tab" aria-selected="{str(i == 0).lower()}" data-setting="{i}">{html.escape(s.setting.name)}</button>'
+        for i, s in enumerate(report.sections)
+    )
+    return f'<nav class="settings" role="tablist" aria-label="settings">{buttons}</nav>'
+
+
+def _section(section: Section, number: int, several: bool) -> str:
+    board, participation = section.tables
+    figures = {figure.name: figure for figure in section.figures}
+    blocks = [
+        f'<section class="card"><h2>{html.escape(board.title)}</h2>'
+        f'<div class="downloads"><button data-table="leaderboard.csv">CSV</button></div>{to_html(board)}</section>'
+    ]
+    for name, figure in figures.items():
+        extra = ""
+        if name == "participation":
+            extra = f'<div class="extra">{to_html(participation)}</div>'
+        blocks.append(_figure(figure, number, extra))
+        if name == "participation" and section.explanations:
+            blocks.append(_explanations(number))
+    hidden = " hidden" if number else ""
+    heading = f'<h2 class="setting">{html.escape(section.setting.name)}</h2>' if several else ""
+    return f'<div class="pane" data-pane="{number}"{hidden}>{heading}{"".join(blocks)}</div>'
+
+
+def _figure(figure: Figure, number: int, extra: str) -> str:
+    return (
+        f'<figure class="card" id="{number}-{figure.name}"><figcaption><h2>{html.escape(figure.title)}</h2>'
+        f"<p>{html.escape(figure.sentence)}</p></figcaption>"
+        '<div class="downloads"><button data-save="csv">CSV</button><button data-save="svg">SVG</button>'
+        f'<button data-save="png">PNG</button></div><div class="chart" data-figure="{number}-{figure.name}"></div>'
+        f"{extra}</figure>"
+    )
+
+
+def _explanations(number: int) -> str:
+    return (
+        f'<section class="card why" data-why="{number}"><h2>Why these clients?</h2>'
+        "<p>The score of every picked client and of those that were nearly picked, part by part, and what each shadow "
+        "selector would have done in their place.</p>"
+        '<div class="controls"><label>Selector <select data-role="selector"></select></label>'
+        '<label>Round <select data-role="round"></select></label></div><div data-role="table"></div></section>'
+    )
+
+
+def _provenance(report: Report) -> str:
+    lines = []
+    for path, meta in zip(report.bundle.paths, report.bundle.metas, strict=True):
+        keys = ("created", "command", "device", "fedcohort", "torch", "numpy", "python")
+        facts = [f"{key}: {_plain(meta[key])}" for key in keys if meta.get(key)]
+        lines.append(f"<li><b>{html.escape(path.name)}</b> {html.escape('; '.join(facts))}</li>")
+    made = time.strftime("%Y-%m-%d %H:%M")
+    return f"<ul>{''.join(lines)}</ul><p>Made by fedcohort {fedcohort.__version__} on {made}. Opens offline.</p>"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
