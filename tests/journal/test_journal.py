@@ -1,0 +1,182 @@
+"""The journal: durable, checked, lockable, small."""
+
+import sqlite3
+
+import numpy as np
+import pytest
+
+from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
+from fedcohort.errors import JournalError
+from fedcohort.journal import read_journal
+from fedcohort.journal.codec import changed_rows, pack, pack_many, unpack, unpack_many
+from fedcohort.testing import ScriptedHost
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i8", "i2", "?", "u1"])
+def test_arrays_survive(dtype):
+    array = np.array([[0, 1], [2, 3]], dtype)
+    back = unpack(pack(array))
+    assert back.dtype == array.dtype and np.array_equal(back, array) and not back.flags.writeable
+    many = unpack_many(pack_many({"a": array, "b": np.empty((0, 3))}))
+    assert np.array_equal(many["a"], array) and many["b"].shape == (0, 3)
+
+
+def test_changed_rows_compares_bits():
+    old = np.array([[0.0, np.nan], [1.0, 2.0], [0.0, 0.0]])
+    new = old.copy()
+    assert len(changed_rows(old, new)) == 0
+    new[2, 1] = -0.0
+    assert changed_rows(old, new).tolist() == [2]
+    assert changed_rows(old, new[:2]) is None
+
+
+def test_an_existing_journal_is_never_overwritten(tmp_path):
+    path = tmp_path / "j.sqlite"
+    Session(create("uniform"), ClientTable(n=3), journal=path).close()
+    with pytest.raises(JournalError, match="exists already"):
+        Session(create("uniform"), ClientTable(n=3), journal=path)
+
+
+def test_a_missing_journal_or_folder(tmp_path):
+    with pytest.raises(JournalError, match="There is no journal"):
+        Session.open(tmp_path / "none.sqlite")
+    with pytest.raises(JournalError, match="folder"):
+        Session(create("uniform"), ClientTable(n=3), journal=tmp_path / "a" / "j.sqlite")
+
+
+def test_a_damaged_journal_is_an_error(tmp_path):
+    path = tmp_path / "j.sqlite"
+    host = ScriptedHost()
+    with host.session(create("active-fl"), journal=path) as session:
+        host.play(session, 30)
+    data = bytearray(path.read_bytes())
+    data[200 : len(data) // 2] = bytes(len(data) // 2 - 200)
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match="damaged"):
+        Session.open(path)
+    path.write_bytes(b"this is no database" * 100)
+    with pytest.raises(JournalError, match="damaged"):
+        Session.open(path)
+    with pytest.raises(JournalError, match="exists already"):
+        Session(create("uniform"), ClientTable(n=3), journal=path)
+
+
+def test_a_newer_schema_and_a_foreign_database_are_errors(tmp_path):
+    path = tmp_path / "j.sqlite"
+    Session(create("uniform"), ClientTable(n=3), journal=path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(JournalError, match="schema version 99"):
+        Session.open(path)
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE t (x)")
+    with pytest.raises(JournalError, match="not a fedcohort journal"):
+        Session.open(other)
+
+
+def test_two_sessions_cannot_write_one_journal(tmp_path):
+    path = tmp_path / "j.sqlite"
+    with Session(create("uniform"), ClientTable(n=3), journal=path) as session:
+        with pytest.raises(JournalError, match="in use"):
+            Session.open(path)
+        session.ask(RoundRequest(size=1))
+        assert len(read_journal(path).cohorts()) == 1  # reading is always possible
+    with Session.open(path) as session:
+        assert session.round == 1
+
+
+def test_another_selector_cannot_continue(tmp_path):
+    path = tmp_path / "j.sqlite"
+    Session(create("power-of-choice", d=7), ClientTable(sizes=[1] * 9), journal=path).close()
+    with pytest.raises(JournalError, match="cannot be continued"):
+        Session.open(path, create("power-of-choice", d=8))
+    with Session.open(path) as session:
+        assert session.selector.d == 7
+
+
+def test_open_or_create_survives_a_cut_off_creation(tmp_path):
+    path = tmp_path / "j.sqlite"
+    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL")  # what a kill at the first instruction leaves
+    with Session.open_or_create(path, create("uniform"), ClientTable(n=4)) as session:
+        session.ask(RoundRequest(size=1))
+    with Session.open_or_create(path, create("uniform"), ClientTable(n=4)) as session:
+        assert session.round == 1 and len(session.pending) == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [LabelCounts([[1, 2], [3, 4]]), LabelFactor([[1.0, 2.0], [3.0, -4.0]], 2), LabelGram([[5.0, 1.0], [1.0, 9.0]], 2)],
+)
+def test_every_label_form_survives(tmp_path, labels):
+    path = tmp_path / "j.sqlite"
+    table = ClientTable(names=["a", "b"], sizes=[3, 7], labels=labels)
+    Session(create("uniform"), table, journal=path).close()
+    with Session.open(path) as session:
+        assert type(session.table.labels) is type(labels)
+        assert session.table.names == ("a", "b") and session.table.signals == table.signals
+
+
+def test_partial_reports_membership_and_host_state_survive(tmp_path):
+    path = tmp_path / "j.sqlite"
+    with Session(create("uniform"), ClientTable(names=list("abcd")), journal=path, seed=5) as session:
+        cohort = session.ask(RoundRequest(size=2))
+        session.tell(RoundReport(cohort.ticket, [cohort.names[0]], complete=False))
+        session.leave([n for n in "abcd" if n not in cohort.names][:1])
+    with Session.open(path) as session:
+        (pending,) = session.pending
+        assert pending.names == cohort.names
+        assert session.active.sum() == 3
+        session.tell(RoundReport(pending.ticket, [pending.names[1]]), host={"checkpoint": "model-1"})
+    with Session.open(path) as session:
+        assert session.host_state == {"checkpoint": "model-1"} and not session.pending
+
+
+def test_manual_commit_drops_what_was_not_committed(tmp_path):
+    path = tmp_path / "j.sqlite"
+    host = ScriptedHost()
+    session = Session(create("active-fl"), host.table, signals=host.signals, journal=path, commit="manual")
+    first = host.play(session, 4)
+    session.commit()
+    rest = host.play(session, 3)
+    session.close()
+    with Session.open(path, commit="manual") as session:
+        assert session.round == 4
+        assert host.play(session, 3) == rest
+        assert [tuple(c.clients.tolist()) for c in session.journal.cohorts()] == first + rest
+
+
+def test_states_are_saved_by_rows(tmp_path):
+    """At a size where whole states would be too dear, a round writes what it changed."""
+    path = tmp_path / "j.sqlite"
+    host = ScriptedHost(n=50_000)
+    with host.session(create("active-fl"), journal=path) as session:
+        before = path.stat().st_size + (tmp_path / "j.sqlite-wal").stat().st_size
+        host.play(session, 20, size=10)
+        after = path.stat().st_size + (tmp_path / "j.sqlite-wal").stat().st_size
+        valuation = session.state.valuation
+    assert (after - before) / 20 < 0.5 * valuation.nbytes
+    with Session.open(path) as session:
+        assert np.array_equal(session.state.valuation, valuation, equal_nan=True)
+        host.play(session, 5, size=10)
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
+    path = tmp_path / "j.sqlite"
+    host = ScriptedHost()
+    session = host.session(create("active-fl"), journal=path)
+    trace = host.play(session, 3)
+    pages = session.journal._db.execute("PRAGMA page_count").fetchone()[0]
+    session.journal._db.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite sees when the disk is full
+
+    def until_full():
+        for _ in range(200):
+            trace.append(tuple(host.play_round(session).clients.tolist()))
+
+    with pytest.raises(JournalError, match="full"):
+        until_full()
+    done = len(trace)
+    session.close()
+    with Session.open(path) as session:
+        recorded = [tuple(c.clients.tolist()) for c in session.journal.cohorts()]
+        assert recorded[:done] == trace and len(recorded) <= done + 1
