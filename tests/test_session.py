@@ -217,10 +217,10 @@ def test_label_counts_of_different_lengths():
 
 
 def test_a_host_that_cannot_supply_a_signal_is_refused_at_the_start():
-    with pytest.raises(SignalError, match="requires the signal 'sizes'.*client table does not supply") as caught:
+    with pytest.raises(SignalError, match=r"requires the signal 'sizes'.*client table does not supply") as caught:
         Session(create("active-fl"), ClientTable(n=3))
     assert "ClientTable" in caught.value.hint
-    with pytest.raises(SignalError, match="requires the signal 'loss'.*the host does not supply"):
+    with pytest.raises(SignalError, match=r"requires the signal 'loss'.*the host does not supply"):
         Session(create("active-fl"), ClientTable(sizes=[1, 1]), signals={Signal.DURATION})
     session = Session(create("active-fl"), ClientTable(sizes=[1, 1]))
     cohort = session.ask(RoundRequest(size=1))
@@ -355,6 +355,9 @@ def test_two_processes_two_hash_seeds_one_trace():
 
 
 def test_the_core_is_light():
-    script = "import sys, fedcohort, fedcohort.selectors; print([m for m in ('torch', 'flwr', 'plotly', 'tenseal', 'pyarrow') if m in sys.modules])"
+    script = (
+        "import sys, fedcohort, fedcohort.selectors\n"
+        "print([m for m in ('torch', 'flwr', 'plotly', 'tenseal', 'pyarrow') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
