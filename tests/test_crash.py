@@ -11,7 +11,7 @@ import pytest
 from fedcohort import RoundRequest, Session, create
 from fedcohort.testing import ScriptedHost
 
-ROUNDS = 120
+ROUNDS = 60
 KILLS = 200
 HOST = ScriptedHost(n=20)
 
@@ -66,7 +66,7 @@ def test_two_hundred_kills(tmp_path):
         child = os.fork()
         if child == 0:
             try:
-                die_after(rng.randint(1, 12_000) if kills % 10 else rng.randint(1, 400))
+                die_after(rng.randint(1, 40_000) if kills % 10 else rng.randint(1, 5_000))
                 work(path)
             finally:
                 os._exit(0)
@@ -84,4 +84,4 @@ def test_two_hundred_kills(tmp_path):
     last = work(path)
     assert contents(last) == expected
     assert last.host_state == {"round": ROUNDS - 1}
-    assert finished >= 1
+    assert finished >= 3
