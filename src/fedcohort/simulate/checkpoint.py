@@ -1,0 +1,94 @@
+"""Checkpoints: arrays and a little JSON in one ``.npz`` per lock-step group and round, without pickle.
+
+A checkpoint is written before the runs' journals are committed and the older one is removed afterwards. Should the
+machine die in between, some journals stand at the older checkpoint's round and some at the newer one's; each run then
+continues from the checkpoint that its journal agrees with, and those behind catch up.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray
+from fedcohort.simulate.results import ResultsError, write_atomically
+
+_NAME = re.compile(r"group-(\d+)-round-(\d+)\.npz")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """One lock-step group between two rounds.
+
+    Attributes
+    ----------
+    round : int
+        The next round to make.
+    facts : dict
+        JSON-like.
+    arrays : dict of str to array
+    """
+
+    round: int
+    facts: dict[str, Any]
+    arrays: Mapping[str, AnyArray]
+
+    def to_bytes(self) -> bytes:
+        """Pack everything into the bytes of an ``.npz`` file."""
+        buffer = io.BytesIO()
+        head = np.frombuffer(json.dumps({"round": self.round, "facts": self.facts}).encode(), np.uint8)
+        np.savez(buffer, allow_pickle=False, **{"head.json": head}, **self.arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "checkpoint") -> Checkpoint:
+        """Unpack :meth:`to_bytes`."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                head = json.loads(arrays["head.json"].tobytes())
+                return cls(
+                    int(head["round"]), head["facts"], {key: arrays[key] for key in arrays.files if key != "head.json"}
+                )
+        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+            raise ResultsError(f"The checkpoint {source} is damaged: {error}.") from error
+
+
+def save(folder: Path, group: int, data: bytes, round_: int) -> Path:
+    """Write a packed checkpoint; the group's older ones stay until :func:`prune`."""
+    path = folder / f"group-{group}-round-{round_}.npz"
+    write_atomically(path, data)
+    return path
+
+
+def prune(folder: Path, group: int, keep: int) -> None:
+    """Remove the group's checkpoints of other rounds than ``keep``."""
+    for round_, path in found(folder, group).items():
+        if round_ != keep:
+            path.unlink(missing_ok=True)
+
+
+def found(folder: Path, group: int) -> dict[int, Path]:
+    """Return the group's checkpoints by round, ascending."""
+    files = {}
+    for path in folder.glob(f"group-{group}-round-*.npz"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            files[int(match[2])] = path
+    return dict(sorted(files.items()))
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ResultsError(f"The checkpoint {path} cannot be read: {error.strerror or error}.") from error
+    return Checkpoint.from_bytes(data, str(path))

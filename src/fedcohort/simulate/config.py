@@ -1,0 +1,589 @@
+"""The configuration of an experiment: TOML, overrides, and the runs it stands for.
+
+::
+
+    name = "noise"
+    seeds = [0, 1, 2]
+
+    [data]
+    name = "fashion-mnist"            # folder = "..."
+
+    [scenario]
+    preset = "flash-noise"            # or partition = {name = "shards", clients = 100}, ...
+
+    [model]
+    name = "mlp"
+
+    [local]
+    batch_size = 64
+    steps = 20
+    lr = 0.005
+
+    [aggregator]
+    name = "size-mean"
+
+    [run]
+    rounds = 200
+    cohort = 10
+    eval_every = 5
+    targets = [0.7, 0.8]
+
+    [selectors.uniform]
+
+    [selectors.ours]                  # a label; its name is the selector's unless it says otherwise
+    name = "flash"
+    local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter
+
+    [[settings]]                      # a sweep: each setting changes some keys of the above
+    name = "quiet"
+    scenario.noise.level = 0.0
+
+Every key is checked, an unknown one is an error that names the nearest known one, and everything is built before
+anything heavy starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcohort.aggregators import AGGREGATORS, Aggregator
+from fedcohort.errors import FedcohortError, ParameterError, UnknownNameError
+from fedcohort.filters import FILTERS, Filter
+from fedcohort.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, param, parameters
+from fedcohort.params import Sequence as ListOf
+from fedcohort.protocol import SELECTORS, Selector
+from fedcohort.registry import Registry, nearest
+from fedcohort.scenario import Scenario
+from fedcohort.simulate.data import DATASETS, Digits, Source
+from fedcohort.simulate.local import LocalTraining
+
+
+class ConfigError(FedcohortError, ValueError):
+    """A configuration file, key or value that cannot be used."""
+
+
+@dataclass(frozen=True)
+class _Count(Constraint):
+    """A whole number of clients, or "all"."""
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a positive integer or "all"."""
+        return value == "all" or Interval(int, 1, None).admits(value)
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return 'an integer in [1, inf) or "all"'
+
+    def bad_values(self) -> list[object]:
+        """Return values near the allowed ones."""
+        return [0, -1, 1.5, "some", None, True]
+
+
+@dataclass(frozen=True)
+class _Text(Constraint):
+    """A text that is not empty."""
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a text."""
+        return isinstance(value, str) and bool(value.strip())
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return "a text that is not empty"
+
+    def bad_values(self) -> list[object]:
+        """Return things that are no text."""
+        return ["", " ", 3, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Parameterized):
+    """Which dataset: the section ``[data]``, whose other keys are the dataset's own parameters."""
+
+    name: str = param("digits", _Text(), "a dataset of fedcohort.simulate.data")
+    folder: str | None = param(None, Optional(_Text()), "where the user keeps datasets; None looks in the usual places")
+    download: bool = param(False, Boolean(), "fetch what is not found")
+    source: Source = field(default_factory=Digits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Parameterized):
+    """Which model: the section ``[model]``."""
+
+    name: str = param("mlp", _Text(), "a registered model, or 'package.module:Class'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Parameterized):
+    """How long and how often: the section ``[run]``."""
+
+    rounds: int = param(100, Interval(int, 1, None), "rounds of training")
+    cohort: int | str = param(10, _Count(), "clients per round")
+    eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
+    targets: tuple[float, ...] = param((), ListOf(Interval(float, 0, 1)), "accuracies for rounds-to-target")
+    terminal: int = param(50, Interval(int, 1, None), "how many last rounds the terminal accuracy is a mean over")
+    baseline: str | None = param(None, Optional(_Text()), "label others are compared with; None: uniform, or the first")
+    device: str = param("auto", _Text(), "auto, cpu, cuda or cuda:N")
+    workers: int | None = param(None, Optional(Interval(int, 1, None)), "processes for CPU training; None: all cores")
+    lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
+    checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")
+    engine: str = param("local", OneOf(("local", "ray")), "where groups of runs are executed")
+
+    @property
+    def size(self) -> int | None:
+        """Clients per round; None is everybody available."""
+        return None if isinstance(self.cohort, str) else int(self.cohort)
+
+
+@dataclass(frozen=True, eq=False)
+class RunPlan:
+    """One run: a selector, a seed and a setting, everything built and checked."""
+
+    id: str
+    label: str
+    seed: int
+    setting: dict[str, Any]
+    setting_name: str
+    selector: Selector[Any]
+    data: DataOptions
+    scenario: Scenario
+    model: ModelOptions
+    local: LocalTraining
+    aggregator: Aggregator
+    filter: Filter
+    options: RunOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A checked configuration.
+
+    Attributes
+    ----------
+    name : str
+    table : dict
+        The complete configuration as plain values; :func:`to_toml` writes it.
+    plans : tuple of RunPlan
+        Settings x selectors x seeds, in this order.
+    options : RunOptions
+        Those of the base configuration.
+    """
+
+    name: str
+    table: dict[str, Any]
+    plans: tuple[RunPlan, ...]
+    options: RunOptions
+
+    @property
+    def baseline(self) -> str:
+        """The label everything is compared with."""
+        labels = list(dict.fromkeys(plan.label for plan in self.plans))
+        if self.options.baseline is not None:
+            return self.options.baseline
+        uniform = [plan.label for plan in self.plans if plan.selector.name == "uniform"]
+        return uniform[0] if uniform else labels[0]
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Experiment:
+        """Check a configuration and build all its runs.
+
+        >>> experiment = Experiment.from_dict({"seeds": [1, 2], "selectors": {"uniform": {}}})
+        >>> [plan.id for plan in experiment.plans]
+        ['uniform-s1', 'uniform-s2']
+        >>> Experiment.from_dict({"rounds": 5})
+        Traceback (most recent call last):
+            ...
+        fedcohort.simulate.config.ConfigError: The configuration has no key 'rounds'. ...
+          hint: did you mean 'run.rounds'?
+        """
+        return _build(table)
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "model": ModelOptions,
+    "local": LocalTraining,
+    "run": RunOptions,
+}
+_NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS}
+_TOP = ["name", "seeds", "data", *_SECTIONS, "scenario", *_NAMED, "selectors", "settings"]
+_PER_SELECTOR = ["local", *_NAMED]
+_LENGTHS = ("steps", "epochs", "epochs_of_largest")
+_DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all"}
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read a TOML file, apply ``key=value`` overrides with dotted keys, check and build everything."""
+    return Experiment.from_dict(override(read_table(path), overrides))
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file into plain values."""
+    file = Path(path)
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"There is no configuration {file}.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file} is a directory.", hint="to continue an experiment pass it with --resume") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+
+
+def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of ``table`` with ``key=value`` applied; a value is TOML, or else a text.
+
+    >>> override({"run": {"rounds": 5}}, ["run.rounds=7", "data.name=digits", "seeds=[1, 2]"])
+    {'run': {'rounds': 7}, 'data': {'name': 'digits'}, 'seeds': [1, 2]}
+    """
+    result = copy.deepcopy(dict(table))
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        path = [part.strip() for part in key.split(".")]
+        if not equals or not all(path):
+            raise ConfigError(f"An override must be key=value with a dotted key. Got {item!r}.")
+        try:
+            value = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        at = result
+        for part in path[:-1]:
+            inner = at.setdefault(part, {})
+            if isinstance(inner, str):
+                inner = at[part] = {"name": inner}
+            if not isinstance(inner, dict):
+                raise ConfigError(f"The override {item!r} reaches into {part!r}, which is no table but {inner!r}.")
+            at = inner
+        at[path[-1]] = value
+    return result
+
+
+# -- checking and building -------------------------------------------------------------------------------------
+
+
+def _unknown(where: str, key: str, known: Sequence[str], hint: str | None = None) -> ConfigError:
+    near = nearest(key, list(known))
+    return ConfigError(
+        f"{where} has no key {key!r}. Known: {', '.join(known)}.",
+        hint=hint or (f"did you mean {near!r}?" if near else None),
+    )
+
+
+def _check_top(table: Mapping[str, Any]) -> None:
+    for key in table:
+        if key in _TOP:
+            continue
+        inside = [
+            f"{section}.{info.name}"
+            for section, kind in _SECTIONS.items()
+            for info in parameters(kind)
+            if nearest(key, [info.name]) == info.name and info.name[:1] == key[:1]
+        ]
+        close = nearest(key, [name.partition(".")[2] for name in inside]) if inside else None
+        best = next((name for name in inside if name.partition(".")[2] == close), None)
+        direct = nearest(key, _TOP)
+        exact = best is not None and best.endswith(f".{key}")
+        hint = f"did you mean {best!r}?" if best and (exact or direct is None) else None
+        raise _unknown("The configuration", key, _TOP, hint)
+
+
+def _table(where: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be a table or a name. Got {value!r}.")
+    return dict(value)
+
+
+def _section(name: str, value: Any) -> Any:
+    """Build one of the sections that are plain dataclasses."""
+    kind = _SECTIONS[name]
+    values = _table(f"The section [{name}]", value)
+    known = [info.name for info in parameters(kind)]
+    for key in values:
+        if key not in known:
+            raise _unknown(f"The section [{name}]", key, known)
+    if kind is LocalTraining and not any(length in values for length in _LENGTHS):
+        values["epochs"] = 1
+    try:
+        return kind(**values)
+    except ParameterError as error:
+        raise ConfigError(f"In the section [{name}]: {error.message}", hint=error.hint) from error
+
+
+def _data(value: Any) -> DataOptions:
+    values = _table("The section [data]", value)
+    name = values.pop("name", "digits")
+    places = {key: values.pop(key) for key in ("folder", "download") if key in values}
+    source = _create(DATASETS, name, values, "In the section [data]")
+    try:
+        return DataOptions(name=name, source=source, **places)
+    except ParameterError as error:
+        raise ConfigError(f"In the section [data]: {error.message}", hint=error.hint) from error
+
+
+def _named(name: str, value: Any) -> Any:
+    """Build something that a registry knows by name."""
+    values = _table(f"The section [{name}]", value)
+    wanted = values.pop("name", _DEFAULTS[name])
+    return _create(_NAMED[name], wanted, values, f"In the section [{name}]")
+
+
+def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where: str) -> Any:
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: the name must be a text. Got {name!r}.")
+    try:
+        return registry.create(name, **values)
+    except (ParameterError, UnknownNameError) as error:
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _scenario(value: Any) -> Scenario:
+    table = {"preset": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {value!r}.")
+    try:
+        return Scenario.from_dict(table)
+    except (ParameterError, UnknownNameError) as error:
+        raise ConfigError(f"In the section [scenario]: {error.message}", hint=error.hint) from error
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``change`` laid over it; a table of another name (or preset) replaces instead.
+
+    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"p": 2}})
+    {'a': {'name': 'x', 'p': 2}}
+    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}})
+    {'a': {'name': 'y'}}
+    """
+    result = copy.deepcopy(dict(base))
+    for key, value in change.items():
+        old = result.get(key)
+        if isinstance(old, str) and isinstance(value, Mapping) and "name" not in value and "preset" not in value:
+            old = {"preset" if key == "scenario" else "name": old}
+        same = isinstance(old, Mapping) and all(
+            tag not in value or value[tag] == old.get(tag) for tag in ("name", "preset") if isinstance(value, Mapping)
+        )
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and same:
+            if key == "local" and any(length in value for length in _LENGTHS):
+                old = {name: item for name, item in old.items() if name not in _LENGTHS}  # they exclude each other
+            result[key] = merged(old, value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.+=-]+", "-", text).strip("-.") or "run"
+
+
+def _seeds(value: Any) -> list[int]:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return list(range(value))
+    if isinstance(value, list) and value and all(Interval(int, 0, None).admits(seed) for seed in value):
+        if len(set(value)) != len(value):
+            raise ConfigError(f"The seeds must differ. Got {value}.")
+        return list(value)
+    raise ConfigError(f"'seeds' must be a list of whole numbers, not negative, or how many. Got {value!r}.")
+
+
+def _build(table: Mapping[str, Any]) -> Experiment:
+    import fedcohort.selectors  # noqa: F401  # registers them
+
+    _check_top(table)
+    name = table.get("name", "experiment")
+    if not _Text().admits(name):
+        raise ConfigError(f"'name' must be a text that is not empty. Got {name!r}.")
+    seeds = _seeds(table.get("seeds", [0]))
+    selectors = table.get("selectors") or {"uniform": {}}
+    if not isinstance(selectors, Mapping):
+        raise ConfigError(f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {selectors!r}.")
+    settings = table.get("settings", [])
+    if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
+        raise ConfigError(f"'settings' must be tables, [[settings]]. Got {settings!r}.")
+    base = {key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "settings")}
+    options: RunOptions = _section("run", base.get("run", {}))
+    plans: list[RunPlan] = []
+    for number, setting in enumerate(settings or [{}]):
+        change = dict(setting)
+        title = str(change.pop("name", f"setting-{number}" if settings else ""))
+        _check_setting(title, change)
+        changed = merged(base, change)
+        for label, raw in selectors.items():
+            plans += _runs_of(
+                changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flat(change)
+            )
+    ids = [plan.id for plan in plans]
+    twice = next((i for i in ids if ids.count(i) > 1), None)
+    if twice:
+        raise ConfigError(f"Two runs would both be called {twice!r}.", hint="give settings and selectors other names")
+    known_labels = list(selectors)
+    if options.baseline is not None and options.baseline not in known_labels:
+        near = nearest(options.baseline, known_labels)
+        raise ConfigError(
+            f"The baseline {options.baseline!r} is no label of a selector. Known: {', '.join(known_labels)}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    return Experiment(name, _complete(base, name, seeds, selectors, settings), tuple(plans), options)
+
+
+def _check_setting(title: str, change: Mapping[str, Any]) -> None:
+    allowed = ["data", *_SECTIONS, "scenario", *_NAMED]
+    for key in change:
+        if key not in allowed:
+            raise _unknown(f"The setting {title!r}", key, ["name", *allowed])
+
+
+def _runs_of(
+    table: Mapping[str, Any],
+    label: str,
+    raw: dict[str, Any],
+    *,
+    seeds: Sequence[int],
+    title: str,
+    setting: dict[str, Any],
+) -> list[RunPlan]:
+    """Return one setting's runs of one selector, one per seed."""
+    selector_name = raw.pop("name", label)
+    own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
+    selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
+    whole = merged(table, own)
+    shared = {
+        "selector": selector,
+        "data": _data(whole.get("data", {})),
+        "scenario": _scenario(whole.get("scenario", {})),
+        "model": _section("model", whole.get("model", {})),
+        "local": _section("local", whole.get("local", {})),
+        "aggregator": _named("aggregator", whole.get("aggregator", {})),
+        "filter": _named("filter", whole.get("filter", {})),
+        "options": _section("run", whole.get("run", {})),
+    }
+    stem = _slug(label) + (f"-{_slug(title)}" if title else "")
+    return [
+        RunPlan(id=f"{stem}-s{seed}", label=label, seed=seed, setting=setting, setting_name=title, **shared)
+        for seed in seeds
+    ]
+
+
+def values_of(thing: Any) -> dict[str, Any]:
+    """Return the parameters of something configurable as plain values, None left out."""
+    values = {info.name: getattr(thing, info.name) for info in parameters(type(thing))}
+    return {key: _without_none(value) for key, value in values.items() if value is not None}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _complete(
+    base: Mapping[str, Any], name: str, seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
+) -> dict[str, Any]:
+    """Return the configuration with every default filled in, such that building it again gives the same runs."""
+    data = _data(base.get("data", {}))
+    complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": {**values_of(data), **values_of(data.source)}}
+    for section in _SECTIONS:
+        complete[section] = values_of(_section(section, base.get(section, {})))
+    # A setting that changes parts of a preset must still find the preset by name.
+    given = base.get("scenario", {})
+    keep = any("scenario" in setting for setting in settings)
+    complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given).to_dict()
+    for section in _NAMED:
+        built = _named(section, base.get(section, {}))
+        complete[section] = {"name": built.name, **values_of(built)}
+    complete["selectors"] = {}
+    for label, raw in selectors.items():
+        entry = _table(label, raw)
+        own = {key: copy.deepcopy(entry.pop(key)) for key in _PER_SELECTOR if key in entry}
+        wanted = entry.pop("name", label)
+        selector = SELECTORS.create(wanted, **entry)
+        complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
+    if settings:
+        complete["settings"] = copy.deepcopy(list(settings))
+    return complete
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Write plain values as TOML: scalars first, then tables.
+
+    >>> print(to_toml({"a": 1, "t": {"x": [1, 2], "u": {"y": "z"}}}), end="")
+    a = 1
+    <BLANKLINE>
+    [t]
+    x = [1, 2]
+    <BLANKLINE>
+    [t.u]
+    y = "z"
+    """
+    lines: list[str] = []
+    _write_table(lines, (), table)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
+    simple = {key: value for key, value in table.items() if not _is_table(value) and not _is_tables(value)}
+    if path and (simple or many or not table):
+        name = ".".join(_key(part) for part in path)
+        lines += ["", f"[[{name}]]" if many else f"[{name}]"]
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in simple.items()]
+    for key, value in table.items():
+        if _is_table(value):
+            _write_table(lines, (*path, key), value)
+        elif _is_tables(value):
+            for item in value:
+                _write_table(lines, (*path, key), item, many=True)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return repr(float(value))  # nan and inf are TOML too
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
+    raise ConfigError(f"TOML has no way to write {value!r}.")

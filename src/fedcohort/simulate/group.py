@@ -1,0 +1,711 @@
+"""Runs in lock-step: all runs of a group put the jobs of one round into the same batch.
+
+The order of a round is that of every host: requests, questions, cohorts, training, filter, average, evaluation,
+reports. Models are one tensor (R, P) on the engine's device; per round there are a handful of tensor operations and
+one transfer, whatever the number of runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedcohort import rng
+from fedcohort.aggregators import Mix
+from fedcohort.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.filters import Need, Replies
+from fedcohort.protocol import Answer, Cohort, Losses, RoundReport, RoundRequest, Status, Trial
+from fedcohort.scenario import Federation
+from fedcohort.signals import Signal
+from fedcohort.simulate.checkpoint import Checkpoint
+from fedcohort.simulate.config import RunPlan
+from fedcohort.simulate.costs import holders
+from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
+from fedcohort.simulate.metrics import imbalance
+from fedcohort.simulate.results import ResultsError, RunInfo
+from fedcohort.simulate.rows import RowBuffer
+from fedcohort.simulate.run import Ground, Run, Turn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedcohort.simulate.data import Dataset
+
+OnRound = Callable[[RunInfo, Mapping[str, Any]], None]
+_FLAGS = {
+    "train": (Signal.LOSS, "loss"),
+    "validation": (Signal.VALIDATION_LOSS, "validation_loss"),
+    "robust": (Signal.ROBUST_LOSS, "robust_loss"),
+    "pseudo": (Signal.PSEUDO_LOSS, "pseudo_loss"),
+}
+_AFTER = {
+    Signal.LOSS_AFTER: Signal.LOSS,
+    Signal.ROBUST_LOSS_AFTER: Signal.ROBUST_LOSS,
+    Signal.PSEUDO_LOSS_AFTER: Signal.PSEUDO_LOSS,
+}
+
+
+class Group:
+    """Runs that share a dataset, a model and a batch shape.
+
+    Parameters
+    ----------
+    plans : sequence of RunPlan
+    keys : sequence of str
+        Each plan's federation, a key of ``federations``.
+    dataset : Dataset
+    federations : mapping of str to Federation
+    journals : Path, optional
+        Folder of the sessions' journals; None keeps them in memory.
+    device : str
+    workers : int, optional
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[RunPlan],
+        keys: Sequence[str],
+        dataset: Dataset,
+        federations: Mapping[str, Federation],
+        *,
+        journals: Path | None = None,
+        device: str = "auto",
+        workers: int | None = None,
+    ) -> None:
+        self._keys = list(keys)
+        self._journals = journals
+        used = list(dict.fromkeys(keys))
+        grounds = {key: Ground.of(federations[key], i) for i, key in enumerate(used)}
+        first = plans[0]
+        self.engine = Engine(
+            dataset.x_train,
+            dataset.y_train,
+            dataset.x_test,
+            dataset.y_test,
+            classes=dataset.classes,
+            federations=[_client_data(grounds[key].federation) for key in used],
+            model=first.model.name,
+            local=first.local,
+            device=device,
+            workers=workers,
+        )
+        self._server_labels = {
+            ground.index: torch.as_tensor(
+                np.asarray(dataset.y_train, np.int64)[ground.federation.server_validation], device=self.engine.device
+            )
+            for ground in grounds.values()
+            if len(ground.federation.server_validation)
+        }
+        self._prox = first.aggregator.prox
+        size = self.engine.n_params
+        self.runs = [Run(plan, i, grounds[key], size) for i, (plan, key) in enumerate(zip(plans, keys, strict=True))]
+        fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
+        self.models = torch.stack([fresh[plan.seed] for plan in plans])  # (R, P)
+        for run in self.runs:
+            run.memory = run.aggregator.memory(len(run.federation), self.models[run.row])
+        self._rows = RowBuffer()
+
+    # -- starting, saving, continuing --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open every run's session anew."""
+        for run in self.runs:
+            run.open_session(self._journal(run), again=False)
+
+    def _journal(self, run: Run) -> Path | None:
+        return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
+
+    def checkpoint(self) -> Checkpoint:
+        """Return everything that is needed to continue, between two rounds."""
+        arrays = {"models": self.models.cpu().numpy()}
+        for run in self.runs:
+            if run.memory is not None:
+                for name, value in run.memory.arrays().items():
+                    arrays[f"memory/{run.row}/{name}"] = value if isinstance(value, np.ndarray) else value.cpu().numpy()
+        facts = {"runs": {run.plan.id: run.facts() for run in self.runs}}
+        return Checkpoint(max(run.round for run in self.runs), facts, arrays)
+
+    def commit(self) -> None:
+        """Make all journals durable up to here."""
+        for run in self.runs:
+            run.session.commit()
+
+    def resume(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Continue each run from the checkpoint its journal agrees with.
+
+        Parameters
+        ----------
+        checkpoints : sequence of Checkpoint
+            Usually one; two when the machine died while journals were being committed.
+        """
+        for run in self.runs:
+            run.open_session(self._journal(run), again=True)
+            at = run.session.round
+            fitting = [c for c in checkpoints if c.facts["runs"].get(run.plan.id, {}).get("round") == at]
+            if not fitting:
+                raise ResultsError(
+                    f"The journal of run {run.plan.id!r} stands at round {at}, and no checkpoint does.",
+                    hint="the experiment cannot be continued; start it again with another --out",
+                )
+            checkpoint = fitting[-1]
+            run.take(checkpoint.facts["runs"][run.plan.id])
+            self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
+            if run.memory is not None:
+                prefix = f"memory/{run.row}/"
+                saved = {
+                    name.removeprefix(prefix): value
+                    if value.dtype.kind == "i"
+                    else torch.as_tensor(value).to(self.models)
+                    for name, value in checkpoint.arrays.items()
+                    if name.startswith(prefix)
+                }
+                run.memory.restore(saved)
+
+    def infos(self) -> list[RunInfo]:
+        """Return the runs' entries of runs.json."""
+        return [run.info(key) for run, key in zip(self.runs, self._keys, strict=True)]
+
+    def drain(self) -> tuple[pa.Table, pa.Table]:
+        """Return the rows since the last time, as tables ``rounds`` and ``clients``."""
+        return self._rows.drain()
+
+    @property
+    def done(self) -> bool:
+        """Whether every run has ended."""
+        return not any(run.running for run in self.runs)
+
+    def close(self) -> None:
+        """Close sessions and the engine; what was not committed is dropped."""
+        for run in self.runs:
+            if hasattr(run, "session"):
+                run.session.close()
+        self.engine.close()
+
+    # -- one round ---------------------------------------------------------------------------------------------
+
+    def step(self, on_round: OnRound | None = None) -> None:
+        """Advance by one round every run that is furthest behind: all of them, save after a crash."""
+        began = time.perf_counter()
+        behind = min(run.round for run in self.runs if run.running)
+        turns = self._requests([run for run in self.runs if run.running and run.round == behind])
+        self._answer(turns)
+        for turn in turns:
+            self._choose(turn)
+        training = [turn for turn in turns if len(turn.arrived)]
+        if training:
+            self._train(training)
+        self._evaluate(turns)
+        share = (time.perf_counter() - began) / len(turns)
+        for turn in turns:
+            self._finish(turn, share, on_round)
+
+    def _requests(self, runs: Sequence[Run]) -> list[Turn]:
+        masks: dict[tuple[int, int, Any], BoolArray] = {}
+        turns = []
+        for run in runs:
+            available = None
+            if not run.always:
+                plan = run.plan
+                key = (run.ground.index, plan.seed, plan.scenario.availability)
+                available = masks.get(key)
+                if available is None:
+                    available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
+                    masks[key] = available
+            turn = Turn(run, RoundRequest(run.size, available), available)
+            if run.asks:
+                turn.query = run.session.query(turn.request)
+            turns.append(turn)
+        return turns
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    def _answer(self, turns: Sequence[Turn]) -> None:
+        questions: dict[frozenset[Signal], list[Turn]] = {}
+        trials = []
+        for turn in turns:
+            if isinstance(turn.query, Losses):
+                questions.setdefault(turn.query.signals, []).append(turn)
+            elif isinstance(turn.query, Trial):
+                trials.append(turn)
+        for signals, asking in questions.items():
+            self._answer_losses(signals, asking)
+        if trials:
+            self._answer_trials(trials)
+
+    def _answer_losses(self, signals: frozenset[Signal], turns: Sequence[Turn]) -> None:
+        reachable = [_reachable(turn, turn.query.clients) for turn in turns if isinstance(turn.query, Losses)]
+        found = self._losses(self.models, [t.run.row for t in turns], turns, reachable, signals)
+        for i, turn in enumerate(turns):
+            assert isinstance(turn.query, Losses)
+            place = np.isin(turn.query.clients, reachable[i])
+            values = {}
+            for signal in signals:
+                values[signal] = np.full(len(turn.query.clients), np.nan)
+                values[signal][place] = found[signal][i]
+            turn.answer = Answer(turn.query, values)
+            turn.asked = reachable[i]
+            costs = turn.run.costs
+            costs.book_losses(
+                turn.cost, self._seconds(turn, reachable[i], costs.loss_work(reachable[i], signals)), signals
+            )
+
+    def _losses(
+        self,
+        models: torch.Tensor,
+        rows: Sequence[int],
+        turns: Sequence[Turn],
+        clients: Sequence[IntArray],
+        signals: frozenset[Signal],
+    ) -> dict[Signal, list[FloatArray]]:
+        """Losses of ``models[rows[i]]`` on ``clients[i]``, one list entry per i, for all i in one batch."""
+        lengths = [len(part) for part in clients]
+        values = self.engine.client_losses(
+            models,
+            np.repeat(np.asarray(rows, np.int64), lengths),
+            np.repeat([turn.run.ground.index for turn in turns], lengths),
+            np.concatenate(clients),
+            **_flags(signals),
+        )
+        ends = np.cumsum(lengths)[:-1]
+        return {
+            signal: np.split(np.asarray(values[name], np.float64), ends)
+            for signal, name in _FLAGS.values()
+            if signal in signals
+        }
+
+    def _answer_trials(self, turns: Sequence[Turn]) -> None:
+        """Train and average each trial cohort, evaluate everyone before and after, throw the models away."""
+        only_loss = frozenset({Signal.LOSS})
+        everyone = [_reachable(turn, None) for turn in turns]
+        before = self._losses(self.models, [t.run.row for t in turns], turns, everyone, only_loss)[Signal.LOSS]
+        parts: list[tuple[int, IntArray]] = []  # (turn, trial cohort)
+        seeds = []
+        for i, turn in enumerate(turns):
+            assert isinstance(turn.query, Trial)
+            for number, cohort in enumerate(turn.query.cohorts):
+                parts.append((i, _reachable(turn, cohort)))
+                # Not the batches of the round itself, which may train the same clients.
+                seeds.append(int(rng.stream(turn.run.plan.seed, "trial", turn.run.round, number).integers(1 << 62)))
+        owners = [turns[i] for i, _ in parts]
+        lengths = [len(clients) for _, clients in parts]
+        trained = self._train_jobs(
+            [turn.run for turn in owners], [clients for _, clients in parts], np.repeat(seeds, lengths), None
+        )
+        averages = []
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        for turn, (_, clients), start, stop in zip(owners, parts, ends[:-1], ends[1:], strict=True):
+            scratch = Turn(turn.run, turn.request, None)
+            scratch.cohort = Cohort(clients)
+            old = self.models[turn.run.row]
+            if start == stop:
+                averages.append(old)
+                continue
+            members = scratch.members(np.arange(len(clients)), trained.steps[start:stop])
+            averages.append(turn.run.aggregator.combine(old, trained.params[start:stop], members))
+        after = self._losses(
+            torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], only_loss
+        )[Signal.LOSS]
+        for i, turn in enumerate(turns):
+            mine = [j for j, (owner, _) in enumerate(parts) if owner == i]
+            change = np.full((len(mine), len(turn.run.federation)), np.nan)
+            for place, j in enumerate(mine):
+                change[place, everyone[i]] = after[j] - before[i]
+            assert turn.query is not None
+            turn.answer = Answer(turn.query, {Signal.LOSS_CHANGE: change})
+            turn.asked = everyone[i]
+            costs = turn.run.costs
+            evaluation = self._seconds(turn, everyone[i], costs.loss_work(everyone[i], only_loss))
+            training = [self._seconds(turn, parts[j][1], 1.0) for j in mine]
+            costs.book_trial(turn.cost, evaluation, training, turn.run.aggregator.model_copies)
+
+    def _seconds(self, turn: Turn, clients: IntArray, work: FloatArray | float) -> FloatArray:
+        """(k,) simulated seconds some work takes these clients in this round."""
+        if turn.run.instant:
+            return np.zeros(len(clients))
+        plan = turn.run.plan
+        return plan.scenario.latency.durations(
+            turn.run.federation.sizes, clients, seed=plan.seed, round=turn.run.round, work=work
+        )
+
+    # -- choosing ----------------------------------------------------------------------------------------------
+
+    def _choose(self, turn: Turn) -> None:
+        """Get the cohort, and find out who will answer in time."""
+        run, plan = turn.run, turn.run.plan
+        cohort = turn.cohort = run.session.ask(turn.request, turn.answer)
+        count = len(cohort.clients)
+        turn.kept = np.zeros(count, np.bool_)
+        turn.weight = np.zeros(count)
+        if not count:
+            return
+        if run.instant:
+            turn.durations = np.zeros(count)
+            turn.status = np.zeros(count, np.int8)
+            seconds = 0.0
+        else:
+            work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
+            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+            turn.durations, turn.status, seconds = events.durations, events.status.copy(), events.seconds
+        turn.arrived = np.flatnonzero(turn.status == Status.OK)
+        run.costs.book_round(
+            turn.cost,
+            seconds,
+            turn.durations,
+            uploads=int((turn.status != Status.FAILED).sum()),
+            holders=holders(cohort.clients, turn.asked),
+            cohort=count,
+            signals=run.needed,
+            copies=run.aggregator.model_copies,
+        )
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def _train_jobs(
+        self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
+    ) -> Trained:
+        """Train ``clients[i]`` from the model of ``runs[i]``, all in one batch."""
+        lengths = [len(part) for part in clients]
+        jobs = Jobs(
+            run=np.repeat([run.row for run in runs], lengths),
+            federation=np.repeat([run.ground.index for run in runs], lengths),
+            client=np.concatenate(clients),
+            round=np.repeat([run.round for run in runs], lengths),
+            seed=seeds,
+            steps=steps,
+        )
+        correction = None
+        if any(run.memory is not None for run in runs):
+            correction = torch.cat(
+                [
+                    run.memory.corrections(part)
+                    for run, part in zip(runs, clients, strict=True)
+                    if run.memory is not None
+                ]
+            )
+        return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)
+
+    def _train(self, turns: Sequence[Turn]) -> None:
+        """Train everyone who will answer, gather signals, filter, average."""
+        clients = [turn.clients[turn.arrived] for turn in turns]
+        lengths = [len(part) for part in clients]
+        steps = None
+        if any(turn.cohort is not None and turn.cohort.work is not None for turn in turns):
+            steps = np.concatenate([_steps(turn) for turn in turns])
+        seeds = np.repeat([turn.run.plan.seed for turn in turns], lengths)
+        trained = self._train_jobs([turn.run for turn in turns], clients, seeds, steps)
+        start = 0
+        for turn, length in zip(turns, lengths, strict=True):
+            turn.start = start
+            start += length
+        params = trained.params
+        sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # (J,)
+        if not sound.all():
+            params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+        gradients = self._signals(turns, clients, params)
+        new = self._average(turns, params, trained.steps, sound)
+        for turn, part in zip(turns, clients, strict=True):
+            run = turn.run
+            if run.memory is not None:
+                good = sound[turn.jobs]
+                own = None if gradients is None else gradients[turn.run.row]
+                run.memory.absorb(
+                    part[good],
+                    self.models[run.row],
+                    params[turn.jobs][torch.as_tensor(good, device=params.device)],
+                    _rate_sums(turn, trained.steps[turn.jobs][good], part[good]),
+                    own if own is None or not run.aggregator.needs_gradients else own[torch.as_tensor(good)],
+                )
+        self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)] = new
+
+    def _signals(
+        self, turns: Sequence[Turn], clients: Sequence[IntArray], params: torch.Tensor
+    ) -> dict[int, torch.Tensor] | None:
+        """Compute what the runs' selectors declared, nothing else; return full-batch gradients by run row, if any."""
+        by_losses: dict[frozenset[Signal], list[int]] = {}
+        for i, turn in enumerate(turns):
+            if turn.run.before:
+                by_losses.setdefault(turn.run.before, []).append(i)
+            if Signal.DURATION in turn.run.needed:
+                turn.metric(Signal.DURATION, turn.durations[turn.arrived])
+        for signals, places in by_losses.items():
+            chosen = [turns[i] for i in places]
+            found = self._losses(
+                self.models, [t.run.row for t in chosen], chosen, [clients[i] for i in places], signals
+            )
+            for signal, values in found.items():
+                for turn, part in zip(chosen, values, strict=True):
+                    turn.metric(signal, part)
+        self._losses_after(turns, clients, params)
+        moved = [turn for turn in turns if turn.run.updates]
+        if moved:
+            self._distances(
+                moved,
+                [params[turn.jobs] - self.models[turn.run.row] for turn in moved],
+                Signal.UPDATE_NORM,
+                Signal.UPDATE_DISTANCE,
+            )
+        with_gradients = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
+        if not with_gradients:
+            return None
+        lengths = [len(clients[i]) for i in with_gradients]
+        chosen = [turns[i] for i in with_gradients]
+        stacked = self.engine.client_gradients(
+            self.models,
+            np.repeat([turn.run.row for turn in chosen], lengths),
+            np.repeat([turn.run.ground.index for turn in chosen], lengths),
+            np.concatenate([clients[i] for i in with_gradients]),
+        )
+        split = list(torch.split(stacked, lengths))
+        reported = [(t, g) for t, g in zip(chosen, split, strict=True) if t.run.gradients]
+        if reported:
+            self._distances(
+                [t for t, _ in reported], [g for _, g in reported], Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE
+            )
+        return {turn.run.row: part for turn, part in zip(chosen, split, strict=True)}
+
+    def _losses_after(self, turns: Sequence[Turn], clients: Sequence[IntArray], params: torch.Tensor) -> None:
+        by_signals: dict[frozenset[Signal], list[int]] = {}
+        for i, turn in enumerate(turns):
+            if turn.run.after:
+                by_signals.setdefault(turn.run.after, []).append(i)
+        for signals, places in by_signals.items():
+            asked = {_AFTER[signal] for signal in signals}
+            jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
+            lengths = [len(clients[i]) for i in places]
+            rows = np.repeat([turns[i].run.row for i in places], lengths)
+            received = None
+            if asked & {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}:
+                received = self.models[torch.as_tensor(rows, device=self.models.device)]
+            values = self.engine.client_losses(
+                params[torch.as_tensor(jobs, device=params.device)],
+                np.arange(len(jobs)),
+                np.repeat([turns[i].run.ground.index for i in places], lengths),
+                np.concatenate([clients[i] for i in places]),
+                pseudo_models=received,
+                **_flags(asked),
+            )
+            ends = np.cumsum(lengths)[:-1]
+            for signal in signals:
+                name = next(name for s, name in _FLAGS.values() if s == _AFTER[signal])
+                for i, part in zip(places, np.split(np.asarray(values[name], np.float64), ends), strict=True):
+                    turns[i].metric(signal, part)
+
+    @staticmethod
+    def _distances(turns: Sequence[Turn], vectors: Sequence[torch.Tensor], norm: Signal, distance: Signal) -> None:
+        """Report L2 norms of vectors (m, P) and their distances to the cohort's mean, with one transfer for all."""
+        columns = []
+        for turn, rows in zip(turns, vectors, strict=True):
+            if norm in turn.run.needed:
+                columns.append(torch.linalg.vector_norm(rows, dim=1))
+            if distance in turn.run.needed:
+                columns.append(torch.linalg.vector_norm(rows - rows.mean(dim=0), dim=1))
+        values = torch.cat(columns).cpu().numpy().astype(np.float64)
+        at = 0
+        for turn, rows in zip(turns, vectors, strict=True):
+            for signal in (norm, distance):
+                if signal in turn.run.needed:
+                    turn.metric(signal, values[at : at + len(rows)])
+                    at += len(rows)
+
+    # -- filter and average ------------------------------------------------------------------------------------
+
+    def _average(self, turns: Sequence[Turn], params: torch.Tensor, steps: IntArray, sound: BoolArray) -> torch.Tensor:
+        """Return the next global models (E, P) of these turns."""
+        logits = self._logits(turns, params)
+        mixes: list[Mix | None] = []
+        special: dict[int, torch.Tensor] = {}
+        for i, turn in enumerate(turns):
+            good = sound[turn.jobs]
+            turn.status[turn.arrived[~good]] = Status.INVALID
+            kept = self._kept(turn, good, params, logits.get(i))
+            turn.kept[turn.arrived[kept]] = True
+            if not kept.any():
+                mixes.append(Mix(np.zeros(len(kept)), 1.0))
+                continue
+            members = turn.members(turn.arrived[kept], steps[turn.jobs][kept])
+            mix = turn.run.aggregator.mix(members)
+            weights = np.zeros(len(kept))
+            weights[kept] = mix.weights
+            turn.weight[turn.arrived] = weights
+            if not turn.run.linear:
+                rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
+                special[i] = turn.run.aggregator.combine(self.models[turn.run.row], rows, members)
+            mixes.append(Mix(weights, mix.old))
+        return self._mixed(turns, params, [m for m in mixes if m is not None], special)
+
+    def _mixed(
+        self, turns: Sequence[Turn], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
+        lengths = {len(mix.weights) for mix in mixes}
+        share = torch.as_tensor(np.concatenate([mix.weights for mix in mixes])).to(params)
+        if len(lengths) == 1:
+            width = lengths.pop()
+            grouped = params.view(len(turns), width, -1)
+            new = torch.bmm(share.view(len(turns), 1, width), grouped).squeeze(1)
+        else:
+            new = torch.stack([share[turn.jobs] @ params[turn.jobs] for turn in turns])
+        if any(mix.old for mix in mixes):
+            new += torch.as_tensor([mix.old for mix in mixes]).to(params)[:, None] * old
+        for i, model in special.items():
+            new[i] = model
+        return new
+
+    def _logits(self, turns: Sequence[Turn], params: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Logits on the server's validation set where a run's filter wants them; one batch per federation."""
+        wanting: dict[int, list[int]] = {}
+        for i, turn in enumerate(turns):
+            if turn.run.filter is not None and Need.LOGITS in turn.run.filter.needs:
+                wanting.setdefault(turn.run.ground.index, []).append(i)
+        found: dict[int, torch.Tensor] = {}
+        for places in wanting.values():
+            stacked = torch.cat([params[turns[i].jobs] for i in places])
+            logits = self.engine.logits(stacked, turns[places[0]].run.federation.server_validation.astype(np.int64))
+            found |= zip(places, torch.split(logits, [len(turns[i].arrived) for i in places]), strict=True)
+        return found
+
+    def _kept(self, turn: Turn, good: BoolArray, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+        """(m,) which of the arrived models enter the average."""
+        run = turn.run
+        if run.filter is None:
+            return good
+        labels = None if logits is None else self._server_labels[run.ground.index]
+        verdict = run.filter.judge(
+            Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        )
+        if verdict.notes:
+            run.session.note("filter", {"round": run.round, **verdict.notes})
+        return np.asarray(verdict.kept & good)
+
+    # -- evaluation and reports --------------------------------------------------------------------------------
+
+    def _evaluate(self, turns: Sequence[Turn]) -> None:
+        due = [turn for turn in turns if _evaluates(turn)]
+        if not due:
+            return
+        rows = torch.as_tensor([turn.run.row for turn in due], device=self.models.device)
+        losses, accuracies = self.engine.evaluate(self.models[rows])
+        for turn, loss, accuracy in zip(due, np.asarray(losses).tolist(), np.asarray(accuracies).tolist(), strict=True):
+            turn.loss, turn.accuracy = float(loss), float(accuracy)
+
+    def _finish(self, turn: Turn, wall: float, on_round: OnRound | None) -> None:
+        """Report to the session, write the rows, see whether the run is over."""
+        run, cohort = turn.run, turn.cohort
+        assert cohort is not None
+        if len(cohort):
+            run.session.tell(
+                RoundReport(cohort.ticket, cohort.clients, status=turn.status, metrics=turn.metrics, kept=turn.kept)
+            )
+        if turn.accuracy is not None and turn.loss is not None and np.isfinite(turn.loss):
+            run.session.record(cohort.round, {"accuracy": turn.accuracy, "loss": turn.loss})
+        cost = turn.cost
+        run.clock += cost.seconds
+        finite = turn.loss is not None and bool(np.isfinite(turn.loss))
+        qcid = imbalance(run.ground.true_counts[cohort.clients].sum(0)) if len(cohort) else None
+        row = {
+            "run": run.plan.id,
+            "round": run.round,
+            "accuracy": turn.accuracy,
+            "loss": turn.loss if finite else None,
+            "qcid": qcid,
+            "cohort": cohort.clients,
+            "kept": turn.kept,
+            "seconds": cost.seconds,
+            "clock": run.clock,
+            "bytes_down": cost.bytes_down,
+            "bytes_up": cost.bytes_up,
+            "query_bytes_down": cost.query_bytes_down,
+            "query_bytes_up": cost.query_bytes_up,
+            "client_seconds": cost.client_seconds,
+            "query_client_seconds": cost.query_client_seconds,
+            "query_seconds": cost.query_seconds,
+            "available": len(run.federation) if turn.available is None else int(turn.available.sum()),
+            "wall_seconds": wall,
+        }
+        self._rows.add_round(row)
+        if len(cohort):
+            self._rows.add_clients(
+                run.plan.id,
+                run.round,
+                cohort.clients,
+                status=turn.status,
+                kept=turn.kept,
+                seconds=turn.durations,
+                loss=turn.metrics.get(Signal.LOSS),
+                weight=turn.weight,
+            )
+        self._conclude(turn, finite)
+        run.round += 1
+        if on_round is not None:
+            on_round(run.info(self._keys[run.row]), row)
+
+    @staticmethod
+    def _conclude(turn: Turn, finite: bool) -> None:
+        run, cohort = turn.run, turn.cohort
+        assert cohort is not None
+        broken = len(turn.arrived) > 0 and not (turn.status == Status.OK).any()
+        if broken or (turn.loss is not None and not finite):
+            what = "every client's model" if broken else "the global model's test loss"
+            run.end("diverged", f"{what} became NaN or infinite in round {run.round}")
+        elif cohort.stop is not None:
+            run.end("stopped", cohort.stop)
+        elif run.round + 1 >= run.rounds:
+            run.end("finished")
+
+
+# -- helpers ---------------------------------------------------------------------------------------------------
+
+
+def _flags(signals: Set[Signal]) -> dict[str, Any]:
+    """Which losses to ask the engine for."""
+    return {flag: signal in signals for flag, (signal, _) in _FLAGS.items()}
+
+
+def _evaluates(turn: Turn) -> bool:
+    run = turn.run
+    last = run.round + 1 >= run.rounds or (turn.cohort is not None and turn.cohort.stop is not None)
+    return last or (run.round + 1) % run.eval_every == 0
+
+
+def _reachable(turn: Turn, clients: IntArray | None) -> IntArray:
+    """Those of ``clients`` (None: everybody) who are available."""
+    if turn.available is None:
+        return np.arange(len(turn.run.federation)) if clients is None else clients
+    return np.flatnonzero(turn.available) if clients is None else clients[turn.available[clients]]
+
+
+def _steps(turn: Turn) -> IntArray:
+    """(m,) local steps of each arrived client: the usual number times its work, at least one."""
+    assert turn.cohort is not None
+    clients = turn.clients[turn.arrived]
+    usual = turn.run.steps[clients]
+    if turn.cohort.work is None:
+        return usual
+    scaled = np.floor(usual * turn.cohort.work[turn.arrived] + 0.5).astype(np.int64)
+    return np.where(usual > 0, np.maximum(scaled, 1), 0)
+
+
+def _rate_sums(turn: Turn, steps: IntArray, clients: IntArray) -> FloatArray:
+    """(m,) sum of the learning rates over each client's local steps."""
+    local, run = turn.run.plan.local, turn.run
+    sizes = run.federation.train_sizes
+    if local.epochs_of_largest is not None:
+        batches = [local.batches_per_epoch(int(sizes.max()))] * len(clients)
+    else:
+        batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
+    sums = [local.lr_schedule(run.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
+    return np.array(sums, np.float64)
+
+
+def _client_data(federation: Federation) -> ClientData:
+    return ClientData(
+        indices=federation.indices.astype(np.int64),
+        offsets=federation.offsets,
+        labels=federation.labels.astype(np.int64),
+        validation=federation.validation,
+    )

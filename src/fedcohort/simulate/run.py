@@ -1,0 +1,231 @@
+"""One run inside a lock-step group: its session, its federation, its clock; and the scratch of one of its rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.aggregators import Aggregator, Members, Memory
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.errors import InputError, SignalError
+from fedcohort.filters import KeepAll, Need
+from fedcohort.protocol import Answer, Cohort, Query, RoundRequest, Selector
+from fedcohort.scenario import Always, Federation, NoLatency
+from fedcohort.session import Session
+from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.simulate.config import RunPlan, values_of
+from fedcohort.simulate.costs import CostModel, RoundCost
+from fedcohort.simulate.results import RunInfo
+
+BEFORE = frozenset({Signal.LOSS, Signal.VALIDATION_LOSS, Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS})
+AFTER = frozenset({Signal.LOSS_AFTER, Signal.ROBUST_LOSS_AFTER, Signal.PSEUDO_LOSS_AFTER})
+UPDATES = frozenset({Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})
+GRADIENTS = frozenset({Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE})
+_NO_ONE = np.zeros(0, np.int64)
+
+
+def host_signals(federation: Federation) -> frozenset[Signal]:
+    """What the simulator can supply about a federation; validation losses need held-out data."""
+    supplied = REPORT_SIGNALS | QUERY_SIGNALS
+    return supplied if federation.validation.any() else supplied - {Signal.VALIDATION_LOSS}
+
+
+def client_table(federation: Federation) -> ClientTable:
+    """What selectors may know of a simulated federation: sizes, label counts as the clients see them, own names."""
+    return ClientTable(
+        names=federation.client_names,
+        sizes=federation.train_sizes,
+        labels=LabelCounts(federation.label_counts(part="train")),
+    )
+
+
+def check_plan(plan: RunPlan, federation: Federation) -> None:
+    """Refuse a run that could not be made, before anything heavy starts."""
+    size = plan.options.size
+    if size is not None and size > len(federation):
+        raise InputError(
+            f"The cohort of run {plan.id!r} is {size} clients, its federation has {len(federation)}.",
+            hint='lower run.cohort, or set it to "all"',
+        )
+    missing = plan.selector.requires & {Signal.VALIDATION_LOSS} - host_signals(federation)
+    if missing:
+        raise SignalError(
+            f"The selector of run {plan.id!r} requires the signal 'validation-loss', but the clients hold out no data.",
+            hint="set scenario.validation, for example to 0.1",
+        )
+    if Need.LOGITS in plan.filter.needs and not len(federation.server_validation):
+        raise InputError(
+            f"The filter {plan.filter.name!r} of run {plan.id!r} validates models at the server, which holds no data.",
+            hint="set scenario.server_validation, the number of samples of each class to keep there",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What all runs on one federation share."""
+
+    federation: Federation
+    index: int  # among the engine's federations
+    table: ClientTable
+    share: FloatArray  # (N,) p_k
+    true_counts: FloatArray  # (N, B) true labels of the training samples
+
+    @classmethod
+    def of(cls, federation: Federation, index: int) -> Ground:
+        """Work out what is shared."""
+        sizes = federation.train_sizes
+        share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
+        counts = federation.label_counts(part="train", true=True).astype(np.float64)
+        return cls(federation, index, client_table(federation), share, counts)
+
+
+class Run:
+    """A run's facts and everything about it that changes, except its model, which is a row of the group's tensor."""
+
+    def __init__(self, plan: RunPlan, row: int, ground: Ground, parameters: int) -> None:
+        self.plan = plan
+        self.row = row  # of the group's models
+        self.ground = ground
+        self.federation = federation = ground.federation
+        self.session: Session
+        self.memory: Memory | None = None
+        self.state = "running"
+        self.reason = ""
+        self.round = 0
+        self.clock = 0.0  # simulated seconds
+        options, local = plan.options, plan.local
+        self.size = options.size
+        self.rounds = options.rounds
+        self.eval_every = options.eval_every
+        self.aggregator: Aggregator = plan.aggregator
+        self.linear = type(plan.aggregator).combine is Aggregator.combine
+        self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
+        self.always = isinstance(plan.scenario.availability, Always)
+        self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
+        self.asks = type(plan.selector).query is not Selector.query
+        sizes = federation.train_sizes
+        largest = int(sizes.max(initial=0))
+        steps_of = {int(n): local.steps_for(int(n), largest) for n in np.unique(sizes)}
+        self.steps: IntArray = np.array([steps_of[int(n)] for n in sizes], np.int64)  # (N,) usual local steps
+        self.costs = CostModel.of(
+            parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size)
+        )
+        needed = plan.selector.requires & REPORT_SIGNALS
+        self.needed = needed
+        self.before, self.after = needed & BEFORE, needed & AFTER
+        self.updates, self.gradients = needed & UPDATES, needed & GRADIENTS
+        self.wants_gradients = bool(self.gradients) or plan.aggregator.needs_gradients
+
+    @property
+    def running(self) -> bool:
+        """Whether there are rounds to make."""
+        return self.state == "running"
+
+    def open_session(self, journal: Path | None, *, again: bool) -> None:
+        """Start the run's session, or continue it from its journal."""
+        if again:
+            assert journal is not None
+            self.session = Session.open(journal, self.plan.selector, commit="manual")
+            return
+        self.session = Session(
+            self.plan.selector,
+            self.ground.table,
+            seed=self.plan.seed,
+            signals=host_signals(self.federation),
+            journal=journal,
+            commit="manual",
+        )
+
+    def end(self, state: str, reason: str = "") -> None:
+        """Mark the run as over."""
+        self.state, self.reason = state, reason
+
+    def info(self, federation_key: str) -> RunInfo:
+        """Return the run's entry of runs.json."""
+        plan = self.plan
+        return RunInfo(
+            id=plan.id,
+            selector=plan.selector.name,
+            label=plan.label,
+            seed=plan.seed,
+            setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
+            params=values_of(plan.selector),
+            federation=federation_key,
+            state=self.state,
+            reason=self.reason,
+            rounds_done=self.round,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return the scalars a checkpoint keeps."""
+        return {"round": self.round, "clock": self.clock, "state": self.state, "reason": self.reason}
+
+    def take(self, facts: dict[str, Any]) -> None:
+        """Take over :meth:`facts`."""
+        self.round, self.clock = int(facts["round"]), float(facts["clock"])
+        self.state, self.reason = str(facts["state"]), str(facts["reason"])
+
+
+@dataclass
+class Turn:
+    """One run's round while it goes on. k = clients of the cohort, m = those whose model arrived."""
+
+    run: Run
+    request: RoundRequest
+    available: BoolArray | None  # (N,), None is everybody
+    query: Query | None = None
+    answer: Answer | None = None
+    asked: BoolArray | IntArray | None = None  # who got the current model through a query
+    cohort: Cohort | None = None
+    cost: RoundCost = field(default_factory=RoundCost)
+    durations: FloatArray = field(default_factory=lambda: np.zeros(0))  # (k,)
+    status: AnyArray = field(default_factory=lambda: np.zeros(0, np.int8))  # (k,)
+    arrived: IntArray = field(default_factory=lambda: _NO_ONE)  # (m,) places in the cohort
+    start: int = 0  # first of its jobs in the group's batch
+    kept: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))  # (k,)
+    weight: FloatArray = field(default_factory=lambda: np.zeros(0))  # (k,) in the average
+    metrics: dict[Signal, FloatArray] = field(default_factory=dict)  # (k,) each
+    accuracy: float | None = None
+    loss: float | None = None
+
+    @property
+    def clients(self) -> IntArray:
+        """(k,) the cohort."""
+        return _NO_ONE if self.cohort is None else self.cohort.clients
+
+    @property
+    def jobs(self) -> slice:
+        """Where the arrived models stand in the group's batch."""
+        return slice(self.start, self.start + len(self.arrived))
+
+    def members(self, kept: IntArray, steps: IntArray) -> Members:
+        """Describe the kept models to the aggregator.
+
+        Parameters
+        ----------
+        kept : (j,) int array
+            Places in the cohort.
+        steps : (j,) int array
+            Local steps each made.
+        """
+        run, clients = self.run, self.clients[kept]
+        assert self.cohort is not None
+        weights = self.cohort.weights
+        return Members(
+            clients=clients,
+            share=run.ground.share[clients],
+            steps=steps.astype(np.float64),
+            federation=len(run.federation),
+            multiplicity=np.ones(len(clients)) if weights is None else weights[kept],
+            momentum=run.plan.local.momentum,
+        )
+
+    def metric(self, signal: Signal, values: FloatArray) -> None:
+        """Store one number per arrived model; everybody else has none."""
+        column = np.full(len(self.clients), np.nan)
+        column[self.arrived] = values
+        self.metrics[signal] = column

@@ -1,0 +1,439 @@
+"""From a configuration to results: prepare the data, form lock-step groups, drive them, keep checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedcohort
+from fedcohort.aggregators import Aggregator
+from fedcohort.errors import FedcohortError
+from fedcohort.scenario import Federation
+from fedcohort.simulate import checkpoint as checkpoints
+from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, read_table, to_toml, values_of
+from fedcohort.simulate.data import Dataset
+from fedcohort.simulate.engine import choose_device
+from fedcohort.simulate.engine.store import sample_shape
+from fedcohort.simulate.group import Group
+from fedcohort.simulate.models import build_model
+from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load
+from fedcohort.simulate.run import check_plan
+
+_STATUS_SECONDS = 1.0
+_CHECKPOINT_SHARE = 0.05  # of the time; checkpoints of large models are written less often
+
+
+class Listener:
+    """Watches an experiment: progress bars, dashboards, trackers. Override what is of interest."""
+
+    def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
+        """Take note of all runs before the first round."""
+
+    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
+        """Take a run's round: its row of ``rounds``."""
+
+    def on_message(self, text: str) -> None:
+        """Take something worth telling a person."""
+
+    def on_end(self, state: str) -> None:
+        """Take note that nothing more comes: finished, interrupted or failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An experiment with its data: everything that was checked before the first round.
+
+    Attributes
+    ----------
+    datasets : dict of str to Dataset
+    federations : dict of str to Federation
+    data_keys, federation_keys : tuple of str
+        For each plan.
+    groups : tuple of tuple of int
+        Lock-step groups as places of plans.
+    """
+
+    experiment: Experiment
+    datasets: dict[str, Dataset]
+    federations: dict[str, Federation]
+    data_keys: tuple[str, ...]
+    federation_keys: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
+        """Build a lock-step group, engine and all."""
+        places = self.groups[number]
+        keys = [self.federation_keys[i] for i in places]
+        return Group(
+            [self.experiment.plans[i] for i in places],
+            keys,
+            self.datasets[self.data_keys[places[0]]],
+            {key: self.federations[key] for key in keys},
+            journals=journals,
+            device=device,
+            workers=workers,
+        )
+
+
+def _identity(thing: Any) -> str:
+    return json.dumps(thing, sort_keys=True, default=str)
+
+
+def _data_key(data: DataOptions) -> str:
+    return _identity({**values_of(data), **values_of(data.source)})
+
+
+def _group_key(plan: RunPlan) -> str:
+    """Runs of one key can share a batch: same data, model, local training and rule added to it."""
+    remembers = type(plan.aggregator).memory is not Aggregator.memory
+    parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), plan.aggregator.prox, remembers]
+    return _identity(parts)
+
+
+def prepare(experiment: Experiment, device: str | None = None) -> Prepared:
+    """Load data, divide it, form groups, and check that every run can be made."""
+    choose_device(device or experiment.options.device)
+    datasets: dict[str, Dataset] = {}
+    federations: dict[str, Federation] = {}
+    names: dict[str, str] = {}
+    data_keys, federation_keys = [], []
+    built: set[tuple[str, str]] = set()
+    for plan in experiment.plans:
+        data_key = _data_key(plan.data)
+        if data_key not in datasets:
+            datasets[data_key] = plan.data.source.load(plan.data.folder, plan.data.download)
+        dataset = datasets[data_key]
+        if (data_key, plan.model.name) not in built:
+            _check_model(plan.model.name, dataset)
+            built.add((data_key, plan.model.name))
+        # Latency, availability and failures do not change who owns what.
+        scenario = plan.scenario.to_dict()
+        owns = {key: scenario.get(key) for key in ("partition", "noise", "validation", "server_validation")}
+        identity = _identity([data_key, owns, plan.seed])
+        if identity not in names:
+            names[identity] = f"{len(names)}-s{plan.seed}"
+            federations[names[identity]] = plan.scenario.build(
+                dataset.y_train, dataset.classes, plan.seed, dataset.writers, dataset.writer_names
+            )
+        check_plan(plan, federations[names[identity]])
+        data_keys.append(data_key)
+        federation_keys.append(names[identity])
+    by_key: dict[str, list[int]] = {}
+    for i, plan in enumerate(experiment.plans):
+        by_key.setdefault(_group_key(plan), []).append(i)
+    groups: list[tuple[int, ...]] = []
+    for places in by_key.values():
+        turns = -(-len(places) // experiment.options.lockstep)
+        groups += [tuple(part.tolist()) for part in np.array_split(np.array(places), turns)]
+    return Prepared(experiment, datasets, federations, tuple(data_keys), tuple(federation_keys), tuple(groups))
+
+
+def _check_model(name: str, dataset: Dataset) -> None:
+    build_model(name, sample_shape(dataset.x_train), dataset.classes)
+
+
+class Simulation:
+    """Runs an experiment and writes its results.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    out : Path
+        A new or empty directory, or one to continue with ``resume``.
+    resume : bool
+    listeners : sequence of Listener
+    device : str, optional
+        Instead of the configuration's.
+    command : str
+        The command line, for the record.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        out: Path,
+        *,
+        resume: bool = False,
+        listeners: Sequence[Listener] = (),
+        device: str | None = None,
+        command: str = "",
+    ) -> None:
+        self.experiment = experiment
+        self.out = out
+        self.listeners = list(listeners)
+        self.device = device or experiment.options.device
+        self._resume = resume
+        self._command = command
+        self._stop = False
+        self._started = time.time()
+        self._done_before = 0
+        self._status_due = 0.0
+        self._infos: dict[str, RunInfo] = {}
+        self.prepared = prepare(experiment, self.device)
+        self.writer = self._writer()
+
+    @classmethod
+    def open(cls, out: Path, *, listeners: Sequence[Listener] = (), device: str | None = None) -> Simulation:
+        """Continue an experiment from its directory."""
+        load(out)  # says clearly what is wrong with the directory
+        experiment = Experiment.from_dict(read_table(out / "config.toml"))
+        return cls(experiment, out, resume=True, listeners=listeners, device=device)
+
+    @property
+    def total(self) -> int:
+        """Rounds of all runs together."""
+        return sum(plan.options.rounds for plan in self.experiment.plans)
+
+    def stop(self) -> None:
+        """Ask to stop after the round that is going on; may be called from a signal handler."""
+        self._stop = True
+
+    # -- the directory -----------------------------------------------------------------------------------------
+
+    def _writer(self) -> ExperimentWriter:
+        if self._resume:
+            for info in load(self.out).runs:
+                self._infos[info.id] = info
+            return ExperimentWriter(self.out)
+        writer = ExperimentWriter.create(self.out, to_toml(self.experiment.table), self._meta())
+        for key, federation in self.prepared.federations.items():
+            writer.federation(
+                key,
+                FederationFacts(
+                    label_counts=federation.label_counts(part="train").astype(np.float64),
+                    true_counts=federation.label_counts(part="train", true=True).astype(np.float64),
+                    sizes=federation.train_sizes.astype(np.float64),
+                    noise_rate=federation.noise_rate,
+                    names=federation.client_names,
+                ),
+            )
+        for plan, key in zip(self.experiment.plans, self.prepared.federation_keys, strict=True):
+            self._infos[plan.id] = RunInfo(
+                id=plan.id,
+                selector=plan.selector.name,
+                label=plan.label,
+                seed=plan.seed,
+                setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
+                params=values_of(plan.selector),
+                federation=key,
+            )
+        writer.runs(list(self._infos.values()))
+        return writer
+
+    def _meta(self) -> dict[str, Any]:
+        datasets = [
+            {
+                "name": dataset.name,
+                "source": dataset.source,
+                "train": len(dataset.y_train),
+                "test": len(dataset.y_test),
+                "classes": dataset.classes,
+                "shape": list(dataset.shape),
+            }
+            for dataset in self.prepared.datasets.values()
+        ]
+        return {
+            "fedcohort": fedcohort.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "device": self.device,
+            "machine": platform.platform(),
+            "command": self._command,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "datasets": datasets,
+            "baseline": self.experiment.baseline,
+        }
+
+    def _report(self, state: str, message: str = "", force: bool = True) -> None:
+        """Replace status.json and runs.json, at most once a second unless forced."""
+        now = time.monotonic()
+        if not force and now < self._status_due:
+            return
+        self._status_due = now + _STATUS_SECONDS
+        done = sum(info.rounds_done for info in self._infos.values())
+        left = sum(
+            plan.options.rounds - self._infos[plan.id].rounds_done
+            for plan in self.experiment.plans
+            if self._infos[plan.id].state == "running"
+        )
+        spent = max(time.time() - self._started, 1e-9)
+        pace = (done - self._done_before) / spent
+        self.writer.runs(list(self._infos.values()))
+        self.writer.status(
+            state=state,
+            pid=os.getpid(),
+            started=self._started,
+            updated=time.time(),
+            rounds_done=done,
+            rounds_total=self.total,
+            rounds_per_second=round(pace, 3),
+            seconds_left=round(left / pace, 1) if pace > 0 and state == "running" else None,
+            message=message,
+        )
+
+    # -- driving -----------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Make all rounds; return "finished", or "interrupted" after :meth:`stop`."""
+        self._done_before = sum(info.rounds_done for info in self._infos.values())
+        for listener in self.listeners:
+            listener.on_start(list(self._infos.values()), self._done_before, self.total)
+        state = "failed"
+        try:
+            self._report("running")
+            state = self._drive()
+            if state == "finished":
+                self.writer.compact()
+            self._report(state)
+        except KeyboardInterrupt:
+            state = "interrupted"
+            self._report_quietly("interrupted")
+            raise
+        except BaseException as error:
+            self._report_quietly("failed", str(error))
+            raise
+        finally:
+            for listener in self.listeners:
+                listener.on_end(state)
+        return state
+
+    def _report_quietly(self, state: str, message: str = "") -> None:
+        """Say how it ended where that is still possible: the disk may be the very thing that failed."""
+        with contextlib.suppress(FedcohortError, OSError):
+            self._report(state, message)
+
+    def _drive(self) -> str:
+        if self.experiment.options.engine == "ray":
+            from fedcohort.simulate.ray_engine import drive
+
+            return drive(self)
+        for number in range(len(self.prepared.groups)):
+            if self.ended(number):
+                continue
+            if self._one_group(number) == "interrupted":
+                return "interrupted"
+        return "finished"
+
+    def ended(self, number: int) -> bool:
+        """Whether all runs of a group have ended, in an earlier attempt."""
+        plans = [self.experiment.plans[i] for i in self.prepared.groups[number]]
+        return all(self._infos[plan.id].state != "running" for plan in plans)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stop
+
+    def _one_group(self, number: int) -> str:
+        options = self.experiment.options
+        group = self.prepared.group(number, journals=self.out / "journal", device=self.device, workers=options.workers)
+        try:
+            self.begin(number, group)
+            due = time.monotonic() + options.checkpoint_seconds
+            while not group.done and not self._stop:
+                group.step(self.on_round)
+                self._report("running", force=False)
+                if time.monotonic() >= due:
+                    took = self._checkpoint(number, group)
+                    due = time.monotonic() + max(options.checkpoint_seconds, took / _CHECKPOINT_SHARE)
+            self._checkpoint(number, group)
+            return "finished" if group.done else "interrupted"
+        finally:
+            group.close()
+
+    def begin(self, number: int, group: Group) -> None:
+        """Start a group, or continue it from its checkpoints."""
+        saved = self.saved(number)
+        if saved:
+            group.resume([checkpoints.Checkpoint.from_bytes(data) for data in saved])
+            self.writer.forget({info.id: info.rounds_done for info in group.infos()})
+        else:
+            for run in group.runs:
+                self._forget_run(run.plan.id)
+            group.start()
+        for info in group.infos():
+            self._infos[info.id] = info
+        self._done_before = sum(info.rounds_done for info in self._infos.values())
+        self._started = time.time()
+
+    def _forget_run(self, run_id: str) -> None:
+        """Remove what an attempt left that died before its first checkpoint."""
+        if not self._resume:
+            return
+        for path in (self.out / "journal").glob(f"{run_id}.sqlite*"):
+            path.unlink()
+        self.writer.forget({run_id: 0})
+
+    def saved(self, number: int) -> list[bytes]:
+        """Return the group's checkpoints, oldest first."""
+        return [path.read_bytes() for path in checkpoints.found(self.out / "checkpoint", number).values()]
+
+    def _checkpoint(self, number: int, group: Group) -> float:
+        """Write rows and a checkpoint, commit the journals; return the seconds it took."""
+        began = time.monotonic()
+        point = group.checkpoint()
+        self.keep(number, *group.drain(), point.round, point.to_bytes())
+        group.commit()
+        checkpoints.prune(self.out / "checkpoint", number, point.round)
+        self._report("running")
+        return time.monotonic() - began
+
+    def keep(self, number: int, rounds: Any, clients: Any, round_: int, data: bytes) -> None:
+        """Write rows and a packed checkpoint."""
+        self.writer.append(rounds, clients)
+        checkpoints.save(self.out / "checkpoint", number, data, round_)
+
+    def on_round(self, info: RunInfo, row: Mapping[str, Any]) -> None:
+        """Take note of a run's round and pass it on."""
+        self._infos[info.id] = info
+        for listener in self.listeners:
+            listener.on_round(info, row)
+
+    def take_infos(self, infos: Sequence[RunInfo]) -> None:
+        """Take note of where runs stand that another process makes."""
+        for info in infos:
+            self._infos[info.id] = info
+        self._report("running", force=False)
+
+
+def default_out(name: str, root: Path | None = None) -> Path:
+    """Return ``runs/<name>-<timestamp>``, made unique."""
+    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in name) or "experiment"
+    base = (root or Path("runs")) / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 2
+    while path.exists():
+        path = base.with_name(f"{base.name}-{number}")
+        number += 1
+    return path
+
+
+def run_experiment(
+    table: Mapping[str, Any],
+    out: str | Path,
+    *,
+    device: str | None = None,
+    listeners: Sequence[Listener] = (),
+) -> str:
+    """Run a configuration given as plain values; see :mod:`fedcohort.simulate.config` for its keys.
+
+    Returns
+    -------
+    str
+        "finished" or "interrupted". Read the results with :func:`fedcohort.simulate.results.load`.
+    """
+    simulation = Simulation(
+        Experiment.from_dict(table), Path(out), device=device, listeners=listeners, command=" ".join(sys.argv)
+    )
+    return simulation.run()
