@@ -117,7 +117,7 @@ class FedCor(Selector[CorrelationState]):
     old: int = param(1, Interval(int, 0, None), "earlier sampling rounds used again after warm-up (M)")
     noise: float = param(1e-2, Interval(float, 0, None, "neither"), "standard deviation no embedding explains (s)")
     learning_rate: float = param(1e-2, Interval(float, 0, None, "neither"), "step size of Adam")
-    steps: int = param(150, Interval(int, 0, None), "Adam steps per fit")
+    steps: int = param(50, Interval(int, 0, None), "Adam steps per fit")
 
     @property
     def requires(self) -> frozenset[Signal]:
