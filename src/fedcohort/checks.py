@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -118,7 +119,7 @@ def check_report(
         seen.add(c)
     count = len(clients)
     status = _statuses(report, count)
-    kept = np.ones(count, np.bool_) if report.kept is None else np.asarray(report.kept)
+    kept = np.ones(count, np.bool_) if report.kept is None else np.array(report.kept)
     if kept.shape != (count,) or kept.dtype != np.bool_:
         raise InputError(f"'kept' must be one bool per reported client, {count}. Got {report.kept!r}.")
     columns: dict[str, FloatArray] = {}
@@ -143,17 +144,20 @@ def check_report(
                     hint=signal.supplied_by,
                 )
     now = time.time()
+    kept &= status == Status.OK
+    names = list(columns)
+    cells = list(zip(*(column.tolist() for column in columns.values()), strict=True)) if names else [()] * count
     return [
         ReplyRow(
             ticket=report.ticket,
-            client=int(c),
-            status=int(status[i]),
-            kept=bool(kept[i] and status[i] == Status.OK),
+            client=client,
+            status=state,
+            kept=keep,
             late=False,
             at=now,
-            metrics={name: float(column[i]) for name, column in columns.items() if np.isfinite(column[i])},
+            metrics={name: cell for name, cell in zip(names, row, strict=True) if math.isfinite(cell)},
         )
-        for i, c in enumerate(clients)
+        for client, state, keep, row in zip(clients.tolist(), status.tolist(), kept.tolist(), cells, strict=True)
     ]
 
 

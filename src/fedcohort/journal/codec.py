@@ -23,7 +23,7 @@ _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 def pack(array: AnyArray) -> bytes:
     """Return an array as a JSON header line and its raw bytes."""
     contiguous = np.ascontiguousarray(array)
-    header = json.dumps([contiguous.dtype.str, list(array.shape)]).encode()
+    header = f'["{contiguous.dtype.str}", {list(array.shape)}]'.encode()
     return header + b"\n" + contiguous.tobytes()
 
 

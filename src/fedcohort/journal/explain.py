@@ -13,6 +13,7 @@ from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError
 from fedcohort.journal.store import Journal
+from fedcohort.numerics.top import top_k
 from fedcohort.protocol import Cohort, Status
 
 _ALL_SCORES = 1024  # up to so many candidates every score is recorded
@@ -75,8 +76,7 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
         ranks = np.arange(1, len(order) + 1)
     else:
         count = min(len(candidates), cohort.size + _RUNNERS_UP)
-        best = np.argpartition(score, len(score) - count)[len(score) - count :]
-        best = best[np.argsort(-score[best], kind="stable")]
+        best = top_k(score, count)
         others = np.setdiff1d(np.searchsorted(candidates, cohort.clients), best)
         order = np.concatenate([best, others])
         ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])

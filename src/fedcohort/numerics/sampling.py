@@ -36,4 +36,4 @@ def softmax_sample(logits: FloatArray, k: int, rng: np.random.Generator) -> IntA
 
     The Gumbel form of :func:`weighted_sample`: no overflow whatever the logits; -inf comes last.
     """
-    return top_k(logits + rng.gumbel(size=len(logits)), k)
+    return top_k(logits - np.log(rng.standard_exponential(len(logits))), k)

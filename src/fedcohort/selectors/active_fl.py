@@ -12,6 +12,7 @@ import numpy as np
 from fedcohort.arrays import FloatArray
 from fedcohort.clients import ClientTable
 from fedcohort.numerics.sampling import softmax_sample
+from fedcohort.numerics.top import top_k
 from fedcohort.params import Interval, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.signals import Signal
@@ -75,9 +76,7 @@ class ActiveFL(Selector[ActiveState]):
         dropped = min(int(self.alpha1 * count), count - request.size)
         logits = self.alpha2 * value
         if dropped > 0:
-            # Random keys break ties, so that equal valuations are dropped with equal chance.
-            order = np.lexsort((rng.random(count), value)) if count <= 10_000 else np.argpartition(value, dropped)
-            logits[order[:dropped]] = -np.inf
+            logits[top_k(-value, dropped, rng)] = -np.inf
         drawn = request.size - round(self.alpha3 * request.size)
         by_value = softmax_sample(logits, drawn, rng) if drawn else np.empty(0, np.int64)
         rest = np.ones(count, np.bool_)
