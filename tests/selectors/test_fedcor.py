@@ -318,7 +318,7 @@ def test_it_learns_which_clients_belong_together(samples):
     correlation = gp.correlations(session.state.embedding)
     same = federation.kinds[:, None] == federation.kinds
     off = ~np.eye(30, dtype=bool)
-    assert correlation[same & off].mean() > 0.35 + correlation[~same].mean()
+    assert correlation[same & off].mean() > 0.2 + correlation[~same].mean()
 
 
 def test_state_does_not_grow():
