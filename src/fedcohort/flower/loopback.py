@@ -246,9 +246,7 @@ class Loopback:
             command.append("--enable-supernode-auth")
         if self.keep_state:
             command += ["--database", str(self.home / "superlink.db")]
-        self._superlink = _Service(
-            command, self._home_of("superlink"), self.home, self.home / "superlink.log"
-        )
+        self._superlink = _Service(command, self._home_of("superlink"), self.home, self.home / "superlink.log")
         self._wait_for_port(self._superlink, self._ports[0], timeout)
         if self.node_keys is not None:
             for node, key in enumerate(self.node_keys):

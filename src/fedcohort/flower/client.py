@@ -1,0 +1,289 @@
+"""The client side: answers to what a selector may ask.
+
+Two lines at the end of an existing ClientApp::
+
+    from fedcohort.flower.client import cohort_client, torch_answers
+    app = cohort_client(app, torch_answers(model=make_model, data=load_data))
+
+``make_model(context)`` returns a torch module, ``load_data(context)`` the client's training data as (inputs, labels).
+Without torch, or with a loss of one's own, :class:`Answers` takes the functions one by one. A server that does not use
+fedcohort sees no difference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcohort.arrays import FloatArray
+from fedcohort.errors import InputError
+from fedcohort.flower.wire import (
+    AFTER,
+    DESCRIBE,
+    GRADIENT_SIGNALS,
+    LOSSES,
+    RECORD,
+    Description,
+    asked_signals,
+    only_arrays,
+    report_record,
+)
+from fedcohort.signals import LOSS_SIGNALS, Signal
+
+if TYPE_CHECKING:
+    import torch
+
+LossFunction = Callable[[ArrayRecord, Context, ArrayRecord], Mapping[str, float]]
+GradientFunction = Callable[[ArrayRecord, Context], FloatArray]
+
+
+def client_name(context: Context) -> str:
+    """Return the client's stable name from its node config, or an empty string.
+
+    ``client-name`` comes first (``--node-config 'client-name="hospital-north"'``), then ``partition-id`` as
+    ``partition-3``. Without either the server falls back to the name the node was registered under, and at last to the
+    node id, which changes with every start of the SuperNode.
+    """
+    config = context.node_config
+    if "client-name" in config:
+        return str(config["client-name"])
+    if "partition-id" in config:
+        return f"partition-{config['partition-id']}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a client says about its data before the first round.
+
+    Parameters
+    ----------
+    size : int, optional
+        Training samples.
+    label_counts : sequence of int, optional
+        Samples per class; the server sees them in the clear.
+    sealed_labels : bytes, optional
+        Label counts in an encrypted form instead; the server passes them on to whoever can open them
+        (``CohortStrategy(unseal=...)``).
+    """
+
+    size: int | None = None
+    label_counts: Any = None
+    sealed_labels: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a client can tell a selector.
+
+    Parameters
+    ----------
+    facts : callable, optional
+        ``facts(context)`` returns :class:`Facts`.
+    losses : callable, optional
+        ``losses(arrays, context, received)`` returns mean losses of the model ``arrays`` on the client's data, by name
+        (``loss``, ``validation-loss``, ``robust-loss``, ``pseudo-loss``). ``received`` is the model the round started
+        with: pseudo-labels come from it. It is the same as ``arrays`` except after training.
+    signals : set of Signal
+        Which losses that function returns.
+    gradient : callable, optional
+        ``gradient(arrays, context)`` returns the (d,) full-batch gradient of the mean training loss.
+    name : callable
+        ``name(context)`` returns the stable name; see :func:`client_name`.
+    """
+
+    facts: Callable[[Context], Facts] | None = None
+    losses: LossFunction | None = None
+    signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
+    gradient: GradientFunction | None = None
+    name: Callable[[Context], str] = client_name
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signals", frozenset(Signal(s) for s in self.signals))
+        if not self.signals <= LOSS_SIGNALS:
+            raise InputError(
+                f"The losses of a client are {', '.join(sorted(LOSS_SIGNALS))}. Got {', '.join(sorted(self.signals))}."
+            )
+
+    @property
+    def supplied(self) -> frozenset[Signal]:
+        """Every signal a client with these answers can report or be asked for."""
+        found: set[Signal] = set()
+        if self.losses is not None:
+            found |= {*self.signals, Signal.LOSS_QUERY}
+            found |= {after for after, before in AFTER.items() if before in self.signals}
+            if Signal.LOSS in self.signals:
+                found.add(Signal.TRIAL_QUERY)
+        if self.gradient is not None:
+            found |= GRADIENT_SIGNALS
+        return frozenset(found)
+
+
+def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
+    """Return ``app`` with the answers a selector may ask for.
+
+    Parameters
+    ----------
+    app : ClientApp
+        Any ClientApp, with its functions and mods; it is not changed.
+    answers : Answers, optional
+        What the client can tell. Default: its name only.
+    """
+    return _CohortClient(app, answers or Answers())
+
+
+class _CohortClient(ClientApp):
+    """A ClientApp that answers fedcohort's questions itself and hands everything else on."""
+
+    def __init__(self, app: ClientApp, answers: Answers) -> None:
+        super().__init__()
+        self._app = app
+        self._answers = answers
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        kind = message.metadata.message_type
+        if kind == DESCRIBE:
+            return self._described(message, context)
+        if kind == LOSSES:
+            return self._losses(message, context)
+        if kind.split(".")[0] == MessageType.TRAIN and RECORD in message.content:
+            return self._trained(message, context)
+        return self._app(message, context)
+
+    def _described(self, message: Message, context: Context) -> Message:
+        facts = Facts() if self._answers.facts is None else self._answers.facts(context)
+        description = Description(
+            name=self._answers.name(context),
+            size=None if facts.size is None else int(facts.size),
+            label_counts=None if facts.label_counts is None else tuple(int(c) for c in facts.label_counts),
+            sealed_labels=facts.sealed_labels,
+            signals=self._answers.supplied,
+        )
+        return Message(RecordDict({RECORD: description.to_record()}), reply_to=message)
+
+    def _losses(self, message: Message, context: Context) -> Message:
+        arrays = only_arrays(message.content)
+        if arrays is None:
+            raise InputError("A question for losses must carry exactly one model.")
+        wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
+        values = self._measured(arrays, context, arrays, wanted & LOSS_SIGNALS)
+        return Message(RecordDict({RECORD: report_record(self._answers.name(context), values)}), reply_to=message)
+
+    def _measured(
+        self, arrays: ArrayRecord, context: Context, received: ArrayRecord, wanted: frozenset[Signal]
+    ) -> dict[Signal, float]:
+        if not wanted:
+            return {}
+        if self._answers.losses is None or not wanted <= self._answers.signals:
+            raise InputError(f"This client cannot measure {', '.join(sorted(wanted - self._answers.signals))}.")
+        values = self._answers.losses(arrays, context, received)
+        lacking = [s for s in sorted(wanted) if s.value not in values]
+        if lacking:
+            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks {lacking[0]!r}.")
+        return {signal: float(values[signal.value]) for signal in wanted}
+
+    def _trained(self, message: Message, context: Context) -> Message:
+        wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
+        received = only_arrays(message.content)
+        # Mods of Flower's own refuse a message with a second ConfigRecord, and the app has no use for it.
+        message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
+        values: dict[Signal, float] = {}
+        gradient = None
+        if received is not None:
+            values.update(self._measured(received, context, received, wanted & LOSS_SIGNALS))
+            if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
+                gradient = self._answers.gradient(received, context)
+        begun = time.monotonic()
+        reply = self._app(message, context)
+        seconds = time.monotonic() - begun
+        if reply.has_content():
+            after = {AFTER[s]: s for s in wanted if s in AFTER}
+            trained = only_arrays(reply.content)
+            if after and trained is not None and received is not None:
+                measured = self._measured(trained, context, received, frozenset(after))
+                values.update({after[signal]: value for signal, value in measured.items()})
+            reply.content[RECORD] = report_record(self._answers.name(context), values, seconds, gradient)
+        return reply
+
+
+def torch_answers(
+    model: Callable[[Context], torch.nn.Module],
+    data: Callable[[Context], tuple[Any, Any]],
+    *,
+    classes: int | None = None,
+    validation: Callable[[Context], tuple[Any, Any]] | None = None,
+    share_labels: bool = True,
+    batch_size: int = 1024,
+    name: Callable[[Context], str] = client_name,
+) -> Answers:
+    """Return answers for a torch classifier: size, label counts, cross-entropy losses and the full-batch gradient.
+
+    Parameters
+    ----------
+    model : callable
+        ``model(context)`` returns a module whose ``state_dict`` fits the arrays of the federation.
+    data : callable
+        ``data(context)`` returns the client's training inputs and integer labels.
+    classes : int, optional
+        Number of classes, for the label counts. Without it no label counts are reported.
+    validation : callable, optional
+        ``validation(context)`` returns held-out inputs and labels of the client.
+    share_labels : bool
+        Whether label counts may leave the client in the clear.
+    batch_size : int
+        How many samples are evaluated at once.
+    name : callable
+        ``name(context)`` returns the stable name.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    def facts(context: Context) -> Facts:
+        labels = np.asarray(data(context)[1])
+        counts = None
+        if classes is not None and share_labels:
+            counts = np.bincount(labels.astype(np.int64), minlength=classes)
+        return Facts(size=len(labels), label_counts=counts)
+
+    def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
+        module = model(context)
+        module.load_state_dict(arrays.to_torch_state_dict())
+        return module.eval()
+
+    def mean_loss(module: torch.nn.Module, inputs: Any, labels: Any) -> float:
+        x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
+        if not len(y):
+            return float("nan")
+        total = 0.0
+        with torch.no_grad():
+            for start in range(0, len(y), batch_size):
+                part = slice(start, start + batch_size)
+                total += float(cross_entropy(module(x[part]), y[part], reduction="sum"))
+        return total / len(y)
+
+    def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
+        module = loaded(arrays, context)
+        values = {Signal.LOSS.value: mean_loss(module, *data(context))}
+        if validation is not None:
+            values[Signal.VALIDATION_LOSS.value] = mean_loss(module, *validation(context))
+        return values
+
+    def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
+        module = loaded(arrays, context)
+        inputs, labels = data(context)
+        x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
+        for start in range(0, len(y), batch_size):
+            part = slice(start, start + batch_size)
+            (cross_entropy(module(x[part]), y[part], reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
+        return np.concatenate(
+            [np.zeros(p.numel()) if p.grad is None else p.grad.numpy().ravel() for p in module.parameters()]
+        )
+
+    signals = {Signal.LOSS} | ({Signal.VALIDATION_LOSS} if validation is not None else set())
+    return Answers(facts=facts, losses=losses, signals=frozenset(signals), gradient=gradient, name=name)

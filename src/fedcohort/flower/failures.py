@@ -1,0 +1,59 @@
+"""Who failed in which round, and why, read from the journal of a live federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcohort.journal import Journal, read_journal
+from fedcohort.protocol import Status
+
+EVENT = "flower"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One client whose model did not enter a round's average.
+
+    Attributes
+    ----------
+    round : int
+        Counted from 0; Flower's own count begins with 1.
+    client : str
+    status : Status
+    reason : str
+    """
+
+    round: int
+    client: str
+    status: Status
+    reason: str
+
+
+def failures(journal: str | Path | Journal) -> list[Failure]:
+    """Return every failure on record, oldest first; a client that answered late at last is LATE, not MISSING."""
+    if not isinstance(journal, Journal):
+        opened = read_journal(journal)
+        try:
+            return failures(opened)
+        finally:
+            opened.close()
+    table, _ = journal.table()
+    reasons: dict[tuple[int, str], str] = {}
+    for body in journal.events(EVENT):
+        reasons.update({(int(body["round"]), name): text for name, text in body["failures"].items()})
+    rounds = {row.ticket: row.round for row in journal.cohorts()}
+    found = []
+    for reply in journal.replies():
+        if reply.status == Status.OK:
+            continue
+        name = table.name(reply.client)
+        round_ = rounds[reply.ticket]
+        found.append(Failure(round_, name, Status(reply.status), reasons.get((round_, name), "no answer")))
+    return found
+
+
+def event(round_: int, reasons: dict[str, str]) -> dict[str, Any]:
+    """Return the body of the journal's event for a round."""
+    return {"round": round_, "failures": reasons}

@@ -1,0 +1,190 @@
+"""The clients of a live federation as a session needs them: a table, newcomers, who is available, answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedcohort.arrays import FloatArray
+from fedcohort.clients import ClientTable, LabelCounts, LabelInfo
+from fedcohort.errors import FedcohortError, InputError, SignalError
+from fedcohort.flower.exchange import exchange
+from fedcohort.flower.roster import Card, Roster, natural
+from fedcohort.flower.wire import LOSSES, RECORD, ask_record, reported
+from fedcohort.signals import TABLE_SIGNALS, Signal
+
+if TYPE_CHECKING:
+    from fedcohort.session import Session
+
+log = logging.getLogger("flwr.fedcohort")
+Unseal = Callable[[Sequence[str], Sequence[bytes]], LabelInfo]
+_SETTLE = 15.0  # seconds given to nodes that have not said who they are, once enough others have
+_LOOK_EVERY = 0.25
+_ARRAYS = "arrays"
+
+
+class FederationTimeoutError(FedcohortError, TimeoutError):
+    """Too few clients came online in time."""
+
+    __str__ = FedcohortError.__str__
+
+
+class Federation:
+    """The clients behind a grid.
+
+    Parameters
+    ----------
+    grid : Grid
+    required : set of Signal
+        What the selector and its shadows must be able to know about a client.
+    patience : float
+        Longest time to wait for clients to come online, in seconds.
+    unseal : callable, optional
+        Turns encrypted label counts into something a selector can use.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        required: Iterable[Signal],
+        *,
+        patience: float,
+        unseal: Unseal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.grid = grid
+        self.clock = clock
+        self.sleep = sleep
+        self._required = frozenset(required)
+        self._patience = patience
+        self._unseal = unseal
+        self._roster = Roster(grid, clock, sleep)
+        self._refused: set[str] = set()
+
+    @property
+    def online(self) -> dict[str, Card]:
+        """The clients that are online and can tell what is required, by name in natural order."""
+        sealed = self._unseal is not None
+        fit = {}
+        for name, card in self._roster.online.items():
+            lacking = card.lacks(self._required, sealed)
+            if not lacking:
+                fit[name] = card
+            elif name not in self._refused:
+                self._refused.add(name)
+                log.warning("client %r takes no part: it cannot supply %s", name, ", ".join(f"'{s}'" for s in lacking))
+        return fit
+
+    def refresh(self) -> None:
+        """Look who is online now."""
+        self._roster.refresh()
+
+    def assemble(self, count: int) -> None:
+        """Wait until ``count`` clients are online and have said who they are."""
+        begun = self.clock()
+        enough_since: float | None = None
+        told = begun
+        while True:
+            self.refresh()
+            online = self.online
+            now = self.clock()
+            if len(online) >= count:
+                enough_since = now if enough_since is None else enough_since
+                if not self._roster.unanswered or now - enough_since > _SETTLE:
+                    return
+            elif not self._roster.unanswered and len(self._roster.online) >= count:
+                self._raise_unfit(len(online), count)
+            if now - begun > self._patience:
+                raise FederationTimeoutError(
+                    f"Waited {self._patience:g} s for {count} clients; {len(online)} are there "
+                    f"({', '.join(list(online)[:10]) or 'none'}), {self._roster.nodes} nodes are online.",
+                    hint="start more SuperNodes, lower min_available_nodes or wait_for, or raise patience",
+                )
+            if now - told > 10:
+                told = now
+                log.info("waiting for clients: %d of %d are there", len(online), count)
+            self.sleep(_LOOK_EVERY)
+
+    def _raise_unfit(self, fit: int, count: int) -> None:
+        unfit = [(n, c.lacks(self._required, self._unseal is not None)) for n, c in self._roster.online.items()]
+        name, lacking = next((n, lack) for n, lack in unfit if lack)
+        raise SignalError(
+            f"{len(self._roster.online)} clients are online, but only {fit} of the {count} needed can supply what the "
+            f"selector requires. The first of the others is {name!r}, which lacks "
+            f"{', '.join(f'{s.value!r} ({s.meaning})' for s in lacking)}.",
+            hint="wrap the ClientApp with fedcohort.flower.cohort_client and give it the Answers that are missing",
+        )
+
+    # -- the table ------------------------------------------------------------------------------------------------
+
+    def supplied(self) -> frozenset[Signal]:
+        """Return what every client that is online can report or answer."""
+        signals = [card.signals(self._unseal is not None) for card in self.online.values()]
+        return frozenset.intersection(*signals) - TABLE_SIGNALS if signals else frozenset()
+
+    def table(self, cards: Sequence[Card], like: ClientTable | None = None) -> ClientTable:
+        """Return a table of ``cards`` with the facts that are required, and no others, so that anybody can join."""
+        names = [card.name for card in cards]
+        sizes = [card.description.size or 0 for card in cards] if Signal.SIZES in self._required else None
+        labels: LabelInfo | None = None
+        if self._required & {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}:
+            counts = [card.description.label_counts for card in cards]
+            if all(c is not None for c in counts):
+                known = [] if like is None else [like.label_counts.shape[1]]
+                width = max([len(c) for c in counts if c is not None] + known)
+                labels = LabelCounts([[*(c or ()), *[0] * (width - len(c or ()))] for c in counts])
+            elif self._unseal is not None:
+                labels = self._unseal(names, [card.description.sealed_labels or b"" for card in cards])
+        return ClientTable(names=names, sizes=sizes, labels=labels)
+
+    def welcome(self, session: Session) -> None:
+        """Let clients that were never seen before join the session."""
+        known = set(session.table.names)
+        newcomers = [c for name, c in self.online.items() if name not in known and name not in self._refused]
+        if not newcomers:
+            return
+        newcomers.sort(key=lambda card: natural(card.name))
+        try:
+            session.join(self.table(newcomers, session.table if Signal.LABEL_COUNTS in self._required else None))
+        except InputError as error:
+            self._refused.update(card.name for card in newcomers)
+            log.warning("%s cannot join: %s", ", ".join(card.name for card in newcomers), error)
+            return
+        log.info("joined: %s", ", ".join(card.name for card in newcomers))
+
+    def available(self, session: Session, busy: Callable[[Card], bool]) -> list[str]:
+        """Return who can take part now: online, a member, and not still at work on an earlier round."""
+        known = set(session.table.names)
+        return [name for name, card in self.online.items() if name in known and not busy(card)]
+
+    # -- queries --------------------------------------------------------------------------------------------------
+
+    def losses(
+        self, arrays: ArrayRecord, names: Sequence[str], signals: frozenset[Signal], deadline: float
+    ) -> Mapping[Signal, FloatArray]:
+        """Ask ``names`` for losses of ``arrays``; NaN for those who do not answer in time."""
+        content = RecordDict({_ARRAYS: arrays, RECORD: ask_record(signals)})
+        online = self.online
+        messages = {
+            name: Message(content, dst_node_id=online[name].node, message_type=LOSSES, ttl=2 * deadline)
+            for name in names
+            if name in online and Signal.LOSS_QUERY in online[name].description.signals
+        }
+        replies = exchange(self.grid, messages, deadline, clock=self.clock, sleep=self.sleep)
+        values = {signal: np.full(len(names), np.nan) for signal in signals}
+        for i, name in enumerate(names):
+            reply = replies.get(name)
+            if reply is None or reply.error is not None:
+                log.warning("client %r gave no losses: %s", name, "no answer" if reply is None else reply.error)
+                continue
+            numbers = reported(reply.message.content.config_records.get(RECORD))
+            for signal in signals:
+                values[signal][i] = numbers.get(signal, np.nan)
+        return values

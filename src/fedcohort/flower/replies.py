@@ -1,0 +1,264 @@
+"""From what came back to what can be averaged: each reply is checked by itself, so one bad client spoils nothing.
+
+Flower's strategies check replies together and abort the whole run when one differs. Here a reply with an error, with
+NaN, with arrays of another shape or without a usable weight becomes a status with a reason; the strategy sees the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedcohort.arrays import BoolArray, FloatArray
+from fedcohort.flower.exchange import Reply
+from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, only_arrays, reported, reported_gradient
+from fedcohort.protocol import Status
+from fedcohort.signals import Signal
+
+log = logging.getLogger("flwr.fedcohort")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One client's reply after the checks.
+
+    Attributes
+    ----------
+    name : str
+    status : Status
+    reason : str
+        Why it is not OK; empty when it is.
+    message : Message or None
+        The reply without fedcohort's own record, as the wrapped strategy sees it.
+    values : mapping of Signal to float
+        What the client reported, and how long it took.
+    gradient : (d,) array or None
+        The full-batch gradient it reported.
+    """
+
+    name: str
+    status: Status
+    reason: str
+    message: Message | None
+    values: Mapping[Signal, float]
+    gradient: FloatArray | None
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The model of an OK reply."""
+        assert self.message is not None
+        arrays = only_arrays(self.message.content)
+        assert arrays is not None
+        return arrays
+
+
+def flat(arrays: ArrayRecord) -> FloatArray:
+    """Return the floating-point arrays of a model as one vector; counters and other integers are no parameters."""
+    parts = [array.numpy() for array in arrays.values()]
+    floats = [part.astype(np.float64).ravel() for part in parts if part.dtype.kind == "f"]
+    return np.concatenate(floats) if floats else np.empty(0)
+
+
+class Checker:
+    """The checks of one round.
+
+    Parameters
+    ----------
+    model : ArrayRecord
+        The model that was sent.
+    weight_key : str
+        The metric a reply is weighted by.
+    required : set of Signal
+        What the selector must learn from each OK client.
+    same_shapes : bool
+        Whether replies must have the shapes of the model.
+    """
+
+    def __init__(
+        self, model: ArrayRecord, weight_key: str, required: Iterable[Signal], same_shapes: bool = True
+    ) -> None:
+        self._weight_key = weight_key
+        self._required = frozenset(required)
+        self._shapes = {key: tuple(array.shape) for key, array in model.items()} if same_shapes else None
+
+    def __call__(self, reply: Reply) -> Checked:
+        """Check one reply."""
+        if reply.message.has_error():
+            # Lost on the way is not the client's error: it is as if it had never answered.
+            status = Status.MISSING if reply.expired else Status.FAILED
+            return Checked(reply.name, status, _short(reply.error or ""), None, {}, None)
+        content = reply.message.content
+        record = content.config_records.get(RECORD)
+        values = {**reported(record), Signal.DURATION: reply.seconds}
+        gradient = reported_gradient(record)
+        reason = self._problem(content) or self._unreported(values, gradient)
+        if record is not None:
+            reply.message.content = RecordDict({k: v for k, v in content.items() if k != RECORD})
+        status = Status.INVALID if reason else Status.OK
+        return Checked(reply.name, status, reason, reply.message, values, gradient)
+
+    def _problem(self, content: RecordDict) -> str:
+        arrays = only_arrays(content)
+        if arrays is None:
+            return f"the reply must carry exactly one ArrayRecord, not {len(content.array_records)}"
+        if self._shapes is not None:
+            shapes = {key: tuple(array.shape) for key, array in arrays.items()}
+            if set(shapes) != set(self._shapes):
+                odd = sorted(set(shapes) ^ set(self._shapes))[0]
+                return f"the model's arrays have other names than the ones sent: {odd!r}"
+            for key, shape in self._shapes.items():
+                if shapes[key] != shape:
+                    return f"the array {key!r} has the shape {shapes[key]} instead of {shape}"
+        for key, array in arrays.items():
+            value = array.numpy()
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                return f"the array {key!r} has NaN or infinite entries"
+        metrics = list(content.metric_records.values())
+        if len(metrics) != 1:
+            return f"the reply must carry exactly one MetricRecord, not {len(metrics)}"
+        weight = metrics[0].get(self._weight_key)
+        if not isinstance(weight, (int, float)) or not np.isfinite(weight) or weight < 0:
+            return f"the metric {self._weight_key!r} must be a number of at least 0, not {weight!r}"
+        return ""
+
+    def _unreported(self, values: Mapping[Signal, float], gradient: FloatArray | None) -> str:
+        measured_here = {Signal.KEPT, Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE, *GRADIENT_SIGNALS}
+        for signal in sorted(self._required - measured_here):
+            if signal not in values:
+                return f"it reported no finite '{signal}' ({signal.meaning})"
+        if self._required & GRADIENT_SIGNALS and (gradient is None or not np.isfinite(gradient).all()):
+            return "it reported no finite gradient"
+        return ""
+
+
+def agreeing(replies: Sequence[Checked]) -> list[Checked]:
+    """Make OK replies INVALID that differ from most in names or lengths: they could not be averaged together."""
+    kinds = [_kind(reply) if reply.status == Status.OK else None for reply in replies]
+    common = Counter(kind for kind in kinds if kind is not None).most_common(1)
+    if not common:
+        return list(replies)
+    usual = common[0][0]
+    checked = []
+    for reply, kind in zip(replies, kinds, strict=True):
+        if kind is not None and kind != usual:
+            reason = "its metrics, records or gradient are named or sized otherwise than those of most replies"
+            checked.append(dataclasses.replace(reply, status=Status.INVALID, reason=reason))
+        else:
+            checked.append(reply)
+    return checked
+
+
+def _kind(reply: Checked) -> tuple[Any, ...]:
+    assert reply.message is not None
+    content = reply.message.content
+    (metric_key, metrics), *_ = content.metric_records.items()
+    return (
+        next(iter(content.array_records)),
+        metric_key,
+        frozenset(metrics),
+        None if reply.gradient is None else len(reply.gradient),
+    )
+
+
+class Measures:
+    """Numbers the server computes from the models of the OK replies, each when it is first read."""
+
+    def __init__(self, model: ArrayRecord, replies: Sequence[Checked]) -> None:
+        self._model = model
+        self._replies = replies
+
+    @cached_property
+    def updates(self) -> FloatArray:
+        """(r, P) each client's model less the one sent; zeros for replies that are not OK."""
+        sent = flat(self._model)
+        rows = [flat(r.arrays) - sent if r.status == Status.OK else np.zeros_like(sent) for r in self._replies]
+        return np.stack(rows) if rows else np.empty((0, len(sent)))
+
+    @cached_property
+    def _gradients(self) -> FloatArray:
+        width = max((len(r.gradient) for r in self._replies if r.gradient is not None), default=0)
+        rows = [
+            r.gradient if r.status == Status.OK and r.gradient is not None else np.zeros(width) for r in self._replies
+        ]
+        return np.stack(rows) if rows else np.empty((0, width))
+
+    @cached_property
+    def ok(self) -> BoolArray:
+        """(r,) which replies are OK."""
+        return np.array([r.status == Status.OK for r in self._replies], np.bool_)
+
+    def _distances(self, rows: FloatArray) -> FloatArray:
+        if not self.ok.any():
+            return np.full(len(rows), np.nan)
+        return np.asarray(np.linalg.norm(rows - rows[self.ok].mean(axis=0), axis=1))
+
+    def column(self, signal: Signal) -> FloatArray:
+        """(r,) one signal over the replies; NaN where a reply is not OK."""
+        sources: dict[Signal, Callable[[], FloatArray]] = {
+            Signal.UPDATE_NORM: lambda: np.asarray(np.linalg.norm(self.updates, axis=1)),
+            Signal.UPDATE_DISTANCE: lambda: self._distances(self.updates),
+            Signal.GRADIENT_NORM: lambda: np.asarray(np.linalg.norm(self._gradients, axis=1)),
+            Signal.GRADIENT_DISTANCE: lambda: self._distances(self._gradients),
+        }
+        if signal in sources:
+            values = sources[signal]()
+        else:
+            values = np.array([r.values.get(signal, np.nan) for r in self._replies], np.float64)
+        return np.where(self.ok, values, np.nan)
+
+
+def weight_of(reply: Checked, key: str) -> float:
+    """Return the weight of an OK reply in an average."""
+    assert reply.message is not None
+    (metrics,) = reply.message.content.metric_records.values()
+    return float(metrics[key])  # type: ignore[arg-type]  # the checks let only numbers through
+
+
+def scale_weight(reply: Checked, key: str, factor: float) -> None:
+    """Let a client count ``factor`` times in the average."""
+    assert reply.message is not None
+    content = reply.message.content
+    ((name, metrics),) = content.metric_records.items()
+    content[name] = MetricRecord({**metrics, key: float(metrics[key]) * factor})  # type: ignore[arg-type]
+
+
+def averaged(replies: Sequence[Checked], key: str) -> ArrayRecord:
+    """Return the mean of models weighted by ``key``, as FedAvg takes it."""
+    weights = np.array([weight_of(reply, key) for reply in replies])
+    weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
+    mean = {}
+    for name in replies[0].arrays:
+        parts = [reply.arrays[name].numpy() for reply in replies]
+        total = sum((part * weight for part, weight in zip(parts, weights.tolist(), strict=True)), start=0 * parts[0])
+        mean[name] = Array(np.asarray(total).astype(parts[0].dtype))
+    return ArrayRecord(mean)
+
+
+def alike(messages: Sequence[Message], key: str) -> list[Message]:
+    """Return the evaluation replies whose metrics can be averaged together: those named as in the first usable one."""
+    usual: frozenset[str] | None = None
+    found = []
+    for message in messages:
+        records = list(message.content.metric_records.values())
+        if len(records) != 1 or not isinstance(records[0].get(key), (int, float)):
+            log.info("\t> node %d sent no metric %r", message.metadata.src_node_id, key)
+            continue
+        usual = frozenset(records[0]) if usual is None else usual
+        if frozenset(records[0]) == usual:
+            found.append(message)
+        else:
+            log.info("\t> node %d sent metrics of other names", message.metadata.src_node_id)
+    return found
+
+
+def _short(text: str, limit: int = 300) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,162 @@
+"""Who is who: node ids of the moment against names that last.
+
+A SuperNode gets a new random node id with every start, so a journal keeps names. Every node that appears is asked once
+to describe itself; a ClientApp without fedcohort cannot answer and takes part under a name made of its node id.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedcohort.flower.exchange import Outbox, Reply
+from fedcohort.flower.wire import DESCRIBE, RECORD, SERVER_SIGNALS, VERSION, Description
+from fedcohort.signals import TABLE_SIGNALS, Signal
+
+log = logging.getLogger("flwr.fedcohort")
+_UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
+_NOT_OURS = re.compile(r"No query function registered|Invalid message type")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One client that is online.
+
+    Parameters
+    ----------
+    name : str
+        Its name in session and journal.
+    node : int
+        Flower's node id of the moment.
+    description : Description
+        What it said about itself.
+    answers : bool
+        Whether its ClientApp speaks fedcohort.
+    """
+
+    name: str
+    node: int
+    description: Description
+    answers: bool
+
+    def signals(self, sealed: bool) -> frozenset[Signal]:
+        """Return what can be known about this client; ``sealed``: whether encrypted label counts can be opened."""
+        found = set(SERVER_SIGNALS | self.description.signals)
+        if self.description.size is not None:
+            found.add(Signal.SIZES)
+        if self.description.label_counts is not None:
+            found |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
+        elif sealed and self.description.sealed_labels is not None:
+            found.add(Signal.LABEL_PRODUCTS)
+        return frozenset(found)
+
+    def lacks(self, required: Iterable[Signal], sealed: bool) -> list[Signal]:
+        """Return the required signals nobody can know about this client."""
+        return sorted(frozenset(required) - self.signals(sealed))
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that puts client-10 after client-9.
+
+    >>> sorted(["client-10", "client-9", "anna"], key=natural)
+    ['anna', 'client-9', 'client-10']
+    """
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+class Roster:
+    """The clients that are online now, kept up to date by :meth:`refresh`."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid = grid
+        self._clock = clock
+        self._outbox = Outbox(grid, clock, sleep)
+        self._registered: dict[int, str] = {}  # names given to nodes at registration with the SuperLink
+        self._cards: dict[int, Card] = {}
+        self._unfit: dict[int, float] = {}  # node id -> when to ask again
+        self._by_name: dict[str, int] = {}
+
+    @property
+    def online(self) -> dict[str, Card]:
+        """The clients that are online, by name, in natural order of the names."""
+        return {name: self._cards[self._by_name[name]] for name in sorted(self._by_name, key=natural)}
+
+    @property
+    def unanswered(self) -> int:
+        """How many nodes have been asked who they are and have not answered."""
+        return len(self._outbox.waiting)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are online, named or not."""
+        return len(self._registered)
+
+    def refresh(self) -> None:
+        """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
+        self._registered = {int(n.node_id): n.name if n.HasField("name") else "" for n in self._grid.get_nodes()}
+        for node in [n for n in self._cards if n not in self._registered]:
+            self._forget(node)
+        now = self._clock()
+        for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
+            if int(asked_node) not in self._registered or now - sent > _UNANSWERED_AFTER:
+                del self._outbox.waiting[message_id]
+        asked = {int(node) for node in self._outbox.owing()}
+        newcomers = [
+            node
+            for node in self._registered
+            if node not in self._cards and node not in asked and self._unfit.get(node, now) <= now
+        ]
+        question = RecordDict({RECORD: ConfigRecord({"version": VERSION})})
+        self._outbox.send(
+            {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=_UNANSWERED_AFTER) for n in newcomers}
+        )
+        for reply in self._outbox.pull():
+            self._read(int(reply.name), reply)
+
+    def _forget(self, node: int) -> None:
+        card = self._cards.pop(node)
+        if self._by_name.get(card.name) == node:
+            del self._by_name[card.name]
+
+    def _read(self, node: int, reply: Reply) -> None:
+        if node not in self._registered or reply.vanished or reply.expired:
+            return
+        if reply.error is not None:
+            if _NOT_OURS.search(reply.error) is None:
+                log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
+                self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+                return
+            description, answers = Description(""), False
+        else:
+            try:
+                description = Description.from_record(reply.message.content.config_records.get(RECORD, {}))
+            except ValueError as error:
+                log.warning("node %d described itself in a way that cannot be read: %s", node, error)
+                self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+                return
+            answers = True
+        # The name a node was registered under is bound to its key; what a client says of itself is not.
+        name = self._registered[node] or description.name or f"node-{node}"
+        rival = self._by_name.get(name)
+        if rival is not None and rival != node:
+            log.warning("node %d answers to the name %r, so node %d is taken for its past and left alone",
+                        node, name, rival)  # fmt: skip
+            self._cards[rival] = Card(f"{name} (replaced)", rival, Description(""), False)
+        self._cards[node] = Card(name, node, description, answers)
+        self._by_name[name] = node
+
+
+def has_table_facts(card: Card, facts: frozenset[Signal], sealed: bool) -> bool:
+    """Whether a newcomer carries the facts that every client of the table carries."""
+    return facts & TABLE_SIGNALS <= card.signals(sealed)

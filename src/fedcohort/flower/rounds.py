@@ -1,0 +1,465 @@
+"""One call of ``CohortStrategy.start``: the rounds of a live federation."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedcohort import rng as streams
+from fedcohort.arrays import BoolArray
+from fedcohort.errors import InputError
+from fedcohort.filters import Replies
+from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
+from fedcohort.flower.failures import EVENT, event
+from fedcohort.flower.federation import Federation, FederationTimeoutError
+from fedcohort.flower.inner import GridView, Memory, addressed, grows, keys, needed, offered, wanted
+from fedcohort.flower.replies import Checked, Checker, Measures, agreeing, alike, averaged, scale_weight, weight_of
+from fedcohort.flower.roster import Card
+from fedcohort.flower.wire import RECORD, WORK, ask_record
+from fedcohort.journal import is_blank
+from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
+from fedcohort.session import Session
+from fedcohort.signals import Signal
+
+if TYPE_CHECKING:
+    from fedcohort.flower.strategy import CohortStrategy, EvaluateFn
+
+log = logging.getLogger("flwr.fedcohort")
+_EVALUATION = "evaluation"
+_AFTERLIFE = 60.0  # seconds, at least, that a train message outlives its deadline, so that a late answer can arrive
+
+
+@dataclass(frozen=True)
+class _Owed:
+    """Train messages of a closed round that are still unanswered."""
+
+    ticket: int
+    round: int
+    outbox: Outbox
+    nodes: Mapping[str, int]
+
+
+class Run:
+    """One call of ``start``: everything that changes while it lasts."""
+
+    def __init__(
+        self,
+        settings: CohortStrategy,
+        grid: Grid,
+        *,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        self.settings = settings
+        self.inner = settings.strategy
+        self.grid = grid
+        self.deadline = settings.deadline or timeout
+        self.query_deadline = settings.query_deadline or self.deadline
+        self.train_config = train_config
+        self.evaluate_config = evaluate_config
+        self.evaluate_fn = evaluate_fn
+        self.memory = Memory(self.inner)
+        self.weight_key, self.config_key = keys(self.inner)
+        required = frozenset(settings.selector.requires)
+        self.federation = Federation(
+            grid,
+            required,
+            patience=settings.patience,
+            unseal=settings.unseal,
+            clock=settings.clock,
+            sleep=settings.sleep,
+        )
+        self.owed: list[_Owed] = []
+        self.session: Session | None = None
+        self.result = Result()
+
+    def close(self) -> None:
+        """Close the journal."""
+        if self.session is not None:
+            self.session.close()
+
+    # -- the whole run ----------------------------------------------------------------------------------------------
+
+    def play(self, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
+        """Run until ``num_rounds`` rounds are on record."""
+        begun = self.settings.clock()
+        self.federation.assemble(self.settings.wait_for or needed(self.inner))
+        session = self.session = self._open()
+        arrays = self._resumed(session, initial_arrays)
+        self.result.arrays = arrays
+        if session.round == 0 and self.evaluate_fn is not None:
+            self._evaluated_here(0, arrays)
+        while True:
+            pending = session.pending
+            if pending:
+                cohort = pending[0]
+                log.info("[ROUND %d/%d] trained again: it was not finished", cohort.round + 1, num_rounds)
+            elif session.round < num_rounds:
+                log.info("[ROUND %d/%d]", session.round + 1, num_rounds)
+                cohort = self._choose(session, arrays)
+            else:
+                break
+            if cohort.size:
+                arrays = self._round(session, cohort, arrays)
+                self.result.arrays = arrays
+            if cohort.stop is not None:
+                log.info("the selector declares the run finished: %s", cohort.stop)
+                break
+        log.info("Strategy execution finished in %.2fs", self.settings.clock() - begun)
+        for line in io.StringIO(str(self.result)):
+            log.info("\t%s", line.rstrip("\n"))
+        return self.result
+
+    def _open(self) -> Session:
+        settings = self.settings
+        if settings.journal is not None and not is_blank(settings.journal):
+            session = Session.open(settings.journal, settings.selector, shadows=settings.shadows)
+            if session.seed != settings.seed:
+                session.close()
+                raise InputError(
+                    f"The journal {settings.journal} was written with seed {session.seed}; it cannot be continued with "
+                    f"seed {settings.seed}.",
+                    hint="pass the old seed, or start a new journal",
+                )
+            return session
+        if settings.journal is not None:
+            settings.journal.parent.mkdir(parents=True, exist_ok=True)
+        return Session(
+            settings.selector,
+            self.federation.table(list(self.federation.online.values())),
+            seed=settings.seed,
+            signals=self.federation.supplied(),
+            journal=settings.journal,
+            shadows=settings.shadows,
+        )
+
+    def _resumed(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model to go on with: the journal's checkpoint, or ``initial_arrays`` before the first round."""
+        store = self.settings.checkpoints
+        if store is None:
+            return initial_arrays
+        first = store.name(0)
+        if session.host_state is not None:
+            name = str(session.host_state["checkpoint"])
+        elif session.round and store.exists(first):
+            name = first
+        elif session.round:
+            raise InputError(
+                f"The journal {self.settings.journal} has rounds, but {store.folder} has no checkpoint to go on from.",
+                hint="was 'checkpoints' another folder before?",
+            )
+        else:
+            store.save(0, initial_arrays, self.memory)
+            return initial_arrays
+        arrays = store.load(name, self.memory)
+        log.info("continuing after round %d with %s", session.round - len(session.pending), store.folder / name)
+        return arrays
+
+    # -- choosing ---------------------------------------------------------------------------------------------------
+
+    def _busy(self, card: Card) -> bool:
+        """Whether a client still owes the answer to an earlier round; one that restarted since owes nothing."""
+        return any(card.name in o.outbox.owing() and o.nodes[card.name] == card.node for o in self.owed)
+
+    def _available(self, session: Session) -> list[str]:
+        """Return who can take part, waiting for the first client if nobody can."""
+        end = self.settings.clock() + self.settings.patience
+        while True:
+            self.federation.refresh()
+            self._collect_late(session)
+            self.federation.welcome(session)
+            names = self.federation.available(session, self._busy)
+            if names:
+                return names
+            if self.settings.clock() > end:
+                raise FederationTimeoutError(
+                    f"Nobody has been available for {self.settings.patience:g} s in round {session.round + 1}.",
+                    hint="start SuperNodes and run the app again: it continues with this round",
+                )
+            self.settings.sleep(0.25)
+
+    def _collect_late(self, session: Session) -> None:
+        """Put answers that came after their round was closed on record, and see who is free again."""
+        for owed in self.owed:
+            for reply in owed.outbox.pull():
+                if reply.error is None:
+                    session.tell(RoundReport(owed.ticket, [reply.name]))
+                    note = {reply.name: f"answered after {reply.seconds:.1f} s, when the round was closed"}
+                    session.note(EVENT, event(owed.round, note))
+                    log.info("client %r answered round %d after %.1f s", reply.name, owed.round + 1, reply.seconds)
+        self.owed = [owed for owed in self.owed if owed.outbox.waiting]
+
+    def _choose(self, session: Session, arrays: ArrayRecord) -> Cohort:
+        names = self._available(session)
+        size = self.settings.cohort_size or wanted(self.inner, "train", len(self.federation.online))
+        if size is not None:
+            size = min(size + self.settings.spares, session.table.n)
+        # Indices, not names: a large federation is looked up once here and not again in every step below.
+        request = RoundRequest(size, session.table.indices(names))
+        query = session.query(request)
+        answer = None if query is None else self._answer(session, query, arrays, names)
+        cohort = session.ask(request, answer)
+        log.info("selected %d of %d available clients (%d known)", cohort.size, len(names), session.table.n)
+        return cohort
+
+    def _answer(self, session: Session, query: Query, arrays: ArrayRecord, available: Sequence[str]) -> Answer:
+        match query:
+            case Losses(clients=clients, signals=signals):
+                names = [session.table.name(int(c)) for c in clients]
+                return Answer(query, self.federation.losses(arrays, names, signals, self.query_deadline))
+            case Trial(cohorts=cohorts):
+                return self._try_out(session, query, cohorts, arrays, available)
+
+    def _try_out(
+        self, session: Session, query: Trial, cohorts: Sequence[Any], arrays: ArrayRecord, available: Sequence[str]
+    ) -> Answer:
+        """Train each trial cohort on a copy of the strategy, average, and ask everybody for the change of loss."""
+        ask = frozenset({Signal.LOSS})
+        everyone = session.table.indices(list(available))
+        before = self.federation.losses(arrays, available, ask, self.query_deadline)[Signal.LOSS]
+        changes = np.full((len(cohorts), session.table.n), np.nan)
+        for row, clients in enumerate(cohorts):
+            online = self.federation.online
+            names = [n for n in (session.table.name(int(c)) for c in clients) if n in online]
+            # A copy, because a trial must leave no trace in the strategy: no moments, no privacy spent.
+            stand_in = copy.deepcopy(self.inner)
+            messages = self._train_messages(
+                stand_in, session.round + 1, {n: online[n] for n in names}, arrays, work={}, report=()
+            )
+            with_ttl(messages.values(), 2 * self.deadline)
+            replies = exchange(self.grid, messages, self.deadline, clock=self.settings.clock, sleep=self.settings.sleep)
+            checker = self._checker(arrays, ())
+            checked = agreeing([checker(replies[name]) for name in names if name in replies])
+            models = [reply for reply in checked if reply.status == Status.OK]
+            if not models:
+                log.warning("a trial of %s brought no model", ", ".join(names))
+                continue
+            tried = averaged(models, self.weight_key)
+            after = self.federation.losses(tried, available, ask, self.query_deadline)[Signal.LOSS]
+            changes[row, everyone] = after - before
+        return Answer(query, {Signal.LOSS_CHANGE: changes})
+
+    # -- one round --------------------------------------------------------------------------------------------------
+
+    def _checker(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
+        return Checker(arrays, self.weight_key, required, same_shapes=not grows(self.inner))
+
+    def _train_messages(
+        self,
+        strategy: Strategy,
+        server_round: int,
+        cards: Mapping[str, Card],
+        arrays: ArrayRecord,
+        *,
+        work: Mapping[str, float],
+        report: Iterable[Signal],
+    ) -> dict[str, Message]:
+        """Return the strategy's own train messages for ``cards``, with what fedcohort adds for each client."""
+        nodes = [card.node for card in cards.values()]
+        if not nodes:
+            return {}
+        with offered(strategy, len(nodes)):
+            view = GridView(self.grid, nodes)
+            # Strategies write into the config; a copy keeps this round's number out of messages still on their way.
+            config = ConfigRecord(dict(self.train_config))
+            written = strategy.configure_train(server_round, arrays, config, view)
+            messages = addressed(strategy, written, nodes)
+        ask = ask_record(report)
+        # Equal contents stay one object: Flower then hashes and uploads them once.
+        variants: dict[tuple[int, float | None, bool], tuple[RecordDict, RecordDict]] = {}
+        for name, card in cards.items():
+            message = messages[card.node]
+            original = message.content
+            factor = work.get(name)
+            variant = (id(original), factor, card.answers)
+            if variant not in variants:
+                content = RecordDict(dict(original))
+                if factor is not None:
+                    theirs = content.config_records.get(self.config_key, ConfigRecord())
+                    content[self.config_key] = ConfigRecord({**theirs, WORK: float(factor)})
+                if card.answers:
+                    content[RECORD] = ask
+                variants[variant] = (original, content)  # the original is held, or its id could be given out again
+            message.content = variants[variant][1]
+        return {name: messages[card.node] for name, card in cards.items()}
+
+    def _round(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> ArrayRecord:
+        """Train a cohort, average, put the round on record, evaluate; return the next model."""
+        server_round = cohort.round + 1
+        checked, reasons = self._train(session, cohort, arrays)
+        measures = Measures(arrays, checked)
+        kept = self._kept(checked, measures)
+        agg_arrays, metrics = self._aggregate(server_round, cohort, checked, kept)
+        if agg_arrays is None:
+            log.info("round %d leaves the global model as it was", server_round)
+            kept = np.zeros(len(checked), np.bool_)
+        else:
+            arrays = agg_arrays
+        if metrics is not None:
+            log.info("\t└──> Aggregated MetricRecord: %s", metrics)
+            self.result.train_metrics_clientapp[server_round] = metrics
+        if reasons:
+            for name, reason in reasons.items():
+                log.info("\t> %s: %s", name, reason)
+            session.note(EVENT, event(cohort.round, reasons))
+        report = RoundReport(
+            ticket=cohort.ticket,
+            clients=[reply.name for reply in checked],
+            status=[int(reply.status) for reply in checked],
+            metrics=self._columns(session, measures, checked),
+            kept=kept,
+        )
+        store = self.settings.checkpoints
+        if store is None:
+            session.tell(report)
+        else:
+            name = store.save(server_round, arrays, self.memory)
+            session.tell(report, host={"checkpoint": name})
+            store.prune(name)
+        numbers = {f"train/{key}": value for key, value in _scalars(metrics).items()}
+        numbers.update(self._evaluated_there(server_round, arrays))
+        numbers.update(self._evaluated_here(server_round, arrays))
+        if numbers:
+            session.record(cohort.round, numbers)
+        return arrays
+
+    def _train(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> tuple[list[Checked], dict[str, str]]:
+        """Return the checked replies in cohort order, and why clients without a sound one have none."""
+        online = self.federation.online
+        cards = {name: online[name] for name in cohort.names if name in online}
+        reasons = {name: "not online" for name in cohort.names if name not in online}
+        work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
+        report = session.requires - {Signal.KEPT}
+        messages = self._train_messages(self.inner, cohort.round + 1, cards, arrays, work=work, report=report)
+        with_ttl(messages.values(), self.deadline + max(self.deadline, _AFTERLIFE))
+        outbox = Outbox(self.grid, self.settings.clock, self.settings.sleep)
+        for name in outbox.send(messages):
+            reasons[name] = "the SuperLink did not take the message"
+        checker = self._checker(arrays, report)
+        checked: dict[str, Checked] = {}
+        enough = len(cohort.names)
+        if self.settings.spares:
+            enough = max(cohort.size - self.settings.spares, 1)
+
+        def done(replies: Sequence[Reply]) -> bool:
+            for reply in replies:
+                if reply.name not in checked:
+                    checked[reply.name] = checker(reply)
+            return sum(c.status == Status.OK for c in checked.values()) >= enough
+
+        begun = self.settings.clock()
+        done(outbox.gather(self.deadline, done))
+        if outbox.waiting:
+            closed = self.settings.clock() - begun >= self.deadline
+            why = f"no answer within {self.deadline:g} s" if closed else "the round was closed with enough others"
+            reasons.update(dict.fromkeys(outbox.owing(), why))
+            nodes = {name: cards[name].node for name in outbox.owing()}
+            self.owed.append(_Owed(cohort.ticket, cohort.round, outbox, nodes))
+        # What was lost on the way counts as never answered; the session knows those by their absence.
+        reasons.update({c.name: c.reason for c in checked.values() if c.status == Status.MISSING})
+        ordered = agreeing(
+            [checked[name] for name in cohort.names if name in checked and checked[name].status != Status.MISSING]
+        )
+        reasons.update({reply.name: reply.reason for reply in ordered if reply.status != Status.OK})
+        log.info("%d sound models, %d clients without one", sum(r.status == Status.OK for r in ordered), len(reasons))
+        return ordered, reasons
+
+    def _kept(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
+        """Return which of the replies the filter keeps."""
+        ok = [i for i, reply in enumerate(checked) if reply.status == Status.OK]
+        kept = np.zeros(len(checked), np.bool_)
+        if not ok:
+            return kept
+        validation = self.settings.validation
+        verdict = self.settings.filter.judge(
+            Replies(
+                np.ones(len(ok), np.bool_),
+                updates=lambda: measures.updates[ok],
+                logits=None
+                if validation is None
+                else lambda: np.stack([np.asarray(validation.logits(checked[i].arrays)) for i in ok]),
+                labels=None if validation is None else validation.labels,
+            )
+        )
+        kept[ok] = verdict.kept
+        if not verdict.kept.all():
+            log.info("the filter keeps %d of %d models", int(verdict.kept.sum()), len(ok))
+        return kept
+
+    def _aggregate(
+        self, server_round: int, cohort: Cohort, checked: Sequence[Checked], kept: Any
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        chosen = [reply for reply, keep in zip(checked, kept, strict=True) if keep]
+        if cohort.weights is not None:
+            share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
+            for reply in chosen:
+                scale_weight(reply, self.weight_key, share[reply.name])
+        if len(chosen) < self.settings.min_replies or sum(weight_of(r, self.weight_key) for r in chosen) <= 0:
+            chosen = []
+        messages = [reply.message for reply in chosen if reply.message is not None]
+        return self.inner.aggregate_train(server_round, messages)
+
+    def _columns(self, session: Session, measures: Measures, checked: Sequence[Checked]) -> dict[Signal, Any]:
+        """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
+        ok = [reply for reply in checked if reply.status == Status.OK]
+        extra = frozenset.intersection(*(frozenset(reply.values) for reply in ok)) if ok else frozenset()
+        signals = (session.requires - {Signal.KEPT}) | extra
+        return {signal: measures.column(signal) for signal in sorted(signals)}
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def _evaluated_here(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        if self.evaluate_fn is None:
+            return {}
+        metrics = self.evaluate_fn(server_round, arrays)
+        log.info("\t└──> Global evaluation: %s", metrics)
+        if metrics is not None:
+            self.result.evaluate_metrics_serverapp[server_round] = metrics
+        return _scalars(metrics)
+
+    def _evaluated_there(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Evaluate on clients, drawn by the seed among those that are free."""
+        online = {name: card for name, card in self.federation.online.items() if not self._busy(card)}
+        count = wanted(self.inner, "evaluate", len(online))
+        if count == 0 or not online:
+            return {}
+        names = list(online)
+        if count is not None and count < len(names):
+            draw = streams.stream(self.settings.seed, _EVALUATION, server_round - 1)
+            names = [names[int(i)] for i in np.sort(draw.choice(len(names), count, replace=False))]
+        nodes = [online[name].node for name in names]
+        with offered(self.inner, len(nodes)):
+            view = GridView(self.grid, nodes)
+            config = ConfigRecord(dict(self.evaluate_config))
+            written = self.inner.configure_evaluate(server_round, arrays, config, view)
+            by_node = {message.metadata.dst_node_id: message for message in written}
+        messages = {name: by_node[online[name].node] for name in names if online[name].node in by_node}
+        with_ttl(messages.values(), 2 * self.deadline)
+        replies = exchange(self.grid, messages, self.deadline, clock=self.settings.clock, sleep=self.settings.sleep)
+        sound = []
+        for name in messages:
+            reply = replies.get(name)
+            if reply is None or reply.error is not None:
+                log.info("\t> %s did not evaluate: %s", name, "no answer" if reply is None else reply.error)
+            else:
+                sound.append(reply.message)
+        metrics = self.inner.aggregate_evaluate(server_round, alike(sound, self.weight_key))
+        if metrics is not None:
+            log.info("\t└──> Aggregated evaluation: %s", metrics)
+            self.result.evaluate_metrics_clientapp[server_round] = metrics
+        return {f"evaluate/{key}": value for key, value in _scalars(metrics).items()}
+
+
+def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
+    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float)) and np.isfinite(v)}

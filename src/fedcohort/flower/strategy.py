@@ -1,0 +1,252 @@
+"""A Flower strategy that decides who takes part and leaves everything else to the strategy it wraps.
+
+Five lines turn an existing ServerApp into one with selection::
+
+    from fedcohort.flower import CohortStrategy
+    from fedcohort.selectors import PowerOfChoice
+
+    strategy = CohortStrategy(
+        PowerOfChoice(), strategy=FedAvg(fraction_train=0.1), journal="run.journal", seed=1
+    )
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from fedcohort.errors import ParameterError
+from fedcohort.filters import Filter, KeepAll, Need
+from fedcohort.flower.checkpoint import Checkpoints
+from fedcohort.flower.federation import FederationTimeoutError, Unseal
+from fedcohort.flower.inner import (
+    InnerStrategyError,
+    levels,
+    wanted,
+)
+from fedcohort.flower.rounds import Run
+from fedcohort.params import Constraint, Interval, Optional
+from fedcohort.protocol import (
+    SELECTORS,
+    Selector,
+)
+
+__all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "ServerValidation"]
+log = logging.getLogger("flwr.fedcohort")
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True)
+class ServerValidation:
+    """The server's own validation set, for filters that judge models by it (FedCA).
+
+    Parameters
+    ----------
+    logits : callable
+        ``logits(arrays)`` returns the (V, C) outputs of a model on the validation inputs.
+    labels : (V,) array
+        The classes, 0 to C - 1.
+    """
+
+    logits: Callable[[ArrayRecord], Any]
+    labels: Any
+
+
+class CohortStrategy(Strategy):
+    """Choose who trains with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
+
+    Parameters
+    ----------
+    selector : Selector or str
+        The strategy of selection, or its registered name.
+    strategy : Strategy
+        Any strategy of Flower's message API. DP wrappers go inside: ``CohortStrategy(s, strategy=DP(FedAvg()))``.
+    journal : path, optional
+        Where the record of the run is kept. A run that finds its journal continues it. Default: in memory only.
+    seed : int
+        Every choice follows from it.
+    cohort_size : int, optional
+        How many sound models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
+        ``min_train_nodes`` say.
+    spares : int
+        So many clients more are asked to train, and the round closes with the first ``cohort_size`` sound models.
+    deadline : float, optional
+        Seconds after which a round closes with the models that are there. Default: the ``timeout`` of :meth:`start`.
+    query_deadline : float, optional
+        Seconds clients have to answer questions before the choice. Default: as ``deadline``.
+    wait_for : int, optional
+        How many clients must be online before the first round. Default: what the wrapped strategy wants to see.
+    patience : float
+        Longest time to wait for clients to come online, in seconds.
+    min_replies : int
+        With fewer models than this a round is closed without changing the global model (Krum wants several).
+    filter : Filter, optional
+        Decides which models enter the average. Default: all sound ones.
+    validation : ServerValidation, optional
+        For filters that need the models' outputs on the server's validation set.
+    shadows : mapping of name to Selector, optional
+        Selectors whose choices are recorded beside the real ones.
+    unseal : callable, optional
+        ``unseal(names, sealed)`` turns the clients' encrypted label counts into LabelCounts, LabelFactor or LabelGram.
+    checkpoints : path, optional
+        Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
+    keep_checkpoints : int
+        How many of the newest stay on disk.
+    """
+
+    def __init__(
+        self,
+        selector: Selector[Any] | str,
+        strategy: Strategy | None = None,
+        *,
+        journal: str | Path | None = None,
+        seed: int = 0,
+        cohort_size: int | None = None,
+        spares: int = 0,
+        deadline: float | None = None,
+        query_deadline: float | None = None,
+        wait_for: int | None = None,
+        patience: float = 600.0,
+        min_replies: int = 1,
+        filter: Filter | None = None,
+        validation: ServerValidation | None = None,
+        shadows: Mapping[str, Selector[Any]] | None = None,
+        unseal: Unseal | None = None,
+        checkpoints: str | Path | None = None,
+        keep_checkpoints: int = 2,
+    ) -> None:
+        count, seconds = Interval(int, 1, None), Interval(float, 0, None, "neither")
+        _check("seed", seed, Interval(int, 0, None))
+        _check("cohort_size", cohort_size, Optional(count))
+        _check("spares", spares, Interval(int, 0, None))
+        _check("deadline", deadline, Optional(seconds))
+        _check("query_deadline", query_deadline, Optional(seconds))
+        _check("wait_for", wait_for, Optional(count))
+        _check("patience", patience, seconds)
+        _check("min_replies", min_replies, count)
+        _check("keep_checkpoints", keep_checkpoints, count)
+        self.selector = _named(selector) if isinstance(selector, str) else selector
+        self.strategy = FedAvg() if strategy is None else strategy
+        if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
+            raise ParameterError("A CohortStrategy cannot wrap another one.")
+        if wanted(self.strategy, "train", 1_000_000) == 0:
+            raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        self.filter = KeepAll() if filter is None else filter
+        if Need.LOGITS in self.filter.needs and validation is None:
+            raise ParameterError(
+                f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
+        self.validation = validation
+        self.journal = None if journal is None else Path(journal)
+        self.seed = seed
+        self.cohort_size = cohort_size
+        self.spares = spares
+        self.deadline = deadline
+        self.query_deadline = query_deadline
+        self.wait_for = wait_for
+        self.patience = patience
+        self.min_replies = min_replies
+        self.shadows = dict(shadows or {})
+        self.unseal = unseal
+        if checkpoints is None and self.journal is not None:
+            checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
+        self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
+        self.clock: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
+
+    def summary(self) -> None:
+        """Log the settings, the wrapped strategy's after our own."""
+        log.info("\t├──> Selection:")
+        log.info("\t│\t├── Selector: %s (seed %d)", self.selector, self.seed)
+        log.info("\t│\t├── Journal: %s", self.journal or "in memory")
+        log.info("\t│\t└── Filter: %s", self.filter)
+        self.strategy.summary()
+
+    def start(  # noqa: PLR0917  # the signature is Flower's
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the federation until ``num_rounds`` rounds are on record, continuing the journal when there is one.
+
+        Parameters
+        ----------
+        grid : Grid
+        initial_arrays : ArrayRecord
+            The model to begin with; a journal that already has rounds brings its own.
+        num_rounds : int
+            Rounds in all, those of earlier runs with the same journal included.
+        timeout : float
+            Seconds to wait for replies where ``deadline`` says nothing else.
+        train_config, evaluate_config : ConfigRecord, optional
+            Sent to the clients.
+        evaluate_fn : callable, optional
+            Evaluates the global model at the server, before the first round and after each.
+        """
+        log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
+        self.summary()
+        run = Run(
+            self,
+            grid,
+            timeout=timeout,
+            train_config=train_config or ConfigRecord(),
+            evaluate_config=evaluate_config or ConfigRecord(),
+            evaluate_fn=evaluate_fn,
+        )
+        try:
+            return run.play(initial_arrays, num_rounds)
+        finally:
+            run.close()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: a choice needs the reports of the rounds before, which only :meth:`start` sees."""
+        raise InnerStrategyError(
+            "A CohortStrategy runs the rounds itself and cannot be wrapped by another strategy.",
+            hint="put the other strategy inside: CohortStrategy(selector, strategy=...), and call its start()",
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate as the wrapped strategy does."""
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure evaluation as the wrapped strategy does."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Aggregate evaluation as the wrapped strategy does."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+
+def _check(name: str, value: object, constraint: Constraint) -> None:
+    if not constraint.admits(value):
+        raise ParameterError(
+            f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. Got {value!r}."
+        )
+
+
+def _named(name: str) -> Selector[Any]:
+    import fedcohort.selectors  # noqa: F401  # registers them
+
+    return SELECTORS.create(name)

@@ -1,0 +1,155 @@
+"""What travels between server and client: message types, record keys, their fields.
+
+Everything of ours sits in one ConfigRecord named ``fedcohort``. Flower's strategies demand exactly one ArrayRecord and
+one MetricRecord in a reply and average every metric they find; a ConfigRecord they leave alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fedcohort.arrays import FloatArray
+from fedcohort.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal
+
+VERSION = 1
+DESCRIBE = "query.fedcohort_describe"  # who are you, what do you hold, what can you report?
+LOSSES = "query.fedcohort_losses"  # losses of this model on your data
+RECORD = "fedcohort"
+WORK = "fedcohort.work"  # in the strategy's own train config: local work as a multiple of the default
+_GRADIENT = "gradient"
+_SECONDS = "train-seconds"
+
+AFTER: Mapping[Signal, Signal] = {
+    Signal.LOSS_AFTER: Signal.LOSS,
+    Signal.ROBUST_LOSS_AFTER: Signal.ROBUST_LOSS,
+    Signal.PSEUDO_LOSS_AFTER: Signal.PSEUDO_LOSS,
+}
+"""Losses of the client's own model after training, and the loss function each is measured with."""
+
+GRADIENT_SIGNALS = frozenset({Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE})
+SERVER_SIGNALS = frozenset({Signal.KEPT, Signal.DURATION, Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})
+"""What the server measures by itself, from any client."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A client's answer to DESCRIBE.
+
+    Parameters
+    ----------
+    name : str
+        Stable over restarts; empty when the client has none.
+    size : int or None
+        Training samples.
+    label_counts : tuple of int or None
+        Samples per class.
+    sealed_labels : bytes or None
+        Label counts in an encrypted form, opened by whoever holds the key.
+    signals : frozenset of Signal
+        What the client can report or answer.
+    """
+
+    name: str
+    size: int | None = None
+    label_counts: tuple[int, ...] | None = None
+    sealed_labels: bytes | None = None
+    signals: frozenset[Signal] = frozenset()
+
+    def to_record(self) -> ConfigRecord:
+        """Return the description as the record that travels."""
+        record = ConfigRecord({"version": VERSION, "name": self.name, "signals": sorted(s.value for s in self.signals)})
+        if self.size is not None:
+            record["size"] = self.size
+        if self.label_counts is not None:
+            record["label-counts"] = list(self.label_counts)
+        if self.sealed_labels is not None:
+            record["sealed-labels"] = self.sealed_labels
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, object]) -> Description:
+        """Read a record written by :meth:`to_record`; a malformed one raises ValueError."""
+        if record.get("version") != VERSION:
+            raise ValueError(f"the client speaks version {record.get('version')!r} of the protocol, not {VERSION}")
+        name, size, counts = record.get("name"), record.get("size"), record.get("label-counts")
+        signals, sealed = record.get("signals"), record.get("sealed-labels")
+        if not isinstance(name, str) or not isinstance(signals, list):
+            raise ValueError("the description lacks 'name' or 'signals'")
+        if size is not None and (not isinstance(size, int) or size < 0):
+            raise ValueError(f"'size' must be a whole number, not negative. Got {size!r}")
+        if counts is not None and (
+            not isinstance(counts, list) or not all(isinstance(c, int) and c >= 0 for c in counts)
+        ):
+            raise ValueError(f"'label-counts' must be whole numbers, not negative. Got {counts!r}")
+        if sealed is not None and not isinstance(sealed, bytes):
+            raise ValueError("'sealed-labels' must be bytes")
+        known = {s.value: s for s in Signal}
+        return cls(
+            name=name,
+            size=size,
+            label_counts=None if counts is None else tuple(counts),
+            sealed_labels=sealed,
+            signals=frozenset(known[s] for s in signals if s in known),
+        )
+
+
+def only_arrays(content: RecordDict) -> ArrayRecord | None:
+    """Return the one ArrayRecord of a message, or None when there is none or more than one."""
+    records = list(content.array_records.values())
+    return records[0] if len(records) == 1 else None
+
+
+def ask_record(signals: Iterable[Signal]) -> ConfigRecord:
+    """Return the record that asks a client for ``signals``."""
+    return ConfigRecord({"version": VERSION, "signals": sorted(s.value for s in signals)})
+
+
+def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:
+    """Return the signals a record asks for; names of a later version are skipped."""
+    names = record.get("signals")
+    known = {s.value: s for s in Signal}
+    return frozenset(known[s] for s in names if s in known) if isinstance(names, list) else frozenset()
+
+
+def report_record(
+    name: str,
+    values: Mapping[Signal, float],
+    seconds: float | None = None,
+    gradient: FloatArray | None = None,
+) -> ConfigRecord:
+    """Return a client's numbers as the record that travels; the gradient goes as float32 bytes."""
+    record = ConfigRecord({"version": VERSION, "name": name})
+    for signal, value in values.items():
+        record[signal.value] = float(value)
+    if seconds is not None:
+        record[_SECONDS] = float(seconds)
+    if gradient is not None:
+        record[_GRADIENT] = np.ascontiguousarray(gradient, np.float32).tobytes()
+    return record
+
+
+def reported(record: Mapping[str, object] | None) -> dict[Signal, float]:
+    """Return the finite numbers of a client's report, by signal."""
+    found: dict[Signal, float] = {}
+    for key, value in (record or {}).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            try:
+                signal = Signal(key)
+            except ValueError:
+                continue
+            if signal in REPORT_SIGNALS | LOSS_SIGNALS:
+                found[signal] = float(value)
+    return found
+
+
+def reported_gradient(record: Mapping[str, object] | None) -> FloatArray | None:
+    """Return the (d,) gradient of a client's report, or None."""
+    data = (record or {}).get(_GRADIENT)
+    if not isinstance(data, bytes) or len(data) % 4:
+        return None
+    return np.frombuffer(data, np.float32).astype(np.float64)
