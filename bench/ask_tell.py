@@ -73,7 +73,7 @@ def answer(query, n, rng):
     return Answer(query, {Signal.LOSS_CHANGE: rng.normal(size=(len(query.cohorts), n))})
 
 
-def one_selector(name, clients, size, rounds, rng, journal):
+def one_selector(name, clients, *, size, rounds, rng, journal):
     """Return the best and the median ask + tell over the rounds, without the host's own work."""
     selector = create(name, **PARAMS.get(name, {}))
     signals = REPORT_SIGNALS | QUERY_SIGNALS
@@ -106,22 +106,29 @@ def main():
     parser.add_argument("--write", default=None, help="append the table to this file")
     arguments = parser.parse_args()
     names = arguments.selectors.split(",") if arguments.selectors else create("uniform") and SELECTORS.names()
-    lines = ["| selector | N | cohort | best | best / U | median / U | of its own arithmetic |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| selector | N | cohort | best | best / U | median / U | of its own arithmetic |",
+        "|---|---|---|---|---|---|---|",
+    ]
     rng = np.random.default_rng(0)
     for n in map(int, arguments.sizes.split(",")):
         clients = table(n, rng)
         unit, wide, narrow = units(n, rng)
-        print(f"N = {n:,}: U = {unit * 1e3:.3f} ms, 100 products: (N, 15) {wide * 1e3:.1f} ms, (N, 10) {narrow * 1e3:.1f} ms")
+        print(
+            f"N = {n:,}: U = {unit * 1e3:.3f} ms, 100 products: (N, 15) {wide * 1e3:.1f} ms, (N, 10) {narrow * 1e3:.1f} ms"
+        )
         for name in names:
             if name == "all" and n > 10_000:
                 continue  # a cohort of a million reports is not a selection
             size, rounds = min(100, n // 2), 8 if n >= 100_000 else 40
             with tempfile.TemporaryDirectory() as folder:
                 journal = Path(folder) / "journal.sqlite" if arguments.journal else None
-                low, middle = one_selector(name, clients, size, rounds, rng, journal)
+                low, middle = one_selector(name, clients, size=size, rounds=rounds, rng=rng, journal=journal)
             own = {"fedcor": wide, "fedcbs": narrow}.get(name)
             ratio = f"{low / own:.2f} x 100 products" if own and n >= 100_000 else ""
-            lines.append(f"| {name} | {n:,} | {size} | {low * 1e3:.3f} ms | {low / unit:.1f} | {middle / unit:.1f} | {ratio} |")
+            lines.append(
+                f"| {name} | {n:,} | {size} | {low * 1e3:.3f} ms | {low / unit:.1f} | {middle / unit:.1f} | {ratio} |"
+            )
             print(lines[-1], flush=True)
     if arguments.write:
         with open(arguments.write, "a") as file:

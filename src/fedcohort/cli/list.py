@@ -47,10 +47,6 @@ def registry(kind: Kind) -> Registry[Any]:
         from fedcohort.scenario import PARTITIONS
 
         return PARTITIONS
-    if kind is Kind.PRESETS:
-        from fedcohort.scenario import PRESETS
-
-        return PRESETS
     if kind is Kind.DATASETS:
         from fedcohort.simulate.data import DATASETS
 
@@ -62,7 +58,6 @@ def registry(kind: Kind) -> Registry[Any]:
 
 def _summary(item: Any) -> str:
     text = (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
-    text = re.sub(r":math:`(.*?)`", r"\1", text)
     return re.sub(r"\[(\w+)\]_", r"\1", text)
 
 
@@ -84,6 +79,24 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
     return entry
 
 
+def _presets(name: str | None) -> list[dict[str, Any]]:
+    from fedcohort.scenario import PRESETS
+    from fedcohort.scenario.presets import preset
+
+    if name is not None:
+        preset(name)  # refuses an unknown name and says which is near
+    chosen = PRESETS if name is None else {name: PRESETS[name]}
+    return [
+        {
+            "name": key,
+            "summary": f"{item.meaning} ({item.source})",
+            "cohort": item.cohort,
+            "scenario": item.scenario.describe().splitlines(),
+        }
+        for key, item in chosen.items()
+    ]
+
+
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.SELECTORS,
     name: Annotated[str | None, typer.Argument(help="Show one of them with its parameters.")] = None,
@@ -93,9 +106,11 @@ def list_(
 
     Examples: fedcohort list; fedcohort list selectors fedcor; fedcohort list datasets --format json
     """
-    things = registry(kind)
-    names = things.names() if name is None else [name]
-    entries = [_entry(n, things.get(n)) for n in names]
+    if kind is Kind.PRESETS:
+        entries = _presets(name)
+    else:
+        things = registry(kind)
+        entries = [_entry(n, things.get(n)) for n in (things.names() if name is None else [name])]
     if format is Format.JSON:
         print_json(entries if name is None else entries[0])
         return
@@ -109,6 +124,8 @@ def list_(
     console.print(f"[bold]{entry['name']}[/]: {entry['summary']}", highlight=False)
     if entry.get("signals"):
         console.print(f"needs: {', '.join(entry['signals'])}", highlight=False)
+    for line in entry.get("scenario", []):
+        console.print(line, highlight=False)
     if entry.get("parameters"):
         parts = [(p["name"], repr(p["default"]), p["allowed"], p["meaning"]) for p in entry["parameters"]]
         console.print(table(["parameter", "default", "allowed", "meaning"], parts))

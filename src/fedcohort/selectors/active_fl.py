@@ -28,9 +28,9 @@ class ActiveState:
 @register("active-fl")
 @dataclass(frozen=True, kw_only=True)
 class ActiveFL(Selector[ActiveState]):
-    r"""Prefer clients the model fits badly: :math:`p_k \propto e^{\alpha_2 v_k}` ([Goetz2019]_, Algorithm 1).
+    r"""Prefer clients whose data the model fits badly ([Goetz2019]_, Algorithm 1).
 
-    The valuation :math:`v_k = \sqrt{n_k} \, \bar\ell_k` is renewed when a client trains. The :math:`\alpha_1 N`
+    Clients are drawn with probability :math:`p_k \propto e^{\alpha_2 v_k}`. The valuation :math:`v_k = \sqrt{n_k} \, \bar\ell_k` is renewed when a client trains. The :math:`\alpha_1 N`
     smallest valuations are dropped, :math:`(1 - \alpha_3) m` clients are drawn from the rest by the softmax and
     :math:`\alpha_3 m` uniformly from all others.
 

@@ -22,9 +22,9 @@ from fedcohort.signals import Signal
 @register("power-of-choice")
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Selector[NoState]):
-    r"""Of d clients, those with the largest loss :math:`F_k(w), k \in A` ([Cho2020]_, Sec. 3.1).
+    r"""Ask d clients for their losses and take the largest ([Cho2020]_, Sec. 3.1).
 
-    Symbols: A = the d asked clients, drawn without replacement with probability p_k; m = request.size;
+    The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with probability p_k; m = request.size;
     F_k(w) = Signal.LOSS of the current global model. Deviations: a client that does not answer is taken only when
     too few do; d is raised to m where it is smaller.
 

@@ -22,9 +22,9 @@ class NoState:
 @register("uniform")
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Selector[NoState]):
-    r"""Every cohort is equally likely: :math:`P(S^t) = 1 / \binom{N}{m}` ([McMahan2017]_, Algorithm 1).
+    r"""Every cohort of the wanted size is equally likely ([McMahan2017]_, Algorithm 1).
 
-    Symbols: m = request.size, drawn without replacement from the available clients. Deviations: none.
+    :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = request.size, drawn without replacement from the available clients. Deviations: none.
 
     Examples
     --------
@@ -53,9 +53,9 @@ class Uniform(Selector[NoState]):
 @register("all")
 @dataclass(frozen=True, kw_only=True)
 class All(Selector[NoState]):
-    """Everybody who is available, :math:`S^t = S`, whatever size was asked for ([McMahan2017]_ with C = 1).
+    """Everybody who is available, whatever size was asked for ([McMahan2017]_ with C = 1).
 
-    Symbols: S = request.candidates. Deviations: none.
+    :math:`S^t = S`. Symbols: S = request.candidates. Deviations: none.
 
     Examples
     --------

@@ -1,0 +1,103 @@
+"""The commands list and check, as a user runs them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def fedcohort(*arguments, cwd=None, env=None):
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcohort.cli.app", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=env,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_list_names_every_selector():
+    code, out, _ = fedcohort("list", "--format", "json")
+    entries = json.loads(out)
+    assert code == 0
+    assert {"uniform", "power-of-choice", "fedcor"} <= {e["name"] for e in entries}
+    poc = next(e for e in entries if e["name"] == "power-of-choice")
+    assert poc["signals"] == ["loss-query", "sizes"] and poc["parameters"][0]["name"] == "d"
+
+
+@pytest.mark.parametrize("kind", ["filters", "aggregators", "partitions", "presets", "datasets", "models"])
+def test_every_kind_can_be_listed(kind):
+    code, out, err = fedcohort("list", kind, "--format", "json")
+    assert code == 0, err
+    assert json.loads(out)
+
+
+def test_one_selector_is_shown_with_its_parameters():
+    code, out, _ = fedcohort("list", "selectors", "active-fl")
+    assert code == 0 and "alpha1" in out and "fraction of clients dropped" in out.replace("\n", " ")
+
+
+def test_a_typo_gets_a_hint_and_no_traceback():
+    code, out, err = fedcohort("list", "selectors", "unifrom")
+    assert code == 1 and out == ""
+    assert "There is no selector 'unifrom'" in err and "hint: did you mean 'uniform'?" in err
+    assert "Traceback" not in err
+    code, _, err = fedcohort("--debug", "list", "selectors", "unifrom")
+    assert code == 1 and "Traceback" in err
+
+
+def test_wrong_usage_is_exit_code_2():
+    assert fedcohort("nonsense")[0] == 2
+    assert fedcohort("list", "nonsense")[0] == 2
+    assert fedcohort("check")[0] == 2
+
+
+def test_check_passes_a_registered_selector():
+    code, out, err = fedcohort("check", "uniform")
+    assert code == 0 and "relabelling" in out and "passes all" in err
+
+
+def test_check_finds_what_is_wrong_in_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedcohort import Cohort, Selector\n"
+        "from fedcohort.selectors.uniform import NoState\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class First(Selector[NoState]):\n"
+        "    def init(self, clients, rng): return NoState()\n"
+        "    def select(self, state, request, answer, rng): return Cohort(request.candidates[:request.size]), state\n"
+        "    def update(self, state, report): return state\n"
+    )
+    code, out, _ = fedcohort("check", "mine.py:First", "--format", "json", cwd=tmp_path)
+    result = json.loads(out)
+    failed = {c["check"] for c in result["checks"] if not c["passed"]}
+    assert code == 1 and not result["passed"]
+    assert failed == {"relabelling", "everybody-eventually", "documentation"}
+    code, _, _ = fedcohort("check", "mine:First", cwd=tmp_path)
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("none.py:X", "There is no file 'none.py'"),
+        ("no.such.module:X", "cannot be imported"),
+        ("json:X", "has no class 'X'"),
+        ("json:JSONDecoder", "is a JSONDecoder, not a Selector"),
+        ("powr-of-choice", "There is no selector"),
+    ],
+)
+def test_bad_targets(target, message, tmp_path):
+    code, _, err = fedcohort("check", target, cwd=tmp_path)
+    assert code == 1 and message in err.replace("\n", " ")
+
+
+def test_help_and_version():
+    code, out, _ = fedcohort("--help")
+    assert code == 0 and "list" in out and "check" in out
+    code, out, _ = fedcohort("--version")
+    assert code == 0 and out.count(".") == 2
