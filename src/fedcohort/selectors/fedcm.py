@@ -39,9 +39,9 @@ class FedCmUcb(Selector[UcbState]):
     .. math:: \bar\mu_k = \hat\mu_k + \sqrt{\frac{3 \ln t}{2 a_k}}, \qquad
               (\hat\mu_k, a_k) \leftarrow \left(\frac{a_k \hat\mu_k + r_k}{a_k + 1},\; a_k + 1\right)
 
-    Symbols: t = round + 1; a_k = ``pulls``; mu_hat_k = ``mean``; r_k = 1 when the filter kept the model (k in S_opt).
-    It starts with a_k = 1 and mu_hat_k drawn from Bernoulli(1/2) (Appendix C). The first round therefore picks among
-    the clients that drew a 1.
+    Symbols: t = round + 1; :math:`a_k` = ``pulls``; :math:`\hat\mu_k` = ``mean``; r_k = 1 when the filter kept the
+    model (k in S_opt). It starts with a_k = 1 and a mean drawn from Bernoulli(1/2) (Appendix C). The first round
+    therefore picks among the clients that drew a 1.
 
     Deviations from the paper: equal bounds, which Algorithm 2 leaves open, are ordered at random. A client that was
     asked and did not deliver a sound model in time counts as not kept, r_k = 0: it is in S^t and not in S_opt. (To
@@ -111,7 +111,8 @@ class FedCmTs(Selector[ThompsonState]):
     .. math:: \hat\theta_k \sim Beta(\alpha_k, \beta_k), \qquad
               (\alpha_k, \beta_k) \leftarrow (\alpha_k + r_k,\; \beta_k + 1 - r_k)
 
-    Symbols: alpha_k = ``kept`` and beta_k = ``dropped``, both 1 at the start; r_k = 1 when the filter kept the model.
+    Symbols: :math:`\alpha_k` = ``kept`` and :math:`\beta_k` = ``dropped``, both 1 at the start; r_k = 1 when the filter
+    kept the model.
 
     Deviations from the paper: line 4 compares a count with the sampling *ratio*; it is read as in Algorithm 2, the top
     of the draws. A client that was asked and did not deliver a sound model in time counts as not kept, r_k = 0.

@@ -1,0 +1,339 @@
+"""FLASH: the regression against the whole history, contexts, rewards, early stop, fresh contexts and the edges."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedcohort.clients import ClientTable
+from fedcohort.errors import ParameterError
+from fedcohort.protocol import Answer, Losses, RoundReport, RoundRequest, Slate, Status
+from fedcohort.selectors.flash import ELEMENTS, LIMIT, READINGS, Flash, FlashState
+from fedcohort.session import Session
+from fedcohort.signals import Signal
+
+
+class World:
+    """A federation whose numbers are drawn as it goes; keeps its own account of every context and reward."""
+
+    def __init__(self, selector, n=8, seed=0):
+        self.selector = selector
+        self.session = Session(selector, ClientTable(n=n), seed=seed)
+        self.rng = np.random.default_rng(seed)
+        self.n = n
+        self.first = {}
+        self.context = {i: dict(zip(ELEMENTS, (1.0, 1.0, 1.0, None), strict=True)) for i in range(n)}
+        self.history, self.rewards = [], []
+        self.unit = None
+
+    def losses(self, k):
+        return {s: self.rng.uniform(0.2, 3.0, k) for s in (Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS)}
+
+    def vector(self, i):
+        """The context by Sec. 2.3, in the order of the selector's elements."""
+        mean = np.mean(self.rewards) if self.rewards else 0.0
+        values = dict(self.context[i])
+        values["last-reward"] = mean if values["last-reward"] is None else values["last-reward"]
+        return [values[name] for name in self.selector.context]
+
+    def round(self, size=3, status=None, seconds=60.0):
+        cohort = self.session.ask(RoundRequest(size=size))
+        if cohort.stop:
+            return cohort
+        k = cohort.size
+        metrics = self.losses(k)
+        metrics[Signal.DURATION] = seconds * self.rng.uniform(0.5, 2.0, k)
+        for name in ("ROBUST_LOSS_AFTER", "PSEUDO_LOSS", "PSEUDO_LOSS_AFTER"):
+            metrics[Signal[name]] = self.rng.uniform(0.2, 3.0, k)
+        status = np.zeros(k, int) if status is None else np.asarray(status)
+        ok = status == Status.OK
+        if self.unit is None and ok.any():
+            self.unit = float(np.median(metrics[Signal.DURATION][ok]))
+        pairs = []
+        reading = READINGS[self.selector.reward]
+        for j, i in enumerate(cohort.clients.tolist()):
+            if not ok[j]:
+                self.context[i]["last-reward"] = 0.0
+                continue
+            tau = metrics[Signal.DURATION][j] / self.unit
+            reward = (metrics[reading.before][j] - metrics[reading.after][j]) / tau
+            reward = abs(reward) if reading.absolute else reward
+            pairs.append((i, self.vector(i), reward, tau, j))
+        for i, vector, reward, tau, j in pairs:
+            self.history.append(vector)
+            self.rewards.append(reward)
+            for name, s in (("robust-loss", Signal.ROBUST_LOSS), ("validation-loss", Signal.VALIDATION_LOSS)):
+                first = self.first.setdefault((i, name), metrics[s][j])
+                self.context[i][name] = metrics[s][j] / first
+            self.context[i]["duration"] = tau
+            self.context[i]["last-reward"] = reward
+        self.session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
+        return cohort
+
+
+@pytest.mark.parametrize("context", [ELEMENTS, ("duration", "robust-loss"), ("last-reward",), ELEMENTS[:3]])
+@pytest.mark.parametrize("reward", [name for name, reading in READINGS.items() if reading.after is not None])
+def test_theta_is_the_ridge_solution_on_the_whole_history(reward, context):
+    selector = Flash(reward=reward, context=context, ridge=0.6, first_round="asked")
+    world = World(selector)
+    for t in range(25):
+        world.round(size=1 + t % 4, status=[Status.FAILED if (t + j) % 5 == 0 else Status.OK for j in range(1 + t % 4)])
+        x, r = np.array(world.history).reshape(-1, len(context)), np.array(world.rewards)
+        expected = np.linalg.solve(x.T @ x + 0.6 * np.eye(len(context)), x.T @ r)
+        np.testing.assert_allclose(list(selector.theta(world.session.state).values()), expected, rtol=1e-8, atol=1e-12)
+
+
+def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken():
+    world = World(Flash(exploration=0.5), n=20)
+    for t in range(12):
+        cohort = world.round()
+        theta = np.array([cohort.notes[f"drawn {name}"] for name in ELEMENTS])
+        # Contexts have moved on for the cohort; everybody else still has what the score was made of.
+        others = np.setdiff1d(np.arange(20), cohort.clients)
+        for i in others if t else []:
+            assert cohort.score[i] == pytest.approx(theta @ world.vector(i))
+            assert [cohort.parts[name][i] for name in ELEMENTS] == pytest.approx(theta * world.vector(i))
+        if t:
+            assert cohort.size == 3
+            assert cohort.score[cohort.clients].min() >= cohort.score[others].max()
+            assert (np.diff(cohort.score[cohort.clients]) <= 0).all()
+
+
+def test_drawn_theta_has_the_mean_and_covariance_of_equation_2():
+    world = World(Flash(exploration=0.3, delta=0.2, ridge=2.0))
+    for _ in range(10):
+        world.round()
+    state, t, m, d = world.session.state, 10, 8, 4
+    x, r = np.array(world.history), np.array(world.rewards)
+    gram = x.T @ x + 2.0 * np.eye(4)
+    alpha = 0.3 * (math.sqrt(2.0) + math.sqrt(d * math.log((1 + t * m) / 0.2)))
+    slate = Slate(round=t, size=2, candidates=np.arange(8), clients=ClientTable(n=8))
+    rng = np.random.default_rng(5)
+    notes = [world.selector.select(state, slate, None, rng)[0].notes for _ in range(8000)]
+    assert notes[0]["alpha"] == pytest.approx(alpha)
+    draws = np.array([[note[f"drawn {name}"] for name in ELEMENTS] for note in notes])
+    mean, covariance = np.linalg.solve(gram, x.T @ r), alpha**2 * np.linalg.inv(gram)
+    assert [notes[0][f"theta {name}"] for name in ELEMENTS] == pytest.approx(mean)
+    assert (np.abs(draws.mean(0) - mean) < 4 * np.sqrt(np.diag(covariance) / 8000)).all()
+    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.05 * np.abs(covariance).max())
+
+
+def test_units_of_time_do_not_matter():
+    slow, quick = World(Flash(), seed=3), World(Flash(), seed=3)
+    for _ in range(15):
+        assert slow.round(seconds=60_000.0).clients.tolist() == quick.round(seconds=60.0).clients.tolist()
+
+
+def test_first_round_is_everybody_up_to_a_limit():
+    assert World(Flash(), n=30).round(size=4).size == 30
+    assert World(Flash(first_round_limit=10), n=30).round(size=4).size == 10
+    assert World(Flash(first_round_limit=3), n=30).round(size=4).size == 4
+    assert World(Flash(first_round="asked"), n=30).round(size=4).size == 4
+    world = World(Flash(), n=30)
+    world.round(size=4)
+    assert world.round(size=4).size == 4
+    assert world.round(size=9).size == 9  # M_t may change from round to round
+
+
+def early_stop_state(predicted, streak, patience):
+    """Three clients, one context element, and predictions written in by hand."""
+    selector = Flash(patience=patience, context=("last-reward",), first_round="asked")
+    state = selector.init(ClientTable(n=3), np.random.default_rng(0))
+    values = {f: getattr(state, f) for f in state.__dataclass_fields__}
+    values |= {"predicted": np.array(predicted), "streak": np.array(streak)}
+    return selector, FlashState(**values)
+
+
+def test_early_stop_written_out():
+    """N = 2. A client is retired when twice in a row its score was smaller than the reward it then brought."""
+    selector = Flash(patience=2, context=("last-reward",), first_round="asked", exploration=0.0)
+    session = Session(selector, ClientTable(n=3), seed=0)
+
+    def play(size, rewards):
+        cohort = session.ask(RoundRequest(size=size))
+        decrease = np.array([rewards[int(c)] for c in cohort.clients])
+        metrics = {
+            Signal.DURATION: np.full(cohort.size, 5.0),
+            Signal.PSEUDO_LOSS: 2.0 + decrease,
+            Signal.PSEUDO_LOSS_AFTER: np.full(cohort.size, 2.0),
+        }
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+        return cohort
+
+    # Round 0: theta = 0, so every score is 0. Rewards 1, 0.5, -1: clients 0 and 1 brought more than predicted.
+    play(3, {0: 1.0, 1: 0.5, 2: -1.0})
+    assert session.state.streak.tolist() == [1, 1, 0]
+    # The contexts of round 0 were 0 (no reward yet), so V = 1, b = 0 and theta is still 0: scores 0 again.
+    cohort = play(3, {0: 2.0, 1: -0.5, 2: 1.0})
+    assert cohort.score.tolist() == [0, 0, 0]
+    assert session.state.streak.tolist() == [2, 0, 1]  # client 0 is retired; -0.5 is not larger than 0
+    # Now x = (1, 0.5, -1) met r = (2, -0.5, 1): V = 1 + 1 + 0.25 + 1, b = 2 - 0.25 - 1, theta = 0.75 / 3.25.
+    theta = 0.75 / 3.25
+    assert selector.theta(session.state) == {"last-reward": pytest.approx(theta)}
+    cohort = play(3, {1: 0.0, 2: 9.0})
+    assert sorted(cohort.clients.tolist()) == [1, 2]
+    assert cohort.notes["retired"] == 1
+    assert cohort.score == pytest.approx([2 * theta, -0.5 * theta, theta])  # of all, the retired one too
+    # Client 1: -0.5 theta < 0, a first time. Client 2: theta < 9, a second time: retired.
+    assert session.state.streak.tolist() == [2, 1, 2]
+    cohort = play(3, {1: 1.0})
+    assert cohort.clients.tolist() == [1]
+    assert session.state.streak.tolist() == [2, 2, 2]
+    cohort = session.ask(RoundRequest(size=3))
+    assert cohort.size == 0
+    assert "retired" in cohort.stop
+
+
+def test_retired_clients_are_asked_when_nobody_else_is_there():
+    selector, state = early_stop_state([np.nan] * 3, [2, 2, 0], patience=2)
+    slate = Slate(round=4, size=2, candidates=np.array([0, 1]), clients=ClientTable(n=3))
+    cohort, _ = selector.select(state, slate, None, np.random.default_rng(0))
+    assert sorted(cohort.clients.tolist()) == [0, 1]
+    assert cohort.stop is None
+    assert cohort.notes["reason"] == "only retired clients are available"
+
+
+def test_without_patience_nobody_is_retired():
+    world = World(Flash(), n=4)
+    for _ in range(40):
+        assert world.round(size=2).stop is None
+    assert not world.session.state.streak.any()
+
+
+def fresh_session(reward, n=6):
+    return Session(Flash(contexts="fresh", reward=reward, first_round="asked"), ClientTable(n=n), seed=0)
+
+
+def fresh_round(session, robust, validation, size=2, available=None):
+    request = RoundRequest(size=size, available=available)
+    query = session.query(request)
+    assert isinstance(query, Losses)
+    assert query.signals == {Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS}
+    values = {Signal.ROBUST_LOSS: robust[query.clients], Signal.VALIDATION_LOSS: validation[query.clients]}
+    return session.ask(request, Answer(query, values))
+
+
+def test_fresh_contexts_are_asked_of_all_candidates():
+    session = fresh_session("pseudo-decrease")
+    robust, validation = np.arange(1.0, 7.0), np.arange(2.0, 8.0)
+    assert Signal.LOSS_QUERY in session.selector.requires
+    assert Signal.VALIDATION_LOSS not in session.selector.requires  # not in reports
+    cohort = fresh_round(session, robust, validation)
+    assert session.state.robust.tolist() == [1.0] * 6
+    metrics = {Signal.DURATION: [3.0, 3.0], Signal.PSEUDO_LOSS: [1.0, 1.0], Signal.PSEUDO_LOSS_AFTER: [0.5, 0.5]}
+    session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+    later = robust * np.linspace(0.1, 0.6, 6)
+    later[5] = np.nan  # did not answer: what was known stays
+    fresh_round(session, later, validation / 2)
+    np.testing.assert_allclose(session.state.robust, [0.1, 0.2, 0.3, 0.4, 0.5, 1.0])
+    np.testing.assert_allclose(session.state.validation, 0.5)
+
+
+def test_rewards_of_the_next_global_model_wait_for_it():
+    session = fresh_session("validation-decrease")
+    ones = np.ones(6)
+    cohort = fresh_round(session, ones, 2 * ones)
+    first, second = cohort.clients.tolist()
+    metrics = {Signal.DURATION: [4.0, 8.0], Signal.VALIDATION_LOSS: [2.0, 2.0]}
+    session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+    assert session.state.waiting.tolist() == [first, second]
+    assert session.state.reward_count == 0
+    now = np.full(6, 1.4)
+    now[second] = 2.3
+    # The time unit is 6; the second client is away, so nothing is learnt about it.
+    fresh_round(session, ones, now, available=[i for i in range(6) if i != second])
+    state = session.state
+    assert state.waiting.size == 0
+    assert state.reward_count == 1
+    assert state.reward[first] == pytest.approx(0.6 / (4 / 6))
+    x = np.array([1.0, 1.0, 1.0, 0.0])  # the context it was picked by
+    np.testing.assert_allclose(state.gram, np.eye(4) + np.outer(x, x))
+    np.testing.assert_allclose(state.moment, x * 0.9)
+
+
+def test_no_question_when_the_context_needs_no_losses():
+    selector = Flash(contexts="fresh", context=("duration", "last-reward"), first_round="asked")
+    session = Session(selector, ClientTable(n=4), seed=0)
+    assert session.query(RoundRequest(size=2)) is None
+    assert Signal.LOSS_QUERY not in selector.requires
+
+
+def test_the_ablation_reads_only_what_it_uses():
+    base = {Signal.DURATION, Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER}
+    assert Flash(context=("duration",)).requires == base
+    assert Flash(context=("robust-loss", "duration")).requires == base | {Signal.ROBUST_LOSS}
+    assert Flash().requires == base | {Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS}
+    assert Flash(context=["duration"], reward="robust-change").requires == {
+        Signal.DURATION,
+        Signal.ROBUST_LOSS,
+        Signal.ROBUST_LOSS_AFTER,
+    }
+
+
+@pytest.mark.parametrize("losses", [np.zeros, lambda k: np.full(k, 1e300), lambda k: 10.0 ** np.linspace(-300, 300, k)])
+def test_absurd_numbers_keep_the_regression_sound(losses):
+    for reward in ("pseudo-decrease", "robust-change"):
+        session = Session(Flash(reward=reward, patience=50), ClientTable(n=6), seed=0)
+        for t in range(20):
+            cohort = session.ask(RoundRequest(size=3))
+            metrics = {s: losses(cohort.size) for s in session.requires}
+            metrics[Signal.DURATION] = [0.0, 1e-300, 1e300, 5.0, 0.0, 1.0][: cohort.size]
+            if t % 2:
+                metrics[Signal.PSEUDO_LOSS] = losses(cohort.size)[::-1]
+            session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+            state = session.state
+            assert np.isfinite(state.gram).all() and np.isfinite(state.moment).all()
+            assert np.abs(state.reward).max() <= LIMIT and state.duration.max() <= LIMIT
+            assert np.isfinite(list(session.selector.theta(state).values())).all()
+
+
+def test_a_failed_client_loses_its_last_reward():
+    world = World(Flash(first_round="asked"), n=3)
+    world.round(size=3)
+    before = world.session.state
+    cohort = world.round(size=2, status=[Status.FAILED, Status.OK])
+    failed = cohort.clients[0]
+    after = world.session.state
+    assert after.reward[failed] == 0
+    assert after.robust[failed] == before.robust[failed]
+    assert after.reward_count == before.reward_count + 1
+
+
+def test_finds_clean_clients():
+    """Clean clients bring the model closer to its pseudo-labels, noisy ones push it away."""
+    n, rng = 40, np.random.default_rng(0)
+    noise = rng.beta(0.8, 1.2, n)
+    session = Session(Flash(), ClientTable(n=n), seed=2)
+    picked = []
+    for t in range(80):
+        cohort = session.ask(RoundRequest(size=5))
+        level = noise[cohort.clients]
+        progress = math.exp(-t / 30)
+        metrics = {
+            Signal.ROBUST_LOSS: 1.0 + progress + 6 * level + 0.1 * rng.normal(size=cohort.size),
+            Signal.VALIDATION_LOSS: 0.4 + progress + 2 * level,
+            Signal.DURATION: 500 * (1 + rng.exponential(size=cohort.size)),
+            Signal.PSEUDO_LOSS: np.full(cohort.size, 0.3),
+            Signal.PSEUDO_LOSS_AFTER: 0.3 - 0.1 + 0.6 * level + 0.05 * rng.normal(size=cohort.size),
+        }
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+        if t >= 40:
+            picked.append(level.mean())
+    assert np.mean(picked) < 0.5 * noise.mean()
+
+
+def test_bad_parameters():
+    for bad in (
+        {"context": ()},
+        {"context": ("duration", "duration")},
+        {"context": ("speed",)},
+        {"reward": "loss"},
+        {"exploration": -0.1},
+        {"ridge": 0.0},
+        {"delta": 1.0},
+        {"patience": 0},
+        {"first_round": "some"},
+        {"reward": "validation-decrease"},
+    ):
+        with pytest.raises(ParameterError, match="parameter of Flash must be"):
+            Flash(**bad)
