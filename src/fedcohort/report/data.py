@@ -113,7 +113,7 @@ class Bundle:
     metas: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
     running: bool
-    target: float | None = None
+    targets: tuple[float, ...] = ()
 
     @property
     def n_runs(self) -> int:
@@ -156,18 +156,15 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         metas=tuple(r.meta for r in results),
         warnings=tuple(dict.fromkeys(warnings)),
         running=any(r.status.get("state") == "running" for r in results),
-        target=next((t for r in results if (t := _configured_target(r.config)) is not None), None),
+        targets=next((t for r in results if (t := _configured_targets(r.config))), ()),
     )
 
 
-def _configured_target(config: Mapping[str, Any]) -> float | None:
-    """Return the target accuracy a configuration names, wherever it stands."""
-    for key, value in config.items():
-        if key in ("target", "target_accuracy") and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(value, Mapping) and (found := _configured_target(value)) is not None:
-            return found
-    return None
+def _configured_targets(config: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the target accuracies a configuration names, ascending."""
+    run = config.get("run")
+    found = run.get("targets", ()) if isinstance(run, Mapping) else ()
+    return tuple(sorted({float(value) for value in found})) if isinstance(found, list) else ()
 
 
 def abandoned(status: Mapping[str, Any]) -> bool:
@@ -269,10 +266,10 @@ def setting_name(setting: Mapping[str, Any]) -> str:
 
     >>> setting_name({"partition": "2spc", "size": 10})
     'partition=2spc, size=10'
-    >>> setting_name({"name": "1SPC"})
+    >>> setting_name({"name": "1SPC", "size": 10})
     '1SPC'
     """
-    if set(setting) == {"name"}:
+    if "name" in setting:
         return str(setting["name"])
     return ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in setting.items()) or "all runs"
 

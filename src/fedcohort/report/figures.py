@@ -157,7 +157,8 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
             band = _band(curves, stepwise)
             if band is not None:
                 series.append(_series(group, band))
-        if series:
+        longest = max((s["x"][-1] or 0.0 for s in series), default=0.0)
+        if series and (longest > 0 or name == "Rounds"):  # without latency there is no simulated time to show
             views.append({"name": name, "x": axis, "series": series})
     if not views:
         return None
@@ -166,7 +167,12 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
         "accuracy",
         "Test accuracy",
         _accuracy_sentence(board) + _seeds(setting),
-        {"kind": "lines", "views": views, "y": {"label": "test accuracy", "format": "percent", "max": 1}, "marks": marks},
+        {
+            "kind": "lines",
+            "views": views,
+            "y": {"label": "test accuracy", "format": "percent", "max": 1},
+            "marks": marks,
+        },
     )
 
 
@@ -259,9 +265,16 @@ def picks(setting: Setting) -> Figure | None:
         busiest.append((int(counts.max()) / max(1, len(run.round)), group.label, int(counts.argmax())))
         views.append(
             {
-                "name": group.label, "rows": rows, "cols": cols, "cells": cells, "max": top, "x0": 0, "xstep": x_step,
-                "ystep": y_step, "x": {"label": "round", "format": "integer"},
-            }  # fmt: skip
+                "name": group.label,
+                "rows": rows,
+                "cols": cols,
+                "cells": cells,
+                "max": top,
+                "x0": 0,
+                "xstep": x_step,
+                "ystep": y_step,
+                "x": {"label": "round", "format": "integer"},
+            }
         )
     share, label, client = max(busiest)
     sentence = (
@@ -297,11 +310,12 @@ def participation(setting: Setting) -> Figure | None:
     if not known:
         return None
     even, uneven = min(known, key=lambda k: known[k]), max(known, key=lambda k: known[k])
-    sentence = (
-        f"A flat line shares the work evenly. {even} is the most even (Gini {known[even]:.2f})"
-        + (f", {uneven} the least ({known[uneven]:.2f})." if even != uneven else ".")
+    sentence = f"A flat line shares the work evenly. {even} is the most even (Gini {known[even]:.2f})" + (
+        f", {uneven} the least ({known[uneven]:.2f})." if even != uneven else "."
     )
-    views = [{"name": "Clients", "x": {"label": "clients, most often picked first", "format": "integer"}, "series": series}]
+    views = [
+        {"name": "Clients", "x": {"label": "clients, most often picked first", "format": "integer"}, "series": series}
+    ]
     spec = {"kind": "lines", "views": views, "y": {"label": "times picked", "min": 0}}
     return Figure("participation", "How often each client was picked", sentence, spec)
 
@@ -319,8 +333,8 @@ def scenario(setting: Setting) -> Figure | None:
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     present = (counts > 0).sum(axis=1)
     sentence = (
-        f"{len(counts)} clients, {counts.shape[1]} classes: the median client holds {np.median(present):.0f} of them and "
-        f"{percent(float(np.median(share.max(axis=1))), 0)} of its samples are of its main class; sizes run from "
+        f"{len(counts)} clients, {counts.shape[1]} classes: the median client holds {np.median(present):.0f} of them "
+        f"and {percent(float(np.median(share.max(axis=1))), 0)} of its samples are of its main class; sizes run from "
         f"{number(float(facts.sizes.min()))} to {number(float(facts.sizes.max()))} samples."
     )
     if float(facts.noise_rate.max(initial=0)) > 0:
@@ -328,11 +342,24 @@ def scenario(setting: Setting) -> Figure | None:
     if len(setting.federations) > 1:
         sentence += f" Shown is one of {len(setting.federations)} federations, one per seed."
     view = {
-        "name": "scenario", "rows": counts.shape[1], "cols": len(order), "cells": cells, "max": top, "x0": 0, "xstep": 1,
-        "names": [f"class {c}" for c in range(counts.shape[1])], "xnames": [str(int(c)) for c in order],
-        "x": {"label": "client", "format": "integer"},
-    }  # fmt: skip
-    spec = {"kind": "heat", "views": [view], "y": {"label": "", "item": "class"}, "value": {"label": "samples", "format": "integer"}}
+        "name": "scenario",
+        "rows": counts.shape[1],
+        "cols": len(order),
+        "cells": cells,
+        "max": top,
+        "x0": 0,
+        "xstep": 1,
+        "names": [f"class {c}" for c in range(counts.shape[1])],
+        "xnames": [str(int(c)) for c in order],
+        "x": {"label": "clients, sorted by main class", "format": "integer"},
+        "xitem": "client",
+    }
+    spec = {
+        "kind": "heat",
+        "views": [view],
+        "y": {"label": "", "item": "class"},
+        "value": {"label": "samples", "format": "integer"},
+    }
     return Figure("scenario", "The federation: classes by client", sentence, spec)
 
 
@@ -343,15 +370,14 @@ def cost(setting: Setting, board: Leaderboard) -> Figure | None:
         ("Client compute", "seconds", "compute time summed over clients", _compute_split),
         ("Bytes", "bytes", "bytes sent and received", _bytes_split),
     ]
-    views = []
+    views: list[dict[str, Any]] = []
     for name, unit, label, split in kinds:
         rows = []
         for group in setting.groups:
             parts = np.mean([split(run) for run in group.runs], axis=0)
             rows.append({"label": group.label, "color": group.color, "parts": rounded(parts)})
         views.append({"name": name, "x": {"label": label, "format": unit}, "rows": rows})
-    byte_rows = views[2]["rows"]
-    share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in byte_rows}
+    share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in views[2]["rows"]}
     payer = max(share, key=lambda k: share[k])
     totals = {row["label"]: sum(row["parts"]) for row in views[0]["rows"]}
     slow, fast = max(totals, key=lambda k: totals[k]), min(totals, key=lambda k: totals[k])
@@ -361,7 +387,12 @@ def cost(setting: Setting, board: Leaderboard) -> Figure | None:
         else "Nobody asked clients anything before choosing, so every byte and second is training."
     )
     if slow != fast and totals[fast] > 0:
-        sentence += f" The whole run takes {number(totals[slow] / totals[fast])} times as long with {slow} as with {fast}."
+        sentence += (
+            f" The whole run takes {number(totals[slow] / totals[fast])} times as long with {slow} as with {fast}."
+        )
+    views = [view for view in views if any(sum(row["parts"]) > 0 for row in view["rows"])]
+    if not views:
+        return None
     spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
     return Figure("cost", "Simulated time and bytes: training and queries", sentence, spec)
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import FedcohortError
+from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.journal import Journal, read_journal
+from fedcohort.report import palette
 from fedcohort.report.data import Group, RunCurve, Setting
 from fedcohort.report.figures import Figure, number, percent, rounded
 
@@ -33,6 +34,12 @@ class Source:
         """(N,) share of wrong labels of each client, when some are wrong."""
         facts = self.setting.federations.get(self.run.federation)
         return None if facts is None or not (facts.noise_rate > 0).any() else facts.noise_rate
+
+    @property
+    def label_counts(self) -> FloatArray | None:
+        """(N, B) samples per class of each client."""
+        facts = self.setting.federations.get(self.run.federation)
+        return None if facts is None else facts.label_counts
 
 
 def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
@@ -81,6 +88,10 @@ def _correlation(ours: FloatArray, theirs: FloatArray) -> float:
     return float(spearmanr(ours, theirs).statistic)
 
 
+def _signed(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
+
+
 # -- FedCM: the arms of the bandit ----------------------------------------------------------------------------------
 
 
@@ -113,7 +124,7 @@ def arms(sources: Sequence[Source]) -> Figure | None:
             f"({percent(float(mid[best]), 0)}), that of client {worst} least ({percent(float(mid[worst]), 0)})"
         )
         if source.noise is not None:
-            text += f"; rank correlation with label noise {_correlation(mid, source.noise):+.2f}".replace("-", "−")
+            text += f"; rank correlation with label noise {_signed(_correlation(mid, source.noise))}"
         sentences.append(text + ".")
     if not views:
         return None
@@ -121,6 +132,117 @@ def arms(sources: Sequence[Source]) -> Figure | None:
     return Figure("fedcm-arms", "FedCM: what each arm is worth", " ".join(sentences[:2]), spec)
 
 
+# -- FedACS: who is skewed ------------------------------------------------------------------------------------------
+
+
+def skewness(sources: Sequence[Source]) -> Figure | None:
+    """Chance of each client to win a duel of low skewness, as FedACS estimates it from its duels."""
+    from scipy.stats import beta
+
+    views, sentences = [], []
+    for source in sources:
+        state = source.journal.state("")
+        wins, losses = state["wins"] + 1, state["losses"] + 1
+        mid = wins / (wins + losses)
+        order = np.argsort(-mid, kind="stable")
+        view = _ranked(source.group.label, order, mid, beta.ppf(0.05, wins, losses), beta.ppf(0.95, wins, losses))
+        view["note"] = [f"duelled in {number(float(state['rounds'][int(c)]))} rounds" for c in view["names"]]
+        views.append(view)
+        text = (
+            f"{source.group.label} (seed {source.run.seed}) ranks client {int(order[0])} as the least skewed "
+            f"({percent(float(mid[order[0]]), 0)} of its duels won) and client {int(order[-1])} as the most"
+        )
+        counts = source.label_counts
+        if counts is not None:
+            share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+            own = ((share - 1 / counts.shape[1]) ** 2).sum(axis=1)
+            text += f"; rank correlation with the clients' true skewness {_signed(_correlation(mid, own))}"
+        sentences.append(text + ".")
+    spec = {
+        "kind": "intervals",
+        "views": views,
+        "y": {"label": "chance to win a duel of low skew", "format": "percent"},
+    }
+    return Figure("fedacs-skewness", "FedACS: clients ranked by skewness", " ".join(sentences[:2]), spec)
+
+
+# -- FedCor: the map of clients -------------------------------------------------------------------------------------
+
+
+def client_map(sources: Sequence[Source]) -> Figure | None:
+    """FedCor's client embeddings in two dimensions, coloured by each client's main class."""
+    views, sentences, categories = [], [], 1
+    for source in sources:
+        state = source.journal.state("")
+        embedding, samples = state["embedding"], int(state.get("samples", 1))
+        if len(embedding) < 5 or not samples:
+            continue
+        keep = np.arange(len(embedding))
+        if len(keep) > MAX_POINTS:
+            keep = np.linspace(0, len(keep) - 1, MAX_POINTS).astype(int)
+        counts = source.label_counts
+        main = np.zeros(len(embedding), int) if counts is None else counts.argmax(axis=1)
+        place = _flat_map(embedding[keep])
+        views.append(
+            {
+                "name": source.group.label,
+                "x": {"label": "t-SNE of the embeddings; only nearness has a meaning"},
+                "px": rounded(place[:, 0], 4),
+                "py": rounded(place[:, 1], 4),
+                "category": main[keep].tolist(),
+                "names": [str(int(c)) for c in keep],
+            }
+        )
+        if counts is not None:
+            categories = max(categories, counts.shape[1])
+            near, chance = _same_neighbour(embedding[keep], main[keep])
+            sentences.append(
+                f"With {source.group.label} (seed {source.run.seed}) {percent(near, 0)} of the clients have a nearest "
+                f"neighbour of the same main class, by chance it would be {percent(chance, 0)}: the losses of like "
+                "clients move together."
+                if near > 1.5 * chance
+                else f"With {source.group.label} (seed {source.run.seed}) neighbours share their main class in "
+                f"{percent(near, 0)} of the cases, hardly more than by chance ({percent(chance, 0)})."
+            )
+    if not views:
+        return None
+    known = bool(sentences)
+    labels = [f"mainly class {c}" for c in range(categories)] if known else ["clients"]
+    slots = len(palette.LIGHT) - 1
+    spec = {
+        "kind": "points",
+        "views": views,
+        "y": {"label": ""},
+        "categories": labels,
+        "colors": [1 + c % slots for c in range(len(labels))],
+    }
+    text = " ".join(sentences[:2]) or "Clients that lie close together have losses that move together."
+    return Figure("fedcor-map", "FedCor: the map of clients", text, spec)
+
+
+def _flat_map(points: FloatArray) -> FloatArray:
+    """(n, 2) t-SNE of (n, d) points, the same on every call."""
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise MissingExtraError(
+            "The map of clients needs scikit-learn.", hint="pip install 'fedcohort[report]'"
+        ) from error
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    flat = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=500).fit_transform(points)
+    return np.asarray(flat, np.float64)
+
+
+def _same_neighbour(points: FloatArray, label: IntArray) -> tuple[float, float]:
+    """Return how often a point's nearest neighbour has its label, and how often it would by chance."""
+    distance = ((points[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
+    np.fill_diagonal(distance, np.inf)
+    share = np.bincount(label) / len(label)
+    return float((label[distance.argmin(axis=1)] == label).mean()), float((share**2).sum())
+
+
 _PICTURES: list[tuple[Callable[[Sequence[Source]], Figure | None], frozenset[str]]] = [
+    (client_map, frozenset({"fedcor"})),
     (arms, frozenset({"fedcm-ucb", "fedcm-ts"})),
+    (skewness, frozenset({"fedacs"})),
 ]

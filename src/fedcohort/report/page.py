@@ -47,7 +47,7 @@ def assemble(
     paths: Sequence[str | Path],
     *,
     title: str | None = None,
-    target: float | None = None,
+    targets: Sequence[float] = (),
     baseline: str | None = None,
     rounds: Sequence[int] = (),
 ) -> Report:
@@ -58,8 +58,9 @@ def assemble(
     paths : experiments' directories
     title : str, optional
         Heading; default: the directories' names.
-    target : float, optional
-        Accuracy to reach, in (0, 1]; default: what the configuration says, else where the baseline ends.
+    targets : sequence of float
+        Accuracies to reach, in (0, 1]; the highest is used for the speed-up. Default: what the configuration says, else
+        where the baseline ends.
     baseline : str, optional
         Label or selector everybody is compared with; default uniform.
     rounds : sequence of int
@@ -69,7 +70,7 @@ def assemble(
     warnings = list(bundle.warnings)
     sections = []
     for setting in bundle.settings:
-        board = leaderboard(setting, target=bundle.target if target is None else target, baseline=baseline)
+        board = leaderboard(setting, targets=targets or bundle.targets, baseline=baseline)
         special, unread = selector_figures(setting)
         explanations, unexplained = report_explanations(setting, rounds)
         warnings += unread + unexplained
@@ -113,12 +114,7 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
     parts = []
     for number, section in enumerate(report.sections):
         for figure in section.figures:
-            data["figures"][f"{number}-{figure.name}"] = {
-                "title": figure.title,
-                "sentence": figure.sentence,
-                "file": _file_name(report, section, figure.name),
-                **figure.spec,
-            }
+            data["figures"][f"{number}-{figure.name}"] = _drawn(report, section, figure)
         data["explanations"][str(number)] = section.explanations
         parts.append(_section(section, number, len(report.sections) > 1))
     template = string.Template(asset("report.html"))
@@ -134,6 +130,16 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
         data=embedded(data),
         scripts=scripts("report.js"),
     )
+
+
+def figure_files(report: Report) -> list[dict[str, Any]]:
+    """Return every figure with the name of the file it is saved as."""
+    return [_drawn(report, section, figure) for section in report.sections for figure in section.figures]
+
+
+def _drawn(report: Report, section: Section, figure: Figure) -> dict[str, Any]:
+    file = _file_name(report, section, figure.name)
+    return {"title": figure.title, "sentence": figure.sentence, "file": file, **figure.spec}
 
 
 def _file_name(report: Report, section: Section, name: str) -> str:
@@ -159,7 +165,8 @@ def _tabs(report: Report) -> str:
     if len(report.sections) < 2:
         return ""
     buttons = "".join(
-        f'<button role="tab" aria-selected="{str(i == 0).lower()}" data-setting="{i}">{html.escape(s.setting.name)}</button>'
+        f'<button role="tab" aria-selected="{"false" if i else "true"}" data-setting="{i}">'
+        f"{html.escape(s.setting.name)}</button>"
         for i, s in enumerate(report.sections)
     )
     return f'<nav class="settings" role="tablist" aria-label="settings">{buttons}</nav>'

@@ -55,6 +55,7 @@ class LeaderRow:
     runs: int
     diverged: int
     rounds_to_target: Spread
+    rounds_to_lower: tuple[Spread, ...]
     best: Spread
     terminal: Spread
     speed_up: float
@@ -70,6 +71,7 @@ class Leaderboard:
     setting: str
     target: float
     target_source: str
+    lower_targets: tuple[float, ...]
     terminal_rounds: int
     baseline: str
     rows: tuple[LeaderRow, ...]
@@ -90,8 +92,7 @@ def find_baseline(setting: Setting, name: str | None) -> Group:
         labels = [group.label for group in setting.groups]
         near = nearest(name, labels)
         raise InputError(
-            f"There is no selector {name!r} to compare with in the setting {setting.name!r}. "
-            f"Got: {', '.join(labels)}.",
+            f"There is no selector {name!r} to compare with in the setting {setting.name!r}. Got: {', '.join(labels)}.",
             hint=f"did you mean {near!r}?" if near else None,
         )
     return next((g for g in setting.groups if g.selector == "uniform"), setting.groups[0])
@@ -102,10 +103,13 @@ def terminal_window(setting: Setting) -> int:
     return min(TERMINAL_ROUNDS, max(1, setting.rounds // 5))
 
 
-def choose_target(setting: Setting, baseline: Group, target: float | None) -> tuple[float, str]:
-    """Return the target accuracy and where it comes from."""
-    if target is not None:
-        return target, "as configured"
+def choose_target(setting: Setting, baseline: Group, targets: Sequence[float]) -> tuple[float, str]:
+    """Return the target accuracy that speed-ups are about, and where it comes from."""
+    for target in targets:
+        if not 0 < target <= 1:
+            raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
+    if targets:
+        return max(targets), "as asked for"
     window = terminal_window(setting)
     level = Spread.of([curve(run).terminal(window) for run in baseline.runs]).mean
     if math.isnan(level):
@@ -118,19 +122,21 @@ def curve(run: RunCurve) -> Curve:
     return Curve(run.round, run.values["accuracy"])
 
 
-def leaderboard(setting: Setting, *, target: float | None = None, baseline: str | None = None) -> Leaderboard:
+def leaderboard(setting: Setting, *, targets: Sequence[float] = (), baseline: str | None = None) -> Leaderboard:
     """Compute the leaderboard of a setting.
 
     Parameters
     ----------
     setting : Setting
-    target : float, optional
-        Accuracy to reach, in (0, 1]; default: the baseline's mean terminal accuracy, rounded down to a whole percent.
+    targets : sequence of float
+        Accuracies to reach, in (0, 1]; the highest is the one speed-ups are about. Default: the baseline's mean
+        terminal accuracy, rounded down to a whole percent.
     baseline : str, optional
         Label or selector to compare with; default uniform.
     """
     base = find_baseline(setting, baseline)
-    level, source = choose_target(setting, base, target)
+    level, source = choose_target(setting, base, targets)
+    lower = tuple(sorted({t for t in targets if t != level}))
     window = terminal_window(setting)
     base_rounds = _mean_if_all([curve(run).rounds_to(level) for run in base.runs])
     terminal = {g.label: {run.seed: curve(run).terminal(window) for run in g.runs} for g in setting.groups}
@@ -151,19 +157,18 @@ def leaderboard(setting: Setting, *, target: float | None = None, baseline: str 
                 baseline=group.label == base.label,
                 runs=len(curves),
                 diverged=sum(run.state == "diverged" for run in group.runs),
-                rounds_to_target=Spread.of([None if r is None else float(r) for r in reached]),
+                rounds_to_target=Spread.of([_float(r) for r in reached]),
+                rounds_to_lower=tuple(Spread.of([_float(c.rounds_to(t)) for c in curves]) for t in lower),
                 best=Spread.of([c.best for c in curves]),
                 terminal=Spread.of([c.terminal(window) for c in curves]),
                 speed_up=speed_up(_mean_if_all(reached), base_rounds),
                 seconds_to_target=Spread.of([_seconds_to(run, level) for run in group.runs]),
                 qcid=Spread.of([_mean(run.values["qcid"]) for run in group.runs]),
-                paired=None
-                if test is None
-                else Paired(test.seeds, test.difference, test.wins, corrected[group.label]),
+                paired=None if test is None else Paired(test.seeds, test.difference, test.wins, corrected[group.label]),
             )
         )
     rows.sort(key=lambda r: (-r.terminal.mean if not math.isnan(r.terminal.mean) else math.inf, r.label))
-    return Leaderboard(setting.name, level, source, window, base.label, tuple(rows), _note(base.label, rows))
+    return Leaderboard(setting.name, level, source, lower, window, base.label, tuple(rows), _note(base.label, rows))
 
 
 def _note(baseline: str, rows: Sequence[LeaderRow]) -> str:
@@ -173,8 +178,8 @@ def _note(baseline: str, rows: Sequence[LeaderRow]) -> str:
         return "There is nothing to compare with."
     fewest = min(seeds)
     common = (
-        f"Against {baseline}: mean difference of terminal accuracy over the seeds both ran, wins among those seeds, and "
-        "p of a two-sided paired t-test, Holm-corrected over the rows."
+        f"Against {baseline}: mean difference of terminal accuracy over the seeds both ran, wins among those seeds, "
+        "and p of a two-sided paired t-test, Holm-corrected over the rows."
     )
     if fewest < 2:
         return common + " With one common seed there is no test: a difference may be chance."
@@ -184,6 +189,10 @@ def _note(baseline: str, rows: Sequence[LeaderRow]) -> str:
             f"read the wins, and run at least {FEW_SEEDS} seeds before claiming a difference."
         )
     return common
+
+
+def _float(value: int | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _mean(values: FloatArray) -> float:

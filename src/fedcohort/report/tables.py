@@ -55,18 +55,34 @@ def leaderboard_table(board: Leaderboard) -> Table:
     """Return the leaderboard as a table."""
     target = percent(board.target, 0)
     base = board.baseline
-    columns = ("Selector", f"Rounds to {target}", "Speed-up", "Best", "Terminal", f"Terminal vs {base}",
-               "p", f"Time to {target}", "Mean QCID")  # fmt: skip
-    fastest = _best([r.rounds_to_target.mean if r.rounds_to_target.count == r.runs else math.nan for r in board.rows], min)
+    columns = (
+        "Selector",
+        *(f"Rounds to {percent(t, 0)}" for t in board.lower_targets),
+        f"Rounds to {target}",
+        "Speed-up",
+        "Best",
+        "Terminal",
+        f"Terminal vs {base}",
+        "p",
+        f"Time to {target}",
+        "Mean QCID",
+    )
+    fastest = _best(
+        [r.rounds_to_target.mean if r.rounds_to_target.count == r.runs else math.nan for r in board.rows], min
+    )
     best = _best([r.best.mean for r in board.rows], max)
     terminal = _best([r.terminal.mean for r in board.rows], max)
-    quickest = _best([r.seconds_to_target.mean if r.seconds_to_target.count == r.runs else math.nan for r in board.rows], min)
+    quickest = _best(
+        [r.seconds_to_target.mean if r.seconds_to_target.count == r.runs else math.nan for r in board.rows], min
+    )
     qcid = _best([r.qcid.mean for r in board.rows], min)
+    most = max(row.runs for row in board.rows)
     rows = []
     for i, row in enumerate(board.rows):
         rows.append(
             (
-                Cell(row.label, _runs_note(row), color=row.color),
+                Cell(row.label, _runs_note(row, most), color=row.color),
+                *(Cell(*_rounds(value, row.runs)) for value in row.rounds_to_lower),
                 Cell(*_rounds(row.rounds_to_target, row.runs), best=i == fastest),
                 Cell("–" if math.isnan(row.speed_up) else f"{row.speed_up:.2f}×"),
                 Cell(*_spread(row.best), best=i == best),
@@ -79,7 +95,9 @@ def leaderboard_table(board: Leaderboard) -> Table:
         )
     note = (
         f"Target {target} ({board.target_source}); a round counts when it was evaluated. Terminal: mean of the last "
-        f"{board.terminal_rounds} rounds. ± is the standard deviation over seeds. {board.note}"
+        f"{board.terminal_rounds} rounds. "
+        + (f"± is the standard deviation over {most} seeds. " if most > 1 else "")
+        + board.note
     )
     return Table("leaderboard", "Leaderboard", columns, tuple(rows), note)
 
@@ -89,11 +107,13 @@ def _best(values: Sequence[float], choose: Callable[..., float]) -> int:
     return -1 if len(known) < 2 else int(choose(known, key=lambda i: known[i]))
 
 
-def _runs_note(row: LeaderRow) -> str:
-    text = f"{row.runs} seed{'s' if row.runs != 1 else ''}"
-    if row.baseline:
-        text += ", baseline"
-    return text + (f", {row.diverged} diverged" if row.diverged else "")
+def _runs_note(row: LeaderRow, most: int) -> str:
+    notes = ["baseline"] if row.baseline else []
+    if row.runs != most:
+        notes.append(f"{row.runs} seed{'s' if row.runs != 1 else ''}")
+    if row.diverged:
+        notes.append(f"{row.diverged} diverged")
+    return ", ".join(notes)
 
 
 def _spread(value: Spread) -> tuple[str, str]:
@@ -167,7 +187,13 @@ def participation_table(setting: Setting) -> Table:
     return Table(
         "participation",
         "Who is left out",
-        ("Selector", "Gini", "Never picked", "Most picks of one client", f"Who was never picked (seed {setting.groups[0].runs[0].seed})"),
+        (
+            "Selector",
+            "Gini",
+            "Never picked",
+            "Most picks of one client",
+            f"Who was never picked (seed {setting.groups[0].runs[0].seed})",
+        ),
         tuple(rows),
         "Gini of participation: 0 when everybody is picked equally often, near 1 when one client does all the work.",
         frozenset({4}),
@@ -180,22 +206,24 @@ def participation_table(setting: Setting) -> Table:
 def to_html(table: Table) -> str:
     """Return the table as HTML; on a narrow screen it scrolls inside its own box."""
     head = "".join(
-        f'<th scope="col"{_wrap_class(table, i)}>{html.escape(column).replace("-", "&#8209;")}</th>' for i, column in enumerate(table.columns)
+        f'<th scope="col"{_wrap_class(table, i)}>{html.escape(column).replace("-", "&#8209;")}</th>'
+        for i, column in enumerate(table.columns)
     )
     body = []
     for row in table.rows:
         cells = []
         for i, cell in enumerate(row):
-            swatch = "" if cell.color is None else f'<span class="swatch" style="background:var(--s{cell.color})"></span>'
+            swatch = (
+                "" if cell.color is None else f'<span class="swatch" style="background:var(--s{cell.color})"></span>'
+            )
             text = f"<b>{html.escape(cell.text)}</b>" if cell.best else html.escape(cell.text)
             note = f' <span class="note">{html.escape(cell.note)}</span>' if cell.note else ""
             tag = "th" if i == 0 else "td"
             scope = ' scope="row"' if i == 0 else ""
             cells.append(f"<{tag}{scope}{_wrap_class(table, i)}>{swatch}{text}{note}</{tag}>")
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-        + (f'<p class="small">{html.escape(table.note)}</p>' if table.note else "")
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>' + (
+        f'<p class="small">{html.escape(table.note)}</p>' if table.note else ""
     )
 
 
@@ -226,9 +254,16 @@ def to_latex(table: Table) -> str:
     ]
     for row in table.rows:
         cells = [rf"\textbf{{{_latex(c.text)}}}" if c.best else _latex(c.text) for c in row]
-        cells = [f"{t} {_latex(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))]
+        cells = [
+            f"{t} {_latex(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))
+        ]
         lines.append(" & ".join(cells) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(f'{table.title}. {table.note}'.strip())}}}", r"\end{table}"]
+    lines += [
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{_latex(f'{table.title}. {table.note}'.strip())}}}",
+        r"\end{table}",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -244,7 +279,9 @@ def to_markdown(table: Table) -> str:
     ]
     for row in table.rows:
         cells = [f"**{escape(c.text)}**" if c.best else escape(c.text) for c in row]
-        cells = [f"{t} {escape(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))]
+        cells = [
+            f"{t} {escape(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + ("\n\n" + table.note if table.note else "") + "\n"
 
@@ -285,6 +322,7 @@ def board_json(board: Leaderboard) -> dict[str, Any]:
     return {
         "setting": board.setting,
         "target": known(board.target),
+        "lower_targets": list(board.lower_targets),
         "target_source": board.target_source,
         "terminal_rounds": board.terminal_rounds,
         "baseline": board.baseline,
@@ -296,6 +334,7 @@ def board_json(board: Leaderboard) -> dict[str, Any]:
                 "runs": row.runs,
                 "diverged": row.diverged,
                 "rounds_to_target": spread(row.rounds_to_target),
+                "rounds_to_lower_targets": [spread(value) for value in row.rounds_to_lower],
                 "seconds_to_target": spread(row.seconds_to_target),
                 "best": spread(row.best),
                 "terminal": spread(row.terminal),

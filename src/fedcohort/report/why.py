@@ -141,7 +141,9 @@ def _shadow(name: str, who: tuple[str, ...] | str, picked: Iterable[ScoreRow]) -
     return {"name": name, "note": "", "picked": list(who), "same": sum(c in ours for c in who)}
 
 
-def report_explanations(setting: Setting, rounds: Sequence[int], limit: int = 8) -> tuple[list[dict[str, Any]], list[str]]:
+def report_explanations(
+    setting: Setting, rounds: Sequence[int], limit: int = 8
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return explanations of some rounds of one run per selector, and warnings about journals that cannot be read.
 
     ``rounds`` are always included; further ones are spread evenly over the run, ``limit`` in all.

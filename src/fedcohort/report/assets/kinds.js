@@ -182,7 +182,7 @@ FC.kinds.heat = {
       if (col < 0 || row < 0 || col >= view.cols || row >= view.rows) return null;
       const value = (cells[row * view.cols + col] / 255) * max;
       const from = view.x0 + col * view.xstep, to = from + view.xstep - 1;
-      const where = view.xstep > 1 ? `${view.x.label} ${from} to ${to}` : `${view.x.label} ${view.xnames ? view.xnames[col] : from}`;
+      const where = view.xstep > 1 ? `${view.x.label} ${from} to ${to}` : `${view.xitem || view.x.label} ${view.xnames ? view.xnames[col] : from}`;
       const whom = view.names ? view.names[row] : step > 1 ? `${spec.y.item || "row"} ${row * step} to ${row * step + step - 1}` : `${spec.y.item || "row"} ${view.ynames ? view.ynames[row] : row}`;
       return { x: px, y: py, html: `<b>${FC.escape(whom)}</b><div>${FC.escape(where)}</div><div>${FC.escape(spec.value.label)} <b>${FC.format(spec.value.format, value)}</b></div>`, marks: [] };
     };
@@ -190,7 +190,7 @@ FC.kinds.heat = {
   },
 
   csv(spec) {
-    const rows = [["view", spec.y.item || "row", spec.views[0].x.label, spec.value.label]];
+    const rows = [["view", spec.y.item || "row", spec.views[0].xitem || spec.views[0].x.label, spec.value.label]];
     for (const view of spec.views) {
       const cells = FC.bytes(view.cells);
       for (let r = 0; r < view.rows; r++) for (let c = 0; c < view.cols; c++) {

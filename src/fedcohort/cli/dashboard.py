@@ -1,0 +1,38 @@
+"""``fedcohort dashboard``: follow running simulations and live sessions in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcohort.cli.output import QuietOption, out
+
+
+def dashboard(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder of experiments and journals, or one of them.")
+    ] = Path("runs"),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; anything but this machine needs a token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(envvar="FEDCOHORT_TOKEN", help="What a visitor must know; at least 8 characters.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Serve a page that follows everything in DIR: progress, curves, cohorts, stragglers, explanations on click.
+
+    Examples: fedcohort dashboard runs; fedcohort dashboard server.sqlite --port 9000;
+    FEDCOHORT_TOKEN=... fedcohort dashboard runs --host 0.0.0.0
+    """
+    from fedcohort.report.dashboard.server import check, serve
+
+    check(folder, host, token)
+    if not quiet:
+        shown = f"[{host}]" if ":" in host else host
+        query = f"/?token={token}" if token else ""
+        out().print(f"http://{shown}:{port}{query}", markup=False, highlight=False)
+    serve(folder, host=host, port=port, token=token)

@@ -1,0 +1,126 @@
+"""``fedcohort report``: one self-contained HTML file, figures for papers, tables."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedcohort.cli.output import Format, FormatOption, QuietOption, err, out, print_json
+from fedcohort.report.figures import percent
+from fedcohort.report.page import Section, assemble, build_report
+from fedcohort.report.tables import board_json, render
+
+
+class Picture(StrEnum):
+    """Formats of exported figures."""
+
+    SVG = "svg"
+    PNG = "png"
+    PDF = "pdf"
+
+
+class TableForm(StrEnum):
+    """Formats of exported tables."""
+
+    LATEX = "latex"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+
+
+def report(  # the command line's options are this signature
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of experiments.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Heading; default: the directories' names.")] = None,
+    target: Annotated[
+        list[float] | None, typer.Option(help="Accuracy to reach, in (0, 1]; may be given several times.")
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(help="Selector everybody is compared with; default uniform.")] = None,
+    round_: Annotated[
+        list[int] | None, typer.Option("--round", help="A round whose choices the report explains; may be repeated.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Also write every figure and its numbers into this folder.")
+    ] = None,
+    picture: Annotated[Picture, typer.Option("--picture", help="Format of exported figures.")] = Picture.SVG,
+    tables: Annotated[
+        TableForm | None, typer.Option(help="Print the tables in this format instead of writing a page.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Write one HTML file that shows what happened: leaderboard, curves, who was picked, what it cost, and why.
+
+    The file opens offline, on a phone too. Numbers of every picture can be saved from it as CSV.
+
+    Examples: fedcohort report runs/digits; fedcohort report runs/a runs/b -o both.html --target 0.62;
+    fedcohort report runs/digits --export figures --picture pdf; fedcohort report runs/digits --tables latex
+    """
+    messages = err(quiet)
+    with messages.status("reading the results"):
+        found = assemble(runs, title=title, targets=target or (), baseline=baseline, rounds=round_ or ())
+    for warning in found.warnings:
+        messages.print(f"[yellow]note:[/] {warning}", highlight=False)
+    if tables is not None:
+        out().print(
+            "\n".join(render(t, tables.value) for s in found.sections for t in s.tables), markup=False, highlight=False
+        )
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(build_report(found), encoding="utf-8")
+    written = []
+    if export is not None:
+        from fedcohort.report.export import export_figures
+
+        with messages.status("drawing the figures"):
+            written = export_figures(found, export, picture.value)
+    if format is Format.JSON:
+        print_json(
+            {
+                "report": str(output),
+                "exported": [str(path) for path in written],
+                "warnings": list(found.warnings),
+                "leaderboards": [board_json(section.board) for section in found.sections],
+            }
+        )
+        return
+    if not quiet:
+        for section in found.sections:
+            messages.print(_summary(section, section.setting.name if len(found.sections) > 1 else None))
+    out().print(str(output), markup=False, highlight=False)
+    if written:
+        messages.print(f"{len(written)} files in {export}", highlight=False)
+
+
+def _summary(section: Section, title: str | None) -> Table:
+    """Return the leaderboard's main columns, narrow enough for a terminal."""
+    board, shown = section.board, section.tables[0]
+    wanted = [
+        "Selector",
+        f"Rounds to {percent(board.target, 0)}",
+        "Speed-up",
+        "Terminal",
+        f"Terminal vs {board.baseline}",
+        "p",
+    ]
+    where = [shown.columns.index(column) for column in wanted]
+    result = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(wanted):
+        result.add_column(column, justify="right" if i else "left")
+    for row in shown.rows:
+        cells = [row[i] for i in where]
+        notes = ["" if i == 0 or wanted[i].startswith("Terminal vs") else cell.note for i, cell in enumerate(cells)]
+        result.add_row(
+            *(
+                Text.assemble(cell.text, (f" {note}" if note else "", "dim"))
+                for cell, note in zip(cells, notes, strict=True)
+            )
+        )
+    return result

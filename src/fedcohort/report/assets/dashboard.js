@@ -1,0 +1,104 @@
+// The dashboard page: a list of what is going on, the chosen one in detail, kept current by server-sent events.
+"use strict";
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const STATES = { running: "good", finished: "done", interrupted: "warn", abandoned: "warn", failed: "bad", unreadable: "bad", diverged: "bad", stopped: "done", idle: "warn", waiting: "warn" };
+  let source = null, chosen = decodeURIComponent(location.hash.slice(1)), detail = null, setting = 0, charts = new Map(), shape = "", run = null;
+
+  const pill = (state) => `<span class="pill ${STATES[state] || ""}">${FC.escape(state)}</span>`;
+  const duration = (s) => (s === null || s === undefined || !Number.isFinite(s) ? "" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+  const percent = (v) => (v === null || v === undefined ? "–" : `${(100 * v).toFixed(1)}%`);
+  const share = (d) => (d.total ? Math.min(100, (100 * d.done) / d.total) : d.state === "finished" ? 100 : 0);
+
+  const rate = (d) => (d.rate ? (d.rate >= 1 ? `${FC.plain(d.rate)} rounds/s` : `${FC.plain(60 * d.rate)} rounds/min`) : "");
+  const progress = (d) => [d.total ? `${d.done.toLocaleString("en-US")} of ${d.total.toLocaleString("en-US")} rounds` : `${d.done} rounds`,
+    d.state === "running" ? rate(d) : "", d.left ? `${duration(d.left)} left` : ""].filter(Boolean).join(" · ");
+
+  function connect() {
+    if (source) source.close();
+    source = new EventSource(`/events?item=${encodeURIComponent(chosen)}`);
+    source.onopen = () => { $("link").textContent = "live"; $("link").className = "pill good"; };
+    source.onerror = () => { $("link").textContent = "no connection, trying again"; $("link").className = "pill bad"; };
+    source.addEventListener("overview", (e) => overview(JSON.parse(e.data)));
+    source.addEventListener("detail", (e) => { detail = JSON.parse(e.data); show(); });
+  }
+
+  function choose(id) {
+    chosen = id;
+    detail = null;
+    setting = 0;
+    run = null;
+    history.replaceState(null, "", `#${encodeURIComponent(id)}`);
+    connect();
+  }
+
+  function overview(data) {
+    $("root").textContent = `Following ${data.root}`;
+    if (!data.items.length) {
+      $("items").innerHTML = "";
+      $("detail").innerHTML = `<section class="card"><h2>Nothing here yet</h2><p>Waiting for an experiment or a session's journal in ${FC.escape(data.root)}. It appears by itself.</p></section>`;
+      shape = "";
+      return;
+    }
+    $("items").innerHTML = data.items.map((d) => `<button data-id="${FC.escape(d.id)}" aria-current="${d.id === chosen}"><b>${FC.escape(d.id)}</b>${pill(d.state)}<span class="track"><i style="width:${share(d)}%"></i></span><span class="note">${FC.escape(progress(d))}</span></button>`).join("");
+    $("items").querySelectorAll("button").forEach((b) => { b.onclick = () => choose(b.dataset.id); });
+    if (!data.items.some((d) => d.id === chosen)) choose(data.items[0].id);
+  }
+
+  // The frame is rebuilt only when its parts change; otherwise numbers and charts are updated in place.
+  function show() {
+    const section = detail.sections[Math.min(setting, detail.sections.length - 1)];
+    const figures = section ? section.figures : [];
+    const wanted = JSON.stringify([detail.id, detail.sections.map((s) => s.name), setting, figures.map((f) => f.name)]);
+    if (wanted !== shape) {
+      shape = wanted;
+      FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
+      charts = new Map();
+      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>`
+        + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>`
+        + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div id="cohort"></div><div id="stragglers"></div><div id="why"></div></section>`
+        + figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button data-csv="${f.name}">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`).join("");
+      $("settings").innerHTML = detail.sections.length < 2 ? "" : detail.sections.map((s, i) => `<button role="tab" aria-selected="${i === setting}" data-i="${i}">${FC.escape(s.name)}</button>`).join("");
+      $("settings").querySelectorAll("button").forEach((b) => { b.onclick = () => { setting = +b.dataset.i; run = null; show(); }; });
+      $("detail").querySelectorAll("[data-csv]").forEach((b) => { b.onclick = () => FC.download(`${b.dataset.csv}.csv`, "text/csv", charts.get(b.dataset.csv).csv()); });
+    }
+    head();
+    runs(section ? section.name : null);
+    for (const f of figures) {
+      $("detail").querySelector(`[data-sentence="${f.name}"]`).textContent = f.sentence;
+      const host = $("detail").querySelector(`[data-figure="${f.name}"]`);
+      if (charts.has(f.name)) charts.get(f.name).update(f); else charts.set(f.name, new FC.Chart(host, f));
+    }
+  }
+
+  function head() {
+    $("head").innerHTML = `<h2>${FC.escape(detail.id)} ${pill(detail.state)}</h2><span class="track big"><i style="width:${share(detail)}%"></i></span><p class="note">${FC.escape(progress(detail))}</p>${detail.message ? `<p class="warning">${FC.escape(detail.message)}</p>` : ""}`;
+  }
+
+  function runs(name) {
+    const lines = detail.table.filter((r) => name === null || r.setting === name);
+    if (!lines.some((r) => r.id === run)) run = (lines.find((r) => r.state === "running") || lines[0] || {}).id;
+    $("runs").innerHTML = lines.length ? `<div class="table tall"><table><thead><tr><th>Run</th><th>State</th><th>Rounds</th><th>Accuracy</th><th>Best</th><th>Simulated time</th></tr></thead><tbody>${lines.map((r) => `<tr data-run="${FC.escape(r.id)}" class="pick${r.id === run ? " asked" : ""}"><th scope="row">${FC.escape(r.seed === null ? r.label : r.id)}</th><td>${pill(r.state)}</td><td data-round>${r.round === null ? "–" : r.round + 1}</td><td>${percent(r.accuracy)}</td><td>${percent(r.best)}</td><td>${duration(r.clock) || "–"}</td></tr>`).join("")}</tbody></table></div>` : "<p>No run has finished a round yet.</p>";
+    $("runs").querySelectorAll("[data-run]").forEach((row) => { row.onclick = () => { run = row.dataset.run; $("why").innerHTML = ""; runs(name); }; });
+    const line = lines.find((r) => r.id === run);
+    if (line) cohort(line);
+  }
+
+  function cohort(line) {
+    $("cohort-title").textContent = line.round === null ? "Current cohort" : `Cohort of round ${line.round}, ${line.seed === null ? line.label : line.id}`;
+    $("cohort").innerHTML = line.cohort.length ? `<p class="note">Click a client to see why it was picked.</p><div class="chips">${line.cohort.map((c) => `<button data-client="${FC.escape(c.client)}" class="${FC.escape(c.status)}">${FC.escape(c.client)} <span>${FC.escape(c.status)}${c.seconds ? ` ${duration(c.seconds) || ""}` : ""}</span></button>`).join("")}</div>` : "<p>Nobody has been picked yet.</p>";
+    $("cohort").querySelectorAll("[data-client]").forEach((b) => { b.onclick = () => why(line, b.dataset.client); });
+    $("stragglers").innerHTML = line.stragglers.length ? `<h3>Stragglers</h3><div class="table"><table><thead><tr><th>Client</th><th>Asked</th><th>Not delivered</th><th>Mean time</th><th>Against the usual</th></tr></thead><tbody>${line.stragglers.map((s) => `<tr><th scope="row">${FC.escape(s.client)}</th><td>${s.asked}</td><td>${s.trouble}</td><td>${s.seconds === null ? "–" : FC.format("seconds", s.seconds)}</td><td>${s.slow === null ? "–" : `${s.slow.toFixed(1)}×`}</td></tr>`).join("")}</tbody></table></div>` : "";
+  }
+
+  async function why(line, client) {
+    const query = new URLSearchParams({ item: detail.id, run: line.id, round: line.round, client });
+    const answer = await (await fetch(`/api/explain?${query}`)).json();
+    $("why").innerHTML = answer.error
+      ? `<p class="warning">${FC.escape(answer.error)} A simulation writes its journal at checkpoints, so the newest rounds may not be there yet.</p>`
+      : `<h3>Why client ${FC.escape(client)} in round ${line.round}?</h3>${FC.whyTable(answer)}`;
+  }
+
+  FC.themeButton($("theme"));
+  connect();
+})();

@@ -1,0 +1,184 @@
+"""The web application: one page, a stream of events, explanations. Needs the ``report`` extra."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import string
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+
+from fedcohort.errors import FedcohortError
+from fedcohort.report.dashboard.feed import Watcher, plain_json
+from fedcohort.report.page import asset, scripts, styles
+
+POLL_SECONDS = 0.4  # so that a new round is on the page well within two seconds
+_COOKIE = "fedcohort_token"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class Hub:
+    """Polls the folder once for all readers."""
+
+    def __init__(self, root: Path) -> None:
+        self.watcher = Watcher(root)
+        self._lock = asyncio.Lock()
+        self._details: dict[str, tuple[int, str]] = {}
+
+    async def poll(self) -> None:
+        """Read what is new, without blocking the server."""
+        async with self._lock:
+            await asyncio.to_thread(self.watcher.poll)
+
+    async def run(self) -> None:
+        """Poll for as long as the server lives."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def detail(self, name: str) -> str | None:
+        """Return what the page shows about an item as JSON, worked out once per change."""
+        item = self.watcher.items.get(name)
+        if item is None:
+            return None
+        async with self._lock:
+            known = self._details.get(name)
+            if known is None or known[0] != item.version:
+                version = item.version
+                known = (version, await asyncio.to_thread(lambda: plain_json(item.detail())))
+                self._details[name] = known
+        return known[1]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine alone.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(header: str) -> str:
+    """Return the host of a Host header, without its port."""
+    return header.rsplit(":", 1)[0] if header.count(":") == 1 or "]:" in header else header
+
+
+def create_app(root: str | Path, *, token: str | None = None) -> FastAPI:
+    """Return the application that follows ``root``.
+
+    Without a token only requests to a loopback name are answered, so that a page of somebody else cannot reach the
+    dashboard through a name of its own that points here.
+    """
+    hub = Hub(Path(root))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await hub.poll()
+        task = asyncio.create_task(hub.run())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    app = FastAPI(title="fedcohort dashboard", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.middleware("http")
+    async def guard(request: Request, proceed: Any) -> Response:
+        if token is None:
+            if not is_loopback(_host_name(request.headers.get("host", ""))):
+                return Response("This dashboard answers to localhost only.", status_code=403, headers=_HEADERS)
+        elif not _authorised(request, token):
+            text = "A token is needed: open the address with ?token=... that the dashboard printed when it started."
+            return Response(text, status_code=401, headers=_HEADERS)
+        response: Response = await proceed(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    @app.get("/")
+    async def page(request: Request) -> Response:
+        if token is not None and "token" in request.query_params:
+            answer = RedirectResponse("/", status_code=303)  # keeps the token out of the history and of links
+            answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
+            return answer
+        body = string.Template(asset("dashboard.html")).substitute(styles=styles(), scripts=scripts("dashboard.js"))
+        return HTMLResponse(body)
+
+    @app.get("/events")
+    async def events(request: Request, item: str = "") -> StreamingResponse:
+        return StreamingResponse(_stream(hub, request, item), media_type="text/event-stream")
+
+    @app.get("/api/overview")
+    async def overview() -> JSONResponse:
+        return JSONResponse(hub.watcher.overview())
+
+    @app.get("/api/detail")
+    async def detail(item: str) -> Response:
+        found = await hub.detail(item)
+        if found is None:
+            return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
+        return Response(found, media_type="application/json")
+
+    @app.get("/api/explain")
+    async def explain(
+        item: str,
+        run: str,
+        round_: Annotated[int, Query(alias="round", ge=0)],
+        client: str | None = None,
+    ) -> JSONResponse:
+        found = hub.watcher.items.get(item)
+        if found is None:
+            return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
+        try:
+            return JSONResponse(await asyncio.to_thread(found.why, run, round_, client))
+        except FedcohortError as error:
+            return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
+
+    return app
+
+
+def _authorised(request: Request, token: str) -> bool:
+    given = [
+        request.cookies.get(_COOKIE, ""),
+        request.query_params.get("token", ""),
+        request.headers.get("authorization", "").removeprefix("Bearer "),
+    ]
+    return any(hmac.compare_digest(value.encode(), token.encode()) for value in given)
+
+
+async def _stream(hub: Hub, request: Request, item: str) -> AsyncIterator[str]:
+    """Yield server-sent events: the list whenever it changes, and the chosen item whenever it does."""
+    shown: object = None
+    sent = -1
+    quiet = 0.0
+    while not await request.is_disconnected():
+        quiet += POLL_SECONDS / 2
+        version = hub.watcher.version
+        if version != shown:
+            shown, quiet = version, 0.0
+            yield f"event: overview\ndata: {plain_json(hub.watcher.overview())}\n\n"
+        found = hub.watcher.items.get(item)
+        if found is not None and found.version != sent:
+            sent, quiet = found.version, 0.0
+            yield f"event: detail\ndata: {await hub.detail(item)}\n\n"
+        if quiet > 15:  # a comment keeps proxies from closing a quiet connection
+            quiet = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(POLL_SECONDS / 2)

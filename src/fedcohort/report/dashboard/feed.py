@@ -1,0 +1,367 @@
+"""What is going on in a folder: experiments by their live feed, sessions by their journals.
+
+A running simulation appends one JSON line per run and round to ``live.jsonl``; reading on from where one stopped costs
+nothing, so a new round is seen at the next poll. An experiment without that file is read from its Parquet parts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedcohort.errors import FedcohortError
+from fedcohort.protocol import Status
+from fedcohort.report import palette
+from fedcohort.report.data import Group, RunCurve, Setting, abandoned, setting_name
+from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
+from fedcohort.report.stats import leaderboard
+from fedcohort.report.why import as_json, explain
+from fedcohort.simulate.results import Results, RunInfo, load
+
+log = logging.getLogger(__name__)
+_DEPTH = 3  # folders below the watched one in which experiments are looked for
+_COLUMNS = ("accuracy", "loss", "qcid", "clock", "seconds")
+_OTHERS = ("query_seconds", "client_seconds", "query_client_seconds", "bytes_down", "bytes_up", "query_bytes_down",
+           "query_bytes_up", "available")  # fmt: skip
+
+
+class Item(Protocol):
+    """Something that can be followed."""
+
+    id: str
+    version: int
+
+    def poll(self) -> None:
+        """Read what is new; raise ``version`` when something is."""
+
+    def overview(self) -> dict[str, Any]:
+        """Return a line for the list."""
+
+    def detail(self) -> dict[str, Any]:
+        """Return everything the page shows about it."""
+
+    def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
+        """Explain a choice."""
+
+
+@dataclass
+class LiveRun:
+    """The rounds of one run seen so far; a round seen twice counts as last seen."""
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    trouble: dict[int, int] = field(default_factory=dict)  # client -> rounds in which it did not deliver
+    asked: dict[int, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)  # client -> summed duration, where known
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take one line of the feed."""
+        round_ = int(row["round"])
+        if round_ not in self.rows:
+            cohort, statuses = row.get("cohort") or [], row.get("statuses") or []
+            durations = row.get("durations") or []
+            for i, client in enumerate(cohort):
+                self.asked[client] = self.asked.get(client, 0) + 1
+                if i < len(statuses) and statuses[i] != Status.OK:
+                    self.trouble[client] = self.trouble.get(client, 0) + 1
+                if i < len(durations) and durations[i] is not None:
+                    self.seconds[client] = self.seconds.get(client, 0.0) + durations[i]
+        self.rows[round_] = row
+
+    def column(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """(T,) one number per round seen, NaN where there is none."""
+        values = [self.rows[r].get(name) for r in sorted(self.rows)]
+        return np.array([np.nan if v is None else float(v) for v in values], np.float64)
+
+    def curve(self, info: RunInfo) -> RunCurve:
+        """Return the run as arrays, as the report's figures want it."""
+        rounds = np.array(sorted(self.rows), np.int64)
+        cohorts = [self.rows[int(r)].get("cohort") or [] for r in rounds]
+        values = {name: self.column(name) for name in _COLUMNS}
+        values |= {name: np.full(len(rounds), np.nan) for name in _OTHERS}
+        return RunCurve(
+            id=info.id,
+            label=info.label or info.selector,
+            selector=info.selector,
+            seed=info.seed,
+            state=info.state,
+            reason=info.reason,
+            federation=info.federation,
+            params=info.params,
+            round=rounds,
+            values=values,
+            pick_round=np.repeat(rounds, [len(c) for c in cohorts]),
+            pick_client=np.array([c for cohort in cohorts for c in cohort], np.int64),
+            journal=None,
+        )
+
+
+class ExperimentItem:
+    """An experiment's directory."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.id = path, name
+        self.version = 0
+        self._problem = ""
+        self._status: dict[str, Any] = {}
+        self._runs: list[RunInfo] = []
+        self._live: dict[str, LiveRun] = {}
+        self._offset = 0
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._clients = 0
+
+    def poll(self) -> None:
+        """Read what changed since the last time."""
+        changed = self._changed("status.json") | self._changed("runs.json") | self._changed("meta.json")
+        if changed:
+            try:
+                results = load(self.path)
+                self._status, self._runs, self._problem = results.status, results.runs, ""
+                if not self._clients and self._runs:
+                    self._clients = self._count_clients(results)
+                self.version += 1
+            except FedcohortError as error:
+                self._problem = error.message
+                self.version += 1
+                return
+        if (self.path / "live.jsonl").exists():
+            self._tail()
+        elif changed or self._changed("rounds"):
+            self._read_parts()
+
+    def _changed(self, name: str) -> bool:
+        try:
+            found = (self.path / name).stat()
+        except OSError:
+            return False
+        stamp = (found.st_mtime_ns, found.st_size)
+        before, self._stamps[name] = self._stamps.get(name), stamp
+        return before != stamp
+
+    def _count_clients(self, results: Results) -> int:
+        try:
+            return len(results.federation(self._runs[0]).sizes)
+        except FedcohortError:
+            return 0  # the picture of the picks then shows the clients seen so far
+
+    def _tail(self) -> None:
+        """Read complete new lines of the live feed; one that shrank was started anew."""
+        path = self.path / "live.jsonl"
+        try:
+            size = path.stat().st_size
+            if size < self._offset:
+                self._offset, self._live = 0, {}
+            if size == self._offset:
+                return
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError as error:
+            self._problem = f"The live feed cannot be read: {error}."
+            return
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        for line in data[:end].splitlines():
+            self._line(line)
+        self.version += bool(end)
+
+    def _line(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            self._live.setdefault(str(row["run"]), LiveRun()).add(row)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s/live.jsonl has a line that is not one: %s", self.path, error)
+
+    def _read_parts(self) -> None:
+        try:
+            table = load(self.path).rounds
+        except FedcohortError as error:
+            self._problem = error.message
+            return
+        columns = [name for name in ("run", "round", "cohort", *_COLUMNS) if name in table.column_names]
+        self._live = {}
+        for row in table.select(columns).to_pylist():
+            self._live.setdefault(row["run"], LiveRun()).add(row)
+        self.version += 1
+
+    @property
+    def _state(self) -> str:
+        if self._problem:
+            return "unreadable"
+        state = str(self._status.get("state", "running"))
+        return "abandoned" if state == "running" and abandoned(self._status) else state
+
+    def overview(self) -> dict[str, Any]:
+        """Return a line for the list."""
+        total = self._status.get("rounds_total")
+        seen = sum(len(run.rows) for run in self._live.values())
+        done = max(seen, int(self._status.get("rounds_done") or 0))
+        rate = self._status.get("rounds_per_second")
+        left = (total - done) / rate if total and rate else self._status.get("seconds_left")
+        return {
+            "id": self.id,
+            "kind": "experiment",
+            "state": self._state,
+            "message": self._problem or str(self._status.get("message") or ""),
+            "done": done,
+            "total": total,
+            "rate": rate,
+            "left": left if self._state == "running" else None,
+            "runs": len(self._runs),
+        }
+
+    def _settings(self) -> Iterator[Setting]:
+        infos = [info for info in self._runs if info.id in self._live]
+        colors = palette.assign((info.label or info.selector, info.selector) for info in self._runs)
+        for name in dict.fromkeys(setting_name(info.setting) for info in infos):
+            curves = [self._live[info.id].curve(info) for info in infos if setting_name(info.setting) == name]
+            groups = []
+            for label in dict.fromkeys(curve.label for curve in curves):
+                runs = tuple(curve for curve in curves if curve.label == label)
+                groups.append(Group(label, runs[0].selector, runs, *colors[label]))
+            clients = max(self._clients, *(int(c.pick_client.max(initial=-1)) + 1 for c in curves))
+            rounds = max(int(c.round.max(initial=0)) + 1 for c in curves)
+            yield Setting(name, tuple(groups), clients, {}, rounds)
+
+    def detail(self) -> dict[str, Any]:
+        """Return figures, runs and current cohorts."""
+        sections = []
+        for setting in self._settings():
+            board = leaderboard(setting)
+            figures = [accuracy(setting, board), balance(setting), picks(setting), participation(setting)]
+            sections.append({"name": setting.name, "figures": [drawn(f) for f in figures if f is not None]})
+        return {**self.overview(), "sections": sections, "table": [self._run_line(info) for info in self._runs]}
+
+    def _run_line(self, info: RunInfo) -> dict[str, Any]:
+        live = self._live.get(info.id, LiveRun())
+        last = live.rows[max(live.rows)] if live.rows else {}
+        statuses = last.get("statuses") or []
+        known = [row["accuracy"] for _, row in sorted(live.rows.items()) if row.get("accuracy") is not None]
+        return {
+            "id": info.id,
+            "label": info.label or info.selector,
+            "seed": info.seed,
+            "setting": setting_name(info.setting),
+            "state": info.state,
+            "reason": info.reason,
+            "round": last.get("round"),
+            "accuracy": known[-1] if known else None,
+            "best": max(known, default=None),
+            "clock": last.get("clock"),
+            "cohort": [
+                {"client": str(c), "status": status_name(statuses[i]) if i < len(statuses) else ""}
+                for i, c in enumerate(last.get("cohort") or [])
+            ],
+            "stragglers": self._stragglers(live),
+        }
+
+    def _stragglers(self, live: LiveRun) -> list[dict[str, Any]]:
+        mean = {c: total / live.asked[c] for c, total in live.seconds.items()}
+        usual = float(np.median(list(mean.values()))) if mean else 0.0
+        rows: list[dict[str, Any]] = [
+            {
+                "client": str(c),
+                "asked": asked,
+                "trouble": live.trouble.get(c, 0),
+                "seconds": mean.get(c),
+                "slow": mean[c] / usual if usual > 0 and c in mean else None,
+            }
+            for c, asked in live.asked.items()
+        ]
+        rows = [row for row in rows if row["trouble"] or (row["slow"] or 0) > 2]
+        rows.sort(key=lambda row: (-row["trouble"] / row["asked"], -(row["slow"] or 0)))
+        return rows[:8]
+
+    def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
+        """Explain a choice from the run's journal, which a simulation writes at its checkpoints."""
+        known = {info.id for info in self._runs}
+        if run not in known:
+            raise FedcohortError(f"There is no run {run!r} in {self.id}.")
+        return as_json(explain(self.path / "journal" / f"{run}.sqlite", round_, client))
+
+
+def drawn(figure: Figure) -> dict[str, Any]:
+    """Return a figure as the page's chart code wants it."""
+    return {"name": figure.name, "title": figure.title, "sentence": figure.sentence, "file": figure.name, **figure.spec}
+
+
+def status_name(value: int) -> str:
+    """Return what became of a client, in lower case."""
+    try:
+        return Status(int(value)).name.lower()
+    except ValueError:
+        return f"status {value}"
+
+
+class Watcher:
+    """Everything that can be followed below a folder, or one journal file.
+
+    Parameters
+    ----------
+    root : a folder with experiments and journals, an experiment's directory, or a journal
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.items: dict[str, Item] = {}
+
+    def poll(self) -> None:
+        """Find what is new and read what changed."""
+        for path, kind in _things(self.root):
+            name = path.name if path == self.root else path.relative_to(self.root).as_posix()
+            if name not in self.items:
+                self.items[name] = _item(path, name, kind)
+        for item in list(self.items.values()):
+            item.poll()
+
+    @property
+    def version(self) -> tuple[tuple[str, int], ...]:
+        """Changes whenever anything does."""
+        return tuple((item.id, item.version) for item in self.items.values())
+
+    def overview(self) -> dict[str, Any]:
+        """Return the list of everything, what runs first."""
+        lines = [item.overview() for item in self.items.values()]
+        lines.sort(key=lambda line: (line["state"] != "running", line["id"]))
+        return {"root": str(self.root), "items": lines}
+
+
+def _item(path: Path, name: str, kind: str) -> Item:
+    if kind == "experiment":
+        return ExperimentItem(path, name)
+    from fedcohort.report.dashboard.sessions import JournalItem
+
+    return JournalItem(path, name)
+
+
+def _things(root: Path) -> Iterator[tuple[Path, str]]:
+    if root.is_file():
+        yield root, "journal"
+        return
+    level = [root]
+    for depth in range(_DEPTH + 1):
+        deeper: list[Path] = []
+        for folder in level:
+            if (folder / "meta.json").is_file():
+                yield folder, "experiment"
+                continue
+            try:
+                entries = sorted(folder.iterdir())
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.suffix == ".sqlite" and entry.is_file():
+                    yield entry, "journal"
+                elif depth < _DEPTH and entry.is_dir() and not entry.name.startswith("."):
+                    deeper.append(entry)
+        level = deeper
+
+
+def plain_json(value: Mapping[str, Any]) -> str:
+    """Return compact JSON; NaN cannot occur, because figures turn it into null."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

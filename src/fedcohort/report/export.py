@@ -1,0 +1,134 @@
+"""Figures as files for papers: the charts of the report, drawn by the same code in a browser without a window.
+
+SVG, PNG and CSV come out of one start of the browser; PDF takes one print per figure. A browser of the Chromium family
+is found on the path, or named by the environment variable ``FEDCOHORT_BROWSER``.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+import shutil
+import string
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcohort.errors import FedcohortError, MissingExtraError, ParameterError
+from fedcohort.report.page import Report, asset, embedded, figure_files, scripts, styles
+
+FORMATS = ("svg", "png", "pdf")
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+_FLAGS = (
+    "--headless", "--disable-gpu", "--no-first-run", "--disable-extensions", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-quic", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing here needs a network, so nothing gets one
+)  # fmt: skip
+_PIXELS = 3  # of a PNG per point, enough for print at column width
+
+
+class ExportError(FedcohortError, RuntimeError):
+    """The browser that draws figures failed."""
+
+
+def find_browser() -> str:
+    """Return the program that draws; the error says what to install."""
+    named = os.environ.get("FEDCOHORT_BROWSER")
+    for name in (named,) if named else _BROWSERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise MissingExtraError(
+        f"Exporting figures needs a browser of the Chromium family; {named!r} was not found."
+        if named
+        else f"Exporting figures needs a browser of the Chromium family; none of {', '.join(_BROWSERS)} was found.",
+        hint="install chromium, set FEDCOHORT_BROWSER, or save single figures with the buttons of the HTML report",
+    )
+
+
+def _browse(browser: str, page: Path, *actions: str) -> str:
+    with tempfile.TemporaryDirectory(prefix="fedcohort-browser-", ignore_cleanup_errors=True) as profile:
+        flags = [*_FLAGS, f"--user-data-dir={profile}"]
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            flags.append("--no-sandbox")  # the sandbox refuses to run as root
+        try:
+            done = subprocess.run(
+                [browser, *flags, *actions, page.absolute().as_uri()],
+                capture_output=True, text=True, timeout=180, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ExportError(f"The browser {browser} could not draw the figures: {error}.") from error
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise ExportError(f"The browser {browser} could not draw the figures: {last[0]}")
+    return done.stdout
+
+
+def export_figures(report: Report, folder: str | Path, form: str, *, width: int = 760) -> list[Path]:
+    """Write every figure of a report, each view of it, and its numbers as CSV.
+
+    Parameters
+    ----------
+    report : Report
+    folder : where the files go; made when missing
+    form : "svg", "png" or "pdf"
+    width : of a figure, in points
+
+    Returns
+    -------
+    list of the files written
+    """
+    if form not in FORMATS:
+        raise ParameterError(f"Figures can be exported as {', '.join(FORMATS)}. Got {form!r}.")
+    browser = find_browser()
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    page = string.Template(asset("export.html")).substitute(
+        styles=styles(),
+        data=embedded(figure_files(report)),
+        options=json.dumps({"width": width, "png": _PIXELS if form == "png" else 0}),
+        scripts=scripts("export.js"),
+    )
+    written: list[Path] = []
+    with tempfile.TemporaryDirectory(prefix="fedcohort-export-") as scratch:
+        source = Path(scratch) / "figures.html"
+        source.write_text(page, encoding="utf-8")
+        shown = _browse(browser, source, "--virtual-time-budget=60000", "--dump-dom")
+        found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
+        if found is None:
+            raise ExportError("The browser drew nothing; its version may be too old to draw the charts.")
+        for item in json.loads(html.unescape(found[1])):
+            path = target / f"{item['file']}.{item['kind']}"
+            if item["kind"] == "png":
+                path.write_bytes(base64.b64decode(item["content"]))
+            elif item["kind"] == "svg" and form == "pdf":
+                path = path.with_suffix(".pdf")
+                _print_pdf(browser, item["content"], Path(scratch), path)
+            elif item["kind"] == "svg" and form == "png":
+                continue
+            else:
+                path.write_text(item["content"], encoding="utf-8")
+            written.append(path)
+    return sorted(written)
+
+
+def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
+    size = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
+    assert size is not None  # the charts always write both
+    single = scratch / "one.html"
+    single.write_text(
+        f"<!doctype html><meta charset=utf-8><style>@page{{size:{size[1]}px {size[2]}px;margin:0}}"
+        f"html,body{{margin:0}}svg{{display:block}}</style>{svg}",
+        encoding="utf-8",
+    )
+    _browse(browser, single, "--no-pdf-header-footer", f"--print-to-pdf={path.absolute()}")
+
+
+def chosen_names(paths: Sequence[Path]) -> str:
+    """Return what was written, shortly, for a message."""
+    kinds = sorted({path.suffix[1:] for path in paths})
+    return ", ".join(f"{sum(path.suffix == '.' + kind for path in paths)} {kind.upper()}" for kind in kinds)
