@@ -114,9 +114,8 @@ def main():
     for n in map(int, arguments.sizes.split(",")):
         clients = table(n, rng)
         unit, wide, narrow = units(n, rng)
-        print(
-            f"N = {n:,}: U = {unit * 1e3:.3f} ms, 100 products: (N, 15) {wide * 1e3:.1f} ms, (N, 10) {narrow * 1e3:.1f} ms"
-        )
+        products = f"100 products: (N, 15) {wide * 1e3:.1f} ms, (N, 10) {narrow * 1e3:.1f} ms"
+        print(f"N = {n:,}: U = {unit * 1e3:.3f} ms; {products}")
         for name in names:
             if name == "all" and n > 10_000:
                 continue  # a cohort of a million reports is not a selection

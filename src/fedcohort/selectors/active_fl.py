@@ -30,9 +30,9 @@ class ActiveState:
 class ActiveFL(Selector[ActiveState]):
     r"""Prefer clients whose data the model fits badly ([Goetz2019]_, Algorithm 1).
 
-    Clients are drawn with probability :math:`p_k \propto e^{\alpha_2 v_k}`. The valuation :math:`v_k = \sqrt{n_k} \, \bar\ell_k` is renewed when a client trains. The :math:`\alpha_1 N`
-    smallest valuations are dropped, :math:`(1 - \alpha_3) m` clients are drawn from the rest by the softmax and
-    :math:`\alpha_3 m` uniformly from all others.
+    Clients are drawn with probability :math:`p_k \propto e^{\alpha_2 v_k}`. The valuation :math:`v_k = \sqrt{n_k} \,
+    \bar\ell_k` is renewed when a client trains. The :math:`\alpha_1 N` smallest valuations are dropped, :math:`(1 -
+    \alpha_3) m` clients are drawn from the rest by the softmax and :math:`\alpha_3 m` uniformly from all others.
 
     Symbols: n_k = clients.sizes, mean loss = Signal.LOSS, m = request.size; alpha_1 is the fraction *dropped*.
     Deviations: the paper does not say what a client is worth before its first report; here as much as the best one

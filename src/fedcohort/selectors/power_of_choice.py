@@ -24,9 +24,9 @@ from fedcohort.signals import Signal
 class PowerOfChoice(Selector[NoState]):
     r"""Ask d clients for their losses and take the largest ([Cho2020]_, Sec. 3.1).
 
-    The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with probability p_k; m = request.size;
-    F_k(w) = Signal.LOSS of the current global model. Deviations: a client that does not answer is taken only when
-    too few do; d is raised to m where it is smaller.
+    The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with
+    probability p_k; m = request.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
+    does not answer is taken only when too few do; d is raised to m where it is smaller.
 
     Examples
     --------

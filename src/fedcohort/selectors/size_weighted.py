@@ -20,9 +20,10 @@ from fedcohort.signals import Signal
 class SizeWeighted(Selector[NoState]):
     r"""Draw by data size, with replacement ([Li2018]_, Algorithm 2, line 2).
 
-    Each of m draws takes client k with probability :math:`p_k = n_k / \sum_j n_j`. A client drawn several times trains once and counts that often in the average (``Cohort.weights``), so the cohort
-    may be smaller than asked for. Symbols: p_k = clients.weights over the available clients, m = request.size.
-    Deviations: clients without data are drawn only when nobody has any.
+    Each of m draws takes client k with probability :math:`p_k = n_k / \sum_j n_j`. A client drawn several times
+    trains once and counts that often in the average (``Cohort.weights``), so the cohort may be smaller than asked
+    for. Symbols: p_k = clients.weights over the available clients, m = request.size. Deviations: clients without data
+    are drawn only when nobody has any.
 
     Examples
     --------

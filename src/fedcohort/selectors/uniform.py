@@ -24,7 +24,8 @@ class NoState:
 class Uniform(Selector[NoState]):
     r"""Every cohort of the wanted size is equally likely ([McMahan2017]_, Algorithm 1).
 
-    :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = request.size, drawn without replacement from the available clients. Deviations: none.
+    :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = request.size, drawn without replacement from the available
+    clients. Deviations: none.
 
     Examples
     --------
