@@ -294,6 +294,7 @@ class DominantClass(Partition):
             who=self.name,
             replacement=self.replacement,
             traits={"dominant_class": dominant},
+            hint="fewer clients or fewer samples per client fit, or replacement = true",
         )
 
     def _fit(self, pool: Pool, dominant: IntArray) -> IntArray:

@@ -166,6 +166,7 @@ def deal(
     replacement: bool = False,
     traits: Mapping[str, AnyArray] | None = None,
     remarks: tuple[str, ...] = (),
+    hint: str = "fewer clients or fewer samples per client fit",
 ) -> Assignment:
     """Give every client as many random samples of each class as ``counts`` says.
 
@@ -183,6 +184,8 @@ def deal(
         Draw every sample independently; otherwise no sample is given twice.
     traits, remarks
         Passed on to the assignment.
+    hint : str
+        What to do where a class has too few samples.
     """
     clients, classes = counts.shape
     wanted = counts.sum(axis=0)
@@ -193,8 +196,7 @@ def deal(
         raise ScenarioError(
             f"The partition {who!r} wants {int(wanted[worst]):,} samples of class {worst}, the training set has "
             f"{int(have[worst]):,}.",
-            hint="fewer clients or fewer samples per client fit"
-            + ("" if replacement else "; some partitions can also draw with replacement"),
+            hint=hint,
         )
     by_class = np.argsort(pool.labels, kind="stable")
     starts = np.concatenate([[0], np.cumsum(have)])

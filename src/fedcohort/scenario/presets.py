@@ -67,6 +67,15 @@ PRESETS: dict[str, Preset] = {
         for alpha in (0.1, 0.2, 0.5)
     },
     **{
+        f"fedcbs-dir-{alpha:g}-qp": Preset(
+            Scenario(partition=DirichletQp(clients=200, alpha=alpha), availability=_THIRTY),
+            "Fed-CBS, Sec. 5.1, by its Table 1",
+            f"the same with sizes from the quadratic programme, alpha {alpha:g}",
+            10,
+        )
+        for alpha in (0.1, 0.2, 0.5)
+    },
+    **{
         f"fedcbs-case1-{ratio}": Preset(
             Scenario(partition=Imbalanced(clients=120, ratio=ratio, out_of=200), availability=_THIRTY),
             "Fed-CBS, Sec. 5.2.1, App. C.3",

@@ -104,8 +104,8 @@ class Digits(Source):
 class Synthetic(Source):
     """Gaussian class mixtures: every class has ``modes`` centres in random directions, with unit noise around them.
 
-    ``difficulty`` 0 puts centres about 8 standard deviations apart (next to no overlap), 1 puts all in one place (nothing to
-    learn); in between the distance falls linearly. Classes are equally frequent.
+    ``difficulty`` 0 puts centres about 8 standard deviations apart (next to no overlap), 1 puts all in one place
+    (nothing to learn); in between the distance falls linearly. Classes are equally frequent.
 
     >>> float(Synthetic(samples=50, difficulty=1).load().x_train.mean().round(0))
     0.0
@@ -489,9 +489,10 @@ class Cifar10(_FileSource):
 
     def _read_batches(self, batches: list[tuple[Path, str | None]]) -> dict[str, AnyArray]:
         read = [files.read_cifar_batch(path, member) for path, member in batches]
+        x = np.empty((sum(len(y) for _, y in read[:-1]), 32, 32, 3), dtype=np.uint8)
         return {
-            "x_train": np.concatenate([x for x, _ in read[:-1]]),
-            "y_train": np.concatenate([y for _, y in read[:-1]]),
+            "x_train": np.concatenate([images for images, _ in read[:-1]], out=x),
+            "y_train": np.concatenate([labels for _, labels in read[:-1]]),
             "x_test": np.ascontiguousarray(read[-1][0]),
             "y_test": read[-1][1],
         }

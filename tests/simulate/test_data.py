@@ -1,0 +1,737 @@
+"""Datasets: every format is written small into a temporary folder and read back; damage must be named."""
+
+import gzip
+import http.server
+import itertools
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+
+from fedcohort.errors import DataError, InputError, MissingExtraError, ParameterError, UnknownNameError
+from fedcohort.params import parameters
+from fedcohort.scenario import Scenario, Writers, preset
+from fedcohort.simulate.data import (
+    DATASETS,
+    Cifar10,
+    Dataset,
+    FashionMnist,
+    Femnist,
+    Mnist,
+    Synthetic,
+    from_arrays,
+    from_flwr_partitioner,
+    load_dataset,
+    places,
+    sources,
+)
+from fedcohort.simulate.data.places import Resource, fetch
+
+RNG = np.random.default_rng(0)
+GREY = {
+    "x_train": RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8),
+    "y_train": (np.arange(20) % 10).astype(np.uint8),
+    "x_test": RNG.integers(0, 256, (10, 28, 28), dtype=np.uint8),
+    "y_test": np.arange(10).astype(np.uint8),
+}
+COLOUR = {
+    "x_train": RNG.integers(0, 256, (50, 32, 32, 3), dtype=np.uint8),
+    "y_train": (np.arange(50) % 10).astype(np.uint8),
+    "x_test": RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8),
+    "y_test": np.arange(10).astype(np.uint8),
+}
+IDX = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_but_the_test_folder(monkeypatch, tmp_path):
+    """No test finds a dataset that happens to be on the machine, unless it asks for it."""
+    monkeypatch.delenv("FEDCOHORT_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(FashionMnist, "system", "no/such/folder")
+
+
+def idx_bytes(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(folder, packed=True, arrays=GREY):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in zip(IDX, arrays.values(), strict=True):
+        body = idx_bytes(array)
+        (folder / (name + ".gz" if packed else name)).write_bytes(gzip.compress(body) if packed else body)
+    return folder
+
+
+def write_npz(path, arrays):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+def delta(x):
+    """Code (n, H, W, 3) as differences along rows and columns of G, R - G, B - G."""
+    planes = x.transpose(3, 0, 1, 2)[[1, 0, 2]].copy()
+    planes[1:] -= planes[0]
+    for axis in (2, 3):
+        planes = np.diff(planes, axis=axis, prepend=np.zeros_like(planes.take([0], axis)))
+    return planes
+
+
+def write_delta(folder, cut=30):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, x, y in (
+        ("cifar10_train_1", COLOUR["x_train"][:cut], COLOUR["y_train"][:cut]),
+        ("cifar10_train_2", COLOUR["x_train"][cut:], COLOUR["y_train"][cut:]),
+        ("cifar10_test", COLOUR["x_test"], COLOUR["y_test"]),
+    ):
+        np.savez_compressed(folder / f"{name}.npz", d=delta(x), y=y)
+    return folder
+
+
+def batch_bytes(x, y, protocol=2):
+    data = x.transpose(0, 3, 1, 2).reshape(len(x), 3072)
+    return pickle.dumps({b"data": data, b"labels": y.tolist(), b"batch_label": b"a batch"}, protocol=protocol)
+
+
+def write_batches(folder, protocol=2):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(5):
+        part = slice(10 * i, 10 * i + 10)
+        body = batch_bytes(COLOUR["x_train"][part], COLOUR["y_train"][part], protocol)
+        (folder / f"data_batch_{i + 1}").write_bytes(body)
+    (folder / "test_batch").write_bytes(batch_bytes(COLOUR["x_test"], COLOUR["y_test"], protocol))
+    return folder
+
+
+LEAF_TRAIN = {"anna": 3, "ben": 2, "carl": 4}
+LEAF_TEST = {"anna": 1, "carl": 2}
+
+
+def write_leaf(folder):
+    rng = np.random.default_rng(1)
+    written = {}
+    for part, users in (("train", LEAF_TRAIN), ("test", LEAF_TEST)):
+        (folder / part).mkdir(parents=True)
+        for i, group in enumerate(np.array_split(sorted(users), 2)):
+            table = {"users": group.tolist(), "num_samples": [users[u] for u in group], "user_data": {}}
+            for user in group.tolist():
+                x = rng.integers(0, 256, (users[user], 784))
+                y = rng.integers(0, 62, users[user])
+                table["user_data"][user] = {"x": (x / 255).tolist(), "y": y.tolist()}
+                written[part, user] = (x.reshape(-1, 28, 28), y)
+            (folder / part / f"all_data_{i}.json").write_text(json.dumps(table))
+    return written
+
+
+def same(dataset, arrays):
+    return all(np.array_equal(getattr(dataset, key), value) for key, value in arrays.items())
+
+
+# --- formats
+
+
+@pytest.mark.parametrize("where", ["", "fashion-mnist", "FashionMNIST/raw"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx_files(tmp_path, where, packed):
+    write_idx(tmp_path / "d" / where, packed)
+    dataset = load_dataset("fashion-mnist", folder=tmp_path / "d")
+    assert same(dataset, GREY) and dataset.shape == (28, 28) and dataset.classes == 10
+    assert dataset.class_names[9] == "ankle boot" and dataset.y_train.dtype == np.int64
+
+
+def test_idx_in_the_place_of_the_debian_package(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    write_idx(tmp_path / "usr/share/datasets/fashion-mnist")
+    assert same(FashionMnist().search([tmp_path / "nothing"], root=tmp_path), GREY)
+    assert FashionMnist.system == "usr/share/datasets/fashion-mnist"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "arrays"),
+    [("mnist", "mnist.npz", GREY), ("fashion-mnist", "fashion_mnist.npz", GREY), ("cifar10", "cifar10.npz", COLOUR)],
+)
+def test_plain_npz(tmp_path, name, file, arrays):
+    write_npz(tmp_path / "d" / file, arrays)
+    dataset = load_dataset(name, folder=tmp_path / "d")
+    assert (
+        same(dataset, arrays)
+        and dataset.source.endswith(file)
+        and dataset.nbytes == sum(arrays[key].nbytes for key in ("x_train", "x_test"))
+    )
+
+
+def test_delta_coded_cifar(tmp_path):
+    write_delta(tmp_path / "d")
+    assert same(load_dataset("cifar10", folder=tmp_path / "d"), COLOUR)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_cifar_python_batches(tmp_path, protocol):
+    write_batches(tmp_path / "d" / "cifar-10-batches-py", protocol)
+    dataset = load_dataset("cifar10", folder=tmp_path / "d")
+    assert same(dataset, COLOUR) and dataset.x_train.flags.c_contiguous and dataset.x_test.flags.c_contiguous
+
+
+def test_cifar_archive_is_read_without_unpacking(tmp_path):
+    folder = write_batches(tmp_path / "made")
+    (tmp_path / "d").mkdir()
+    with tarfile.open(tmp_path / "d" / "cifar-10-python.tar.gz", "w:gz") as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, f"cifar-10-batches-py/{path.name}")
+    assert same(load_dataset("cifar10", folder=tmp_path / "d"), COLOUR)
+    assert [p.name for p in (tmp_path / "d").iterdir()] == ["cifar-10-python.tar.gz"]
+
+
+def test_femnist_npz(tmp_path):
+    arrays = GREY | {
+        "w_train": (np.arange(20) % 3).astype(np.uint16),
+        "w_test": (np.arange(10) % 2).astype(np.uint16),
+        "writers": np.array([b"f01", b"f02", b"f03", b"f99"]),
+    }
+    write_npz(tmp_path / "d" / "femnist.npz", arrays)
+    dataset = load_dataset("femnist", folder=tmp_path / "d")
+    assert same(dataset, GREY) and dataset.classes == 62 and dataset.class_names[36] == "a"
+    assert dataset.writers.tolist() == (np.arange(20) % 3).tolist() and dataset.writer_names[2] == "f03"
+    federation = Scenario(partition=Writers()).build(
+        dataset.y_train, dataset.classes, 0, writers=dataset.writers, writer_names=dataset.writer_names
+    )
+    assert federation.names == ("f01", "f02", "f03") and federation.sizes.tolist() == [7, 7, 6]
+
+
+@pytest.mark.parametrize("where", ["", "femnist/data", "leaf/data/femnist/data"])
+def test_leaf_json(tmp_path, where):
+    written = write_leaf(tmp_path / "d" / where)
+    dataset = load_dataset("femnist", folder=tmp_path / "d")
+    assert dataset.writer_names == ("anna", "ben", "carl")
+    assert np.bincount(dataset.writers).tolist() == [3, 2, 4] and np.bincount(dataset.writers_test).tolist() == [
+        1,
+        0,
+        2,
+    ]
+    for k, user in enumerate(dataset.writer_names):
+        assert np.array_equal(dataset.x_train[dataset.writers == k], written["train", user][0])
+        assert np.array_equal(dataset.y_train[dataset.writers == k], written["train", user][1])
+
+
+# --- where it looks
+
+
+def test_order_of_places(tmp_path, monkeypatch):
+    names = ("argument", "environment", "here/data", "data", "cache/fedcohort")
+    for i, place in enumerate(names):
+        write_npz(tmp_path / place / "mnist.npz", GREY | {"x_test": np.full((10, 28, 28), i, np.uint8)})
+    monkeypatch.setenv("FEDCOHORT_DATA", str(tmp_path / "environment"))
+    assert load_dataset("mnist", folder=tmp_path / "argument").x_test[0, 0, 0] == 0
+    for i, place in enumerate(names[1:], 1):
+        assert load_dataset("mnist").x_test[0, 0, 0] == i
+        (tmp_path / place / "mnist.npz").unlink()
+    with pytest.raises(DataError):
+        load_dataset("mnist")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "femnist"])
+def test_nothing_found_lists_every_place_and_what_to_do(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("FEDCOHORT_DATA", str(tmp_path / "environment"))
+    with pytest.raises(DataError) as caught:
+        load_dataset(name, folder=tmp_path / "argument")
+    text = str(caught.value)
+    for place in ("argument", "environment", "here/data", "data", "cache/fedcohort"):
+        assert f"    {tmp_path / place}\n" in text
+    assert "hint: " in text and ("download=True" in text) == (name != "femnist")
+    assert (name == "fashion-mnist") == ("no/such/folder" in text)
+
+
+def test_a_folder_of_its_own_wins_over_loose_files(tmp_path):
+    """Loose idx files may be of MNIST or of Fashion-MNIST; those in a folder with the name are meant."""
+    write_idx(tmp_path / "d")
+    other = GREY | {"x_train": 255 - GREY["x_train"]}
+    write_idx(tmp_path / "d" / "mnist", arrays=other)
+    assert same(load_dataset("mnist", folder=tmp_path / "d"), other)
+
+
+# --- damage
+
+
+def truncated(path, keep=0.6):
+    body = path.read_bytes()
+    path.write_bytes(body[: int(len(body) * keep)])
+    return path
+
+
+def test_truncated_files_are_named(tmp_path):
+    write_npz(tmp_path / "npz" / "mnist.npz", GREY)
+    write_idx(tmp_path / "gz")
+    write_idx(tmp_path / "idx", packed=False)
+    write_delta(tmp_path / "delta")
+    write_batches(tmp_path / "batches")
+    write_leaf(tmp_path / "leaf")
+    for name, path in (
+        ("mnist", tmp_path / "npz" / "mnist.npz"),
+        ("mnist", tmp_path / "gz" / "train-images-idx3-ubyte.gz"),
+        ("mnist", tmp_path / "idx" / "t10k-labels-idx1-ubyte"),
+        ("cifar10", tmp_path / "delta" / "cifar10_train_2.npz"),
+        ("cifar10", tmp_path / "batches" / "data_batch_3"),
+        ("femnist", tmp_path / "leaf" / "train" / "all_data_0.json"),
+    ):
+        truncated(path)
+        with pytest.raises(DataError, match=path.name.replace(".", r"\.")) as caught:
+            load_dataset(name, folder=path.parents[1] if path.parent.name == "train" else path.parent)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("body", [b"", b"not a dataset", b"\x1f\x8b rubbish", b"PK\x03\x04 rubbish", b"\x93NUMPY"])
+def test_rubbish_in_any_format_is_a_data_error(tmp_path, body):
+    for name, file, rest in (
+        ("mnist", "mnist.npz", ()),
+        ("mnist", "train-images-idx3-ubyte.gz", IDX[1:]),
+        ("cifar10", "cifar-10-python.tar.gz", ()),
+        ("cifar10", "data_batch_1", [*(f"data_batch_{i}" for i in range(2, 6)), "test_batch"]),
+        ("femnist", "femnist.npz", ()),
+        ("femnist", "train/all.json", ["test/all.json"]),
+    ):
+        folder = tmp_path / f"{name}-{file.replace('/', '-')}"
+        for each in (file, *rest):
+            (folder / each).parent.mkdir(parents=True, exist_ok=True)
+            (folder / each).write_bytes(body)
+        with pytest.raises(DataError, match=str(folder)):
+            load_dataset(name, folder=folder)
+
+
+def test_incomplete_sets(tmp_path):
+    write_idx(tmp_path / "idx")
+    (tmp_path / "idx" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"part of a dataset; t10k-labels-idx1-ubyte \(or \.gz\) is missing"):
+        load_dataset("mnist", folder=tmp_path / "idx")
+    write_delta(tmp_path / "delta")
+    (tmp_path / "delta" / "cifar10_test.npz").unlink()
+    with pytest.raises(DataError, match=r"cifar10_test\.npz is missing"):
+        load_dataset("cifar10", folder=tmp_path / "delta")
+    write_leaf(tmp_path / "leaf")
+    for path in (tmp_path / "leaf" / "test").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"no test/\*\.json"):
+        load_dataset("femnist", folder=tmp_path / "leaf")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x_train": np.zeros((20, 27, 28), np.uint8)}, "x_train must be"),
+        ({"x_train": np.zeros((20, 28, 28), np.float32)}, "float32"),
+        ({"y_train": np.zeros(19, np.uint8)}, "y_train must be 20 integers"),
+        ({"y_train": np.zeros(20)}, "y_train must be 20 integers"),
+        ({"y_test": np.full(10, 10, np.uint8)}, r"0 \.\. 9"),
+    ],
+)
+def test_wrong_shapes_and_labels(tmp_path, change, words):
+    path = write_npz(tmp_path / "d" / "mnist.npz", GREY | change)
+    with pytest.raises(DataError, match=words) as caught:
+        load_dataset("mnist", folder=tmp_path / "d")
+    assert str(path) in str(caught.value)
+
+
+def test_missing_array_and_wrong_idx_header(tmp_path):
+    write_npz(tmp_path / "d" / "mnist.npz", {"x_train": GREY["x_train"]})
+    with pytest.raises(DataError, match="no array 'y_train', only x_train"):
+        load_dataset("mnist", folder=tmp_path / "d")
+    write_idx(tmp_path / "e", packed=False)
+    labels = tmp_path / "e" / "train-labels-idx1-ubyte"
+    labels.write_bytes((tmp_path / "e" / "train-images-idx3-ubyte").read_bytes())
+    with pytest.raises(DataError, match="does not begin with 00 00 08 03"):
+        load_dataset("mnist", folder=tmp_path / "e")
+    labels.write_bytes(idx_bytes(GREY["y_train"]) + b"x")
+    with pytest.raises(DataError, match=r"promises 20 bytes .* there are 21"):
+        load_dataset("mnist", folder=tmp_path / "e")
+
+
+def test_full_size_data_must_have_their_checksum(tmp_path):
+    arrays = {
+        "x_train": np.zeros((60_000, 28, 28), np.uint8),
+        "y_train": np.zeros(60_000, np.uint8),
+        "x_test": GREY["x_test"],
+        "y_test": GREY["y_test"],
+    }
+    write_npz(tmp_path / "d" / "fashion_mnist.npz", arrays)
+    with pytest.raises(DataError, match="published checksum f4a8712d7a061bf5bd6d2ca38dc4d50a"):
+        load_dataset("fashion-mnist", folder=tmp_path / "d")
+    assert len(load_dataset("fashion-mnist", folder=tmp_path / "d", check=False).y_train) == 60_000
+
+
+def test_idx_checksum_is_that_of_the_file():
+    import hashlib
+
+    for array in (GREY["x_train"], GREY["y_train"]):
+        assert sources._idx_md5(array) == hashlib.md5(idx_bytes(array)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": [[0.5] * 783] * 3}, "instead of"),
+        ({"x": [[1.5] * 784] * 3}, r"outside of \[0, 1\]"),
+        ({"y": [0.5, 1, 2]}, "instead of"),
+    ],
+)
+def test_bad_leaf_writers(tmp_path, change, words):
+    for part in ("train", "test"):
+        (tmp_path / "d" / part).mkdir(parents=True)
+        data = {"x": [[0.5] * 784] * 3, "y": [0, 1, 2]} | (change if part == "train" else {})
+        (tmp_path / "d" / part / "a.json").write_text(json.dumps({"user_data": {"anna": data}}))
+    with pytest.raises(DataError, match=words):
+        load_dataset("femnist", folder=tmp_path / "d")
+
+
+# --- pickles
+
+
+class _Evil:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.target}",)
+
+
+class _Compressed:
+    def __reduce__(self):
+        import _codecs
+
+        return _codecs.encode, ("bomb", "rot13")
+
+
+@pytest.mark.parametrize("kind", ["call", "codec", "object"])
+def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, kind):
+    folder = write_batches(tmp_path / "d")
+    target = tmp_path / "was-run"
+    bad = {"call": _Evil(target), "codec": _Compressed(), "object": Dataset}[kind]
+    (folder / "data_batch_1").write_bytes(pickle.dumps({b"data": bad, b"labels": []}, protocol=2))
+    with pytest.raises(DataError, match=r"has no need of|wants the codec"):
+        load_dataset("cifar10", folder=folder)
+    assert not target.exists()
+
+
+def test_a_pickle_of_something_else(tmp_path):
+    folder = write_batches(tmp_path / "d")
+    for thing, words in (
+        ([1, 2], "holds no table"),
+        ({b"data": np.zeros((2, 3072), np.uint8)}, "no 'data' and 'labels'"),
+        ({b"data": np.zeros((2, 3071), np.uint8), b"labels": [0, 1]}, r"\(n, 3072\)"),
+        ({b"data": np.zeros((2, 3072)), b"labels": [0, 1]}, "float64"),
+        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]}, r"\(n, 3072\)"),
+    ):
+        (folder / "data_batch_1").write_bytes(pickle.dumps(thing, protocol=2))
+        with pytest.raises(DataError, match=words):
+            load_dataset("cifar10", folder=folder)
+
+
+# --- download
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A web server of this process on a loopback port, over a folder."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, *args):
+            pass
+
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def md5(body):
+    import hashlib
+
+    return hashlib.md5(body).hexdigest()
+
+
+def test_download_is_checked_kept_and_not_repeated(tmp_path, server, monkeypatch):
+    folder, url = server
+    write_idx(folder)
+    resources = tuple(
+        Resource(f"{name}.gz", f"{url}/{name}.gz", md5((folder / f"{name}.gz").read_bytes())) for name in IDX
+    )
+    monkeypatch.setattr(Mnist, "resources", resources)
+    with pytest.raises(DataError, match="not found"):
+        load_dataset("mnist", folder=tmp_path / "d")
+    assert same(load_dataset("mnist", folder=tmp_path / "d", download=True), GREY)
+    assert sorted(p.name for p in (tmp_path / "d" / "mnist").iterdir()) == sorted(f"{name}.gz" for name in IDX)
+    for path in folder.iterdir():
+        path.unlink()
+    assert same(load_dataset("mnist", folder=tmp_path / "d", download=True), GREY)
+    assert same(load_dataset("mnist", folder=tmp_path / "d"), GREY)
+
+
+def test_downloads_go_to_the_environments_folder_or_the_cache(tmp_path, monkeypatch):
+    assert places.download_folder(None) == tmp_path / "cache" / "fedcohort"
+    monkeypatch.setenv("FEDCOHORT_DATA", str(tmp_path / "e"))
+    assert places.download_folder(None) == tmp_path / "e"
+    assert places.download_folder(tmp_path / "f") == tmp_path / "f"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert places.user_folder().parts[-2:] == (".cache", "fedcohort")
+
+
+def test_a_wrong_download_leaves_nothing_behind(tmp_path, server):
+    folder, url = server
+    (folder / "a").write_bytes(b"something else")
+    with pytest.raises(DataError, match="has the MD5"):
+        fetch(Resource("a", f"{url}/a", "0" * 32), tmp_path / "d")
+    assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_no_server_no_page_no_room(tmp_path, server, monkeypatch):
+    folder, url = server
+    with pytest.raises(DataError, match=r"cannot be downloaded: (Not Found|File not found)"):
+        fetch(Resource("b", f"{url}/b", "0" * 32), tmp_path / "d")
+    with pytest.raises(DataError, match="online"):
+        fetch(Resource("b", "http://127.0.0.1:9/b", "0" * 32), tmp_path / "d")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written to"):
+        fetch(Resource("b", f"{url}/b", "0" * 32), tmp_path / "file" / "d")
+    (folder / "c").write_bytes(b"c" * 100)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(places.os, "replace", full)
+    with pytest.raises(DataError, match="No space left"):
+        fetch(Resource("c", f"{url}/c", md5(b"c" * 100)), tmp_path / "d")
+    assert list((tmp_path / "d").iterdir()) == []
+
+
+# --- embedded and synthetic
+
+
+def test_digits_are_split_evenly_and_for_ever():
+    pytest.importorskip("sklearn")
+    dataset = load_dataset("digits")
+    assert len(dataset.y_train) + len(dataset.y_test) == 1797 and dataset.shape == (8, 8)
+    assert dataset.x_train.dtype == np.uint8 and dataset.x_train.max() == 255
+    train, test = np.bincount(dataset.y_train), np.bincount(dataset.y_test)
+    assert (np.abs(test - (train + test) / 5) < 1).all()
+    assert dataset.y_test[:10].tolist() == load_dataset("digits").y_test[:10].tolist()
+    # grey values 0 .. 16 can be told apart still
+    assert len(np.unique(dataset.x_train)) == 17
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingExtraError, match=r"fedcohort\[sim\]"):
+        load_dataset("digits")
+
+
+def nearest_centre_accuracy(dataset, classes):
+    centres = np.stack([dataset.x_train[dataset.y_train == c].mean(axis=0) for c in range(classes)])
+    distance = ((dataset.x_test[:, None, :] - centres) ** 2).sum(axis=2)
+    return (distance.argmin(axis=1) == dataset.y_test).mean()
+
+
+def test_difficulty_is_a_knob():
+    accuracy = [
+        nearest_centre_accuracy(load_dataset("synthetic", difficulty=d, modes=1, samples=2000, test_samples=1000), 10)
+        for d in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    assert accuracy[0] > 0.99
+    assert all(a > b + 0.01 for a, b in itertools.pairwise(accuracy))
+    assert accuracy[-1] == pytest.approx(0.1, abs=0.04)
+
+
+def test_synthetic_any_size_and_seed():
+    dataset = load_dataset("synthetic", samples=7, test_samples=3, classes=3, shape=(4, 4, 3), seed=9)
+    assert dataset.x_train.shape == (7, 4, 4, 3) and dataset.x_train.dtype == np.float32
+    assert np.bincount(dataset.y_train, minlength=3).tolist() == [3, 2, 2]
+    again, other = Synthetic(samples=7, seed=9).load(), Synthetic(samples=7, seed=10).load()
+    assert np.array_equal(again.x_train, Synthetic(samples=7, seed=9).load().x_train)
+    assert not np.array_equal(again.x_train, other.x_train)
+    # training and test samples come from the same centres but are not the same draws
+    assert not np.isin(again.x_train, again.x_test).any()
+
+
+def test_names_and_parameters_are_checked():
+    assert set(DATASETS.names()) >= {"digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "femnist"}
+    with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
+        load_dataset("cifar-10")
+    with pytest.raises(ParameterError, match="did you mean 'check'"):
+        load_dataset("mnist", chekc=False)
+    for name in ("synthetic", "mnist"):
+        for info in parameters(DATASETS.get(name)):
+            for bad in info.constraint.bad_values():
+                with pytest.raises(ParameterError, match=f"'{info.name}'"):
+                    load_dataset(name, **{info.name: bad})
+
+
+# --- arrays
+
+
+def test_arrays_with_a_test_set():
+    dataset = from_arrays(np.zeros((4, 2), np.int16), [0, 1, 2, 0], np.ones((2, 2)), [1, 4], name="mine")
+    assert dataset.classes == 5 and dataset.name == "mine" and dataset.x_train.dtype == np.float32
+    images = np.zeros((4, 3, 3), np.uint8)
+    assert from_arrays(images, [0, 1, 0, 1], images, [0, 1, 0, 1]).x_train.dtype == np.uint8
+
+
+def test_arrays_without_one_are_split_by_class():
+    x = np.arange(200, dtype=np.float32)[:, None]
+    y = np.repeat([0, 1], [150, 50])
+    dataset = from_arrays(x, y, test_share=0.1, seed=3, writers=np.arange(200))
+    assert np.bincount(dataset.y_test).tolist() == [15, 5]
+    seen = np.concatenate([dataset.x_train[:, 0], dataset.x_test[:, 0]])
+    assert sorted(seen) == list(range(200))
+    assert np.array_equal(dataset.writers, dataset.x_train[:, 0]) and np.array_equal(
+        dataset.writers_test, dataset.x_test[:, 0]
+    )
+    assert not np.array_equal(dataset.x_test, from_arrays(x, y, test_share=0.1, seed=4).x_test)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"x": np.zeros((3, 2)), "y": [0, 1]}, "Got"),
+        ({"x": np.zeros(3), "y": [0, 1, 0]}, "Got"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "n > 0"),
+        ({"x": np.zeros((3, 2)), "y": [0.0, 1.0, 0.5]}, "integers"),
+        ({"x": np.zeros((3, 2)), "y": [0, -1, 0]}, "from 0"),
+        ({"x": np.array([["a"]]), "y": [0]}, "numbers"),
+        ({"x": np.full((10, 2), np.nan), "y": [0] * 10}, "NaN"),
+        ({"x": np.zeros((3, 2)), "y": [0, 1, 0], "x_test": np.zeros((1, 2))}, "missing"),
+        ({"x": np.zeros((3, 2)), "y": [0, 1, 0], "x_test": np.zeros((1, 3)), "y_test": [0]}, "one shape"),
+        ({"x": np.zeros((10, 2)), "y": [0] * 10, "test_share": 1.5}, "test_share"),
+        ({"x": np.zeros((2, 2)), "y": [0, 1]}, "nothing to test on"),
+        ({"x": np.zeros((10, 2)), "y": [0] * 9 + [3], "classes": 2}, r"0 \.\. 1"),
+        ({"x": np.zeros((10, 2)), "y": [0] * 10, "class_names": ["a", "b"]}, "1 classes and 2 class names"),
+        ({"x": np.zeros((10, 2)), "y": [0] * 10, "writers": [0]}, "one writer"),
+        ({"x": np.zeros((10, 2)), "y": [0] * 10, "writers": [5] * 10, "writer_names": ["a"]}, "writer 5"),
+    ],
+)
+def test_bad_arrays(arguments, words):
+    with pytest.raises(InputError, match=words):
+        from_arrays(**arguments)
+
+
+# --- partitioners of flwr_datasets
+
+
+class FakePartitioner:
+    """The part of a flwr_datasets partitioner that is used: partitions are tables of columns."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    @property
+    def num_partitions(self):
+        return len(self.parts)
+
+    def load_partition(self, partition_id):
+        return self.parts[partition_id]
+
+
+def parts(sizes=(10, 20, 5)):
+    made, start = [], 0
+    for k, n in enumerate(sizes):
+        images = [np.full((4, 4), start + i, np.uint8) for i in range(n)]
+        made.append({"img": images, "fine": [k] * n})
+        start += n
+    return made
+
+
+def test_partitioner_keeps_its_clients():
+    dataset, custom = from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test_share=0.2)
+    assert len(dataset.y_train) == 28 and len(dataset.y_test) == 7 and dataset.shape == (4, 4)
+    federation = Scenario(partition=custom).build(dataset.y_train, dataset.classes, 0)
+    assert federation.label_counts().tolist() == [[8, 0, 0], [0, 16, 0], [0, 0, 4]]
+    everything = sorted([*dataset.x_train[:, 0, 0], *dataset.x_test[:, 0, 0]])
+    assert everything == list(range(35))
+
+
+def test_partitioner_with_a_test_set():
+    test = {"img": [np.zeros((4, 4), np.uint8)] * 3, "fine": [0, 1, 2]}
+    dataset, custom = from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test=test)
+    assert len(dataset.y_train) == 35 and len(dataset.y_test) == 3
+    assert [len(part) for part in custom.parts] == [10, 20, 5]
+
+
+@pytest.mark.parametrize(
+    ("made", "keys", "words"),
+    [
+        ([], ("img", "fine"), "at least one partition"),
+        (parts(), ("image", "fine"), "no column 'image' in partition 0 .* Known: img, fine"),
+        (parts(), ("img", "label"), "no column 'label'"),
+        ([{"img": [], "fine": []}], ("img", "fine"), "partition 0 of the partitioner is empty"),
+        ([{"img": [np.zeros(2), np.zeros(3)], "fine": [0, 1]}], ("img", "fine"), "differ in shape"),
+        ([{"img": [np.zeros((2, 2))], "fine": [0, 1]}], ("img", "fine"), "1 samples and labels"),
+    ],
+)
+def test_bad_partitioners(made, keys, words):
+    with pytest.raises(InputError, match=words):
+        from_flwr_partitioner(FakePartitioner(made), *keys)
+
+
+def test_bad_test_share_of_a_partitioner():
+    with pytest.raises(InputError, match="test_share"):
+        from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test_share=0.0)
+
+
+# --- the real ones, where the machine has them
+
+
+def real(name, monkeypatch):
+    monkeypatch.undo()
+    try:
+        return load_dataset(name)
+    except DataError as error:
+        if "was not found" in error.message:
+            pytest.skip(f"{name} is not on this machine; FEDCOHORT_DATA names a folder")
+        raise
+
+
+def test_real_fashion_mnist(monkeypatch):
+    dataset = real("fashion-mnist", monkeypatch)
+    assert np.bincount(dataset.y_train).tolist() == [6000] * 10 and np.bincount(dataset.y_test).tolist() == [1000] * 10
+    federation = preset("fedcor-1spc").build(dataset.y_train, dataset.classes, 0)
+    assert (federation.sizes == 600).all()
+
+
+def test_real_cifar10(monkeypatch):
+    dataset = real("cifar10", monkeypatch)
+    assert np.bincount(dataset.y_train).tolist() == [5000] * 10 and np.bincount(dataset.y_test).tolist() == [1000] * 10
+    means = dataset.x_train.reshape(-1, 3).mean(axis=0) / 255
+    assert means == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+
+
+def test_real_femnist(monkeypatch):
+    dataset = real("femnist", monkeypatch)
+    federation = preset("fedcbs-femnist").build(
+        dataset.y_train, dataset.classes, 0, writers=dataset.writers, writer_names=dataset.writer_names
+    )
+    assert len(federation) == len(np.unique(dataset.writers)) and federation.sizes.sum() == len(dataset.y_train)
+    assert dataset.classes == 62 and isinstance(DATASETS.create("femnist"), Femnist)
+    assert isinstance(DATASETS.create("cifar10"), Cifar10)
+
+
+def test_importing_datasets_needs_no_optional_package():
+    code = (
+        "import sys, fedcohort.simulate.data; "
+        "print([m for m in ('torch', 'sklearn', 'pyarrow', 'datasets', 'PIL') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
