@@ -45,6 +45,7 @@ anything heavy starts.
 from __future__ import annotations
 
 import copy
+import importlib.resources
 import json
 import re
 import tomllib
@@ -130,6 +131,9 @@ class RunOptions(Parameterized):
     targets: tuple[float, ...] = param((), ListOf(Interval(float, 0, 1)), "accuracies for rounds-to-target")
     terminal: int = param(50, Interval(int, 1, None), "how many last rounds the terminal accuracy is a mean over")
     baseline: str | None = param(None, Optional(_Text()), "label others are compared with; None: uniform, or the first")
+    reference: str | None = param(
+        None, Optional(_Text()), "setting that stands for IID data, against which improvement is measured"
+    )
     device: str = param("auto", _Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(None, Optional(Interval(int, 1, None)), "processes for CPU training; None: all cores")
     lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
@@ -239,6 +243,25 @@ def read_table(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+
+
+def builtin_names() -> list[str]:
+    """Return the names of the configurations that come with fedcohort."""
+    folder = importlib.resources.files("fedcohort.simulate") / "configs"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def find_table(config: str) -> dict[str, Any]:
+    """Read a TOML file, or a built-in configuration where ``config`` is its name and no such file exists."""
+    if not Path(config).exists():
+        names = builtin_names()
+        if config in names:
+            text = (importlib.resources.files("fedcohort.simulate") / "configs" / f"{config}.toml").read_text()
+            return tomllib.loads(text)
+        near = nearest(config, names)
+        hint = f"did you mean the built-in {near!r}?" if near else f"built in are: {', '.join(names)}"
+        raise ConfigError(f"There is no configuration {config}.", hint=hint)
+    return read_table(config)
 
 
 def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -443,6 +466,13 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         near = nearest(options.baseline, known_labels)
         raise ConfigError(
             f"The baseline {options.baseline!r} is no label of a selector. Known: {', '.join(known_labels)}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    titles = list(dict.fromkeys(plan.setting_name for plan in plans if plan.setting_name))
+    if options.reference is not None and options.reference not in titles:
+        near = nearest(options.reference, titles)
+        raise ConfigError(
+            f"The reference {options.reference!r} is no name of a setting. Known: {', '.join(titles) or 'none'}.",
             hint=f"did you mean {near!r}?" if near else None,
         )
     return Experiment(name, _complete(base, name, seeds, selectors, settings), tuple(plans), options)

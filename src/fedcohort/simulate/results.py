@@ -382,29 +382,27 @@ class Results:
         return self.path / "journal" / f"{run if isinstance(run, str) else run.id}.sqlite"
 
     @cached_property
-    def curves(self) -> dict[str, Curve]:
-        """Accuracy over rounds of every run that has rows, by run id."""
+    def _places(self) -> dict[str, AnyArray]:
+        """Rows of ``rounds`` that belong to each run, in the order of rounds."""
         table = self.rounds
-        names, codes = _run_names(table), _run_codes(table)
-        at = table.column("round").to_numpy()
-        accuracy = table.column("accuracy").to_numpy().astype(np.float64)
+        codes, at = _run_codes(table), table.column("round").to_numpy()
         found = {}
-        for code, name in enumerate(names):
+        for code, name in enumerate(_run_names(table)):
             mine = np.flatnonzero(codes == code)
-            mine = mine[np.argsort(at[mine], kind="stable")]
-            found[name] = Curve(at[mine], accuracy[mine])
+            found[name] = mine[np.argsort(at[mine], kind="stable")]
         return found
 
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """Accuracy over rounds of every run that has rows, by run id."""
+        return {name: Curve(self.column(name, "round"), self.column(name, "accuracy")) for name in self._places}
+
     def column(self, run: RunInfo | str, name: str) -> AnyArray:
-        """Return one numeric column of ``rounds`` for one run, in the order of rounds."""
-        run_id = run if isinstance(run, str) else run.id
-        table = self.rounds
-        names = _run_names(table)
-        if run_id not in names:
+        """Return one numeric column of ``rounds`` for one run, in the order of rounds; NaN where it is null."""
+        places = self._places.get(run if isinstance(run, str) else run.id)
+        if places is None:
             return np.zeros(0)
-        mine = np.flatnonzero(_run_codes(table) == names.index(run_id))
-        mine = mine[np.argsort(table.column("round").to_numpy()[mine], kind="stable")]
-        return np.asarray(table.column(name).to_numpy()[mine])
+        return np.asarray(self.rounds.column(name).to_numpy()[places])
 
 
 def load(path: str | Path) -> Results:

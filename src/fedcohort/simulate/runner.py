@@ -19,35 +19,22 @@ import torch
 import fedcohort
 from fedcohort.aggregators import Aggregator
 from fedcohort.errors import FedcohortError
+from fedcohort.journal import read_journal
 from fedcohort.scenario import Federation
 from fedcohort.simulate import checkpoint as checkpoints
-from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, read_table, to_toml, values_of
+from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, override, read_table, to_toml, values_of
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.group import Group
+from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.models import build_model
+from fedcohort.simulate.ray_engine import HandOver, drive, write_journals
 from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load
 from fedcohort.simulate.run import check_plan
 
 _STATUS_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05  # of the time; checkpoints of large models are written less often
-
-
-class Listener:
-    """Watches an experiment: progress bars, dashboards, trackers. Override what is of interest."""
-
-    def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
-        """Take note of all runs before the first round."""
-
-    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
-        """Take a run's round: its row of ``rounds``."""
-
-    def on_message(self, text: str) -> None:
-        """Take something worth telling a person."""
-
-    def on_end(self, state: str) -> None:
-        """Take note that nothing more comes: finished, interrupted or failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +142,8 @@ class Simulation:
     listeners : sequence of Listener
     device : str, optional
         Instead of the configuration's.
+    address : str, optional
+        Of the Ray cluster, with ``run.engine = "ray"``; None starts a local one.
     command : str
         The command line, for the record.
     """
@@ -167,12 +156,14 @@ class Simulation:
         resume: bool = False,
         listeners: Sequence[Listener] = (),
         device: str | None = None,
+        address: str | None = None,
         command: str = "",
     ) -> None:
         self.experiment = experiment
         self.out = out
         self.listeners = list(listeners)
         self.device = device or experiment.options.device
+        self.address = address
         self._resume = resume
         self._command = command
         self._stop = False
@@ -184,11 +175,20 @@ class Simulation:
         self.writer = self._writer()
 
     @classmethod
-    def open(cls, out: Path, *, listeners: Sequence[Listener] = (), device: str | None = None) -> Simulation:
-        """Continue an experiment from its directory."""
+    def open(
+        cls,
+        out: Path,
+        *,
+        listeners: Sequence[Listener] = (),
+        device: str | None = None,
+        engine: str | None = None,
+        address: str | None = None,
+    ) -> Simulation:
+        """Continue an experiment from its directory, perhaps on another device or engine."""
         load(out)  # says clearly what is wrong with the directory
-        experiment = Experiment.from_dict(read_table(out / "config.toml"))
-        return cls(experiment, out, resume=True, listeners=listeners, device=device)
+        changes = [] if engine is None else [f"run.engine={engine}"]
+        experiment = Experiment.from_dict(override(read_table(out / "config.toml"), changes))
+        return cls(experiment, out, resume=True, listeners=listeners, device=device, address=address)
 
     @property
     def total(self) -> int:
@@ -316,8 +316,6 @@ class Simulation:
 
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
-            from fedcohort.simulate.ray_engine import drive
-
             return drive(self)
         for number in range(len(self.prepared.groups)):
             if self.ended(number):
@@ -360,52 +358,66 @@ class Simulation:
             group.resume([checkpoints.Checkpoint.from_bytes(data) for data in saved])
             self.writer.forget({info.id: info.rounds_done for info in group.infos()})
         else:
-            for run in group.runs:
-                self._forget_run(run.plan.id)
             group.start()
         for info in group.infos():
             self._infos[info.id] = info
         self._done_before = sum(info.rounds_done for info in self._infos.values())
         self._started = time.time()
 
-    def _forget_run(self, run_id: str) -> None:
-        """Remove what an attempt left that died before its first checkpoint."""
-        if not self._resume:
-            return
-        for path in (self.out / "journal").glob(f"{run_id}.sqlite*"):
-            path.unlink()
-        self.writer.forget({run_id: 0})
-
     def saved(self, number: int) -> list[bytes]:
-        """Return the group's checkpoints, oldest first."""
-        return [path.read_bytes() for path in checkpoints.found(self.out / "checkpoint", number).values()]
+        """Return the group's checkpoints, oldest first; without any, remove what an attempt left before its first."""
+        found = checkpoints.found(self.out / "checkpoint", number)
+        if not found and self._resume:
+            for path in self.journal_files(number):
+                for file in path.parent.glob(f"{path.name}*"):
+                    file.unlink()
+            self.writer.forget({self.experiment.plans[i].id: 0 for i in self.prepared.groups[number]})
+        return [path.read_bytes() for path in found.values()]
+
+    def journal_files(self, number: int) -> list[Path]:
+        """Return the journals of a group's runs, as far as they exist."""
+        names = [f"{self.experiment.plans[i].id}.sqlite" for i in self.prepared.groups[number]]
+        return [path for name in names if (path := self.out / "journal" / name).exists()]
+
+    def journal_rounds(self, number: int) -> dict[str, int]:
+        """Return the round each run of a group continues with, by its journal."""
+        rounds = {}
+        for path in self.journal_files(number):
+            with contextlib.closing(read_journal(path)) as journal:
+                rounds[path.stem] = journal.last()[0] + 1
+        return rounds
+
+    def take_over(self, number: int, result: HandOver) -> None:
+        """Write what another process made of a group: rows and checkpoint first, then the journals."""
+        self.writer.append(result.rounds, result.clients)
+        folder = self.out / "checkpoint"
+        checkpoints.save(folder, number, result.checkpoint, result.round)
+        write_journals(self.out / "journal", result.journals)
+        checkpoints.prune(folder, number, result.round)
+        for info in result.infos:
+            self._infos[info.id] = info
+        if self.listeners:
+            for row in result.rounds.to_pylist():
+                for listener in self.listeners:
+                    listener.on_round(self._infos[row["run"]], row)
+        self._report("running")
 
     def _checkpoint(self, number: int, group: Group) -> float:
         """Write rows and a checkpoint, commit the journals; return the seconds it took."""
         began = time.monotonic()
         point = group.checkpoint()
-        self.keep(number, *group.drain(), point.round, point.to_bytes())
+        self.writer.append(*group.drain())
+        checkpoints.save(self.out / "checkpoint", number, point.to_bytes(), point.round)
         group.commit()
         checkpoints.prune(self.out / "checkpoint", number, point.round)
         self._report("running")
         return time.monotonic() - began
-
-    def keep(self, number: int, rounds: Any, clients: Any, round_: int, data: bytes) -> None:
-        """Write rows and a packed checkpoint."""
-        self.writer.append(rounds, clients)
-        checkpoints.save(self.out / "checkpoint", number, data, round_)
 
     def on_round(self, info: RunInfo, row: Mapping[str, Any]) -> None:
         """Take note of a run's round and pass it on."""
         self._infos[info.id] = info
         for listener in self.listeners:
             listener.on_round(info, row)
-
-    def take_infos(self, infos: Sequence[RunInfo]) -> None:
-        """Take note of where runs stand that another process makes."""
-        for info in infos:
-            self._infos[info.id] = info
-        self._report("running", force=False)
 
 
 def default_out(name: str, root: Path | None = None) -> Path:

@@ -1,0 +1,145 @@
+"""``fedcohort compare``: several selectors, several seeds, one table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from fedcohort.cli.experiment import (
+    AddressOption,
+    DeviceOption,
+    EngineOption,
+    OutOption,
+    SetOption,
+    execute,
+    open_experiment,
+)
+from fedcohort.cli.output import Format, FormatOption, QuietOption, err
+
+_FILTERED = ("fedcm-ucb", "fedcm-ts")  # their reward is that the filter kept a model
+
+
+def _listed(text: str, what: str) -> list[str]:
+    items = [item.strip() for item in text.split(",")]
+    if not all(items):
+        raise typer.BadParameter(f"{what} must be names separated by commas. Got {text!r}.")
+    return items
+
+
+def _seeds(text: str) -> list[int] | int:
+    try:
+        return [int(item) for item in text.split(",")] if "," in text else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"--seeds is how many, or a list such as 1,5,7. Got {text!r}.") from None
+
+
+def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the [selectors] of these names: as the configuration has them, or with default parameters.
+
+    FedCM learns from which models the FedCA filter kept, so it comes with that filter.
+    """
+    chosen: dict[str, Any] = {}
+    for name in names:
+        given = known.get(name)
+        chosen[name] = dict(given) if isinstance(given, Mapping) else {}
+        if given is None and name in _FILTERED:
+            chosen[name] = {"filter": {"name": "fedca"}}
+    return chosen
+
+
+def supply(table: dict[str, Any]) -> list[str]:
+    """Give all selectors the data that one of them needs, so that the comparison stays fair; say what was changed."""
+    from fedcohort.filters import Need
+    from fedcohort.signals import Signal
+    from fedcohort.simulate.config import Experiment
+
+    experiment = Experiment.from_dict(table)
+    said: list[str] = []
+    scenario = table.get("scenario", {})
+    if isinstance(scenario, str):
+        scenario = table["scenario"] = {"preset": scenario}
+    plans = experiment.plans
+    validating = [p.label for p in plans if Signal.VALIDATION_LOSS in p.selector.requires and not p.scenario.validation]
+    if validating:
+        table.setdefault("scenario", scenario)["validation"] = 0.1
+        said.append(f"every client holds out 10% of its data, because {validating[0]} needs validation losses")
+    at_server = [p.label for p in plans if Need.LOGITS in p.filter.needs and not p.scenario.server_validation]
+    if at_server:
+        table.setdefault("scenario", scenario)["server_validation"] = 20
+        said.append(f"the server keeps 20 samples of each class, because the filter of {at_server[0]} needs them")
+    return said
+
+
+def compare(
+    config: Annotated[
+        str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
+    ] = None,
+    selectors: Annotated[
+        str | None, typer.Option("--selectors", help="Names separated by commas, e.g. uniform,fedcor,fedcbs.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds, or a list such as 1,5,7.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Dataset, e.g. digits, synthetic, fashion-mnist.")] = None,
+    folder: Annotated[str | None, typer.Option("--folder", help="Where the dataset's files are.")] = None,
+    scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedcor-1spc.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model, e.g. mlp, logistic, lenet.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training.")] = None,
+    cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients per round.")] = None,
+    targets: Annotated[str | None, typer.Option("--targets", help="Accuracies, e.g. 0.6,0.7.")] = None,
+    set_: SetOption = None,
+    out: OutOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Compare selectors on the same federation, with the same seeds, every question to a client paid for.
+
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
+
+    Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc
+    """
+    from fedcohort.simulate.config import Experiment, find_table, merged, override
+
+    table = find_table(config or "demo")
+    changes: dict[str, Any] = {}
+    if data is not None:
+        changes["data"] = {"name": data}
+    if folder is not None:
+        changes.setdefault("data", {})["folder"] = folder
+    if scenario is not None:
+        changes["scenario"] = {"preset": scenario}
+    if model is not None:
+        changes["model"] = {"name": model}
+    options = {"rounds": rounds, "cohort": cohort, "engine": engine}
+    if targets is not None:
+        try:
+            options["targets"] = [float(item) for item in _listed(targets, "--targets")]  # type: ignore[assignment]
+        except ValueError:
+            raise typer.BadParameter(f"--targets must be numbers separated by commas. Got {targets!r}.") from None
+    changes["run"] = {key: value for key, value in options.items() if value is not None}
+    table = merged(table, changes)
+    if seeds is not None:
+        table["seeds"] = _seeds(seeds)
+    if selectors is not None:
+        table["selectors"] = selectors_table(_listed(selectors, "--selectors"), table.get("selectors", {}))
+        if table.get("run", {}).get("baseline") not in table["selectors"]:
+            table.get("run", {}).pop("baseline", None)
+    if any(value is not None for value in (selectors, data, scenario)) and config is None:
+        table["name"] = "compare"
+    table = override(table, set_ or [])
+    for text in supply(table):
+        err(quiet).print(f"note: {text}", highlight=False)
+    simulation = open_experiment(
+        Experiment.from_dict(table),
+        resume=None,
+        out_dir=out,
+        device=device,
+        address=address,
+        engine=engine,
+        command=" ".join(["fedcohort", *sys.argv[1:]]),
+    )
+    execute(simulation, quiet=quiet, format=format)

@@ -1,0 +1,269 @@
+"""What ``run``, ``compare`` and ``analytics`` share: live progress, Ctrl-C, the table at the end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedcohort.cli.output import Format, err, out, print_json, table
+from fedcohort.errors import FedcohortError, MissingExtraError
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.metrics import Spread
+from fedcohort.simulate.results import RunInfo, load
+from fedcohort.simulate.summary import Summary, ToTarget, summarise
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.runner import Simulation
+
+DIVERGED = 3
+INTERRUPTED = 130
+_SHOWN = 12  # rows of the live table
+_LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a key of the configuration, e.g. run.rounds=50."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Where to write; default runs/NAME-TIME.", file_okay=False)
+]
+ResumeOption = Annotated[
+    Path | None, typer.Option("--resume", help="Continue the experiment in this directory.", file_okay=False)
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Address of a Ray cluster; without one a local Ray is started.")
+]
+
+
+class LiveProgress(Listener):
+    """Shows an experiment while it goes on: a bar, rounds per second, time left, and a table of its selectors."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]} rounds/s"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._task = self._bar.add_task("rounds", total=None, pace="-")
+        self._done = self._first = 0
+        self._total = 0
+        self._began = time.monotonic()
+        self._line_due = self._began + _LINE_SECONDS
+        self._latest: dict[str, tuple[RunInfo, float | None]] = {}
+        self._live: Live | None = None
+
+    def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
+        """Begin to draw."""
+        self._latest = {run.id: (run, None) for run in runs}
+        self._done = self._first = rounds_done
+        self._total = rounds_total
+        self._began = time.monotonic()
+        self._bar.update(self._task, total=rounds_total, completed=rounds_done)
+        if self._console.is_terminal and not self._console.quiet:
+            self._live = Live(self, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
+        """Take note; drawing happens a few times a second."""
+        self._done += 1
+        accuracy = row["accuracy"]
+        if accuracy is None:
+            accuracy = self._latest[run.id][1]
+        self._latest[run.id] = (run, accuracy)
+        if run.state in ("stopped", "diverged"):
+            self._total -= self._rest(run)
+        if self._live is None and time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + _LINE_SECONDS
+            self._console.print(f"{self._done} of {self._total} rounds, {self._pace():.3g} rounds/s", highlight=False)
+
+    def _rest(self, run: RunInfo) -> int:
+        """Rounds a run that ended early will not make; the bar then still ends at its end."""
+        per_run = self._total // max(len(self._latest), 1)
+        return max(per_run - run.rounds_done, 0)
+
+    def on_end(self, state: str) -> None:
+        """Stop drawing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _pace(self) -> float:
+        return (self._done - self._first) / max(time.monotonic() - self._began, 1e-9)
+
+    def __rich__(self) -> Group:
+        """Draw the table and the bar as they are now."""
+        self._bar.update(self._task, completed=self._done, total=self._total, pace=f"{self._pace():.3g}")
+        return Group(self._table(), self._bar)
+
+    def _table(self) -> Table:
+        rows: dict[tuple[str, str], list[tuple[RunInfo, float | None]]] = {}
+        for run, accuracy in self._latest.values():
+            rows.setdefault((run.label, str(run.setting.get("name", ""))), []).append((run, accuracy))
+        shown: list[tuple[Any, ...]] = []
+        for (label, setting), members in list(rows.items())[:_SHOWN]:
+            known = [accuracy for _, accuracy in members if accuracy is not None]
+            states = {run.state for run, _ in members}
+            shown.append(
+                (
+                    f"{label} {setting}".strip(),
+                    min(run.rounds_done for run, _ in members),
+                    f"{sum(known) / len(known):.1%}" if known else "",
+                    ", ".join(sorted(states - {"running"})),
+                )
+            )
+        if len(rows) > _SHOWN:
+            shown.append((f"and {len(rows) - _SHOWN} more", "", "", ""))
+        return table(["selector", "#round", "#accuracy", ""], shown)
+
+
+@contextmanager
+def _graceful(simulation: Simulation, console: Console) -> Iterator[None]:
+    """Let the first Ctrl-C finish the round and write a checkpoint; a second one stops at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if simulation.stopping:
+            raise KeyboardInterrupt
+        simulation.stop()
+        console.print("stopping after this round; once more to stop at once", highlight=False)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def open_experiment(
+    experiment: Experiment | None,
+    *,
+    resume: Path | None,
+    out_dir: Path | None,
+    device: str | None,
+    address: str | None,
+    engine: str | None,
+    command: str,
+) -> Simulation:
+    """Prepare a new experiment or continue one; everything is checked when this returns."""
+    runner = _runner()
+    if resume is not None:
+        simulation: Simulation = runner.Simulation.open(resume, device=device, engine=engine, address=address)
+        return simulation
+    assert experiment is not None
+    path = out_dir or runner.default_out(experiment.name)
+    fresh: Simulation = runner.Simulation(experiment, path, device=device, address=address, command=command)
+    return fresh
+
+
+def _runner() -> Any:
+    try:
+        from fedcohort.simulate import runner
+    except ImportError as error:
+        if isinstance(error, FedcohortError) or (error.name or "").startswith("fedcohort"):
+            raise
+        raise MissingExtraError(
+            f"The simulator needs {error.name}, which is not installed.", hint="pip install 'fedcohort[sim]'"
+        ) from error
+    return runner
+
+
+def execute(simulation: Simulation, *, quiet: bool, format: Format) -> None:
+    """Run an experiment to its end, print the table, leave with the right exit code."""
+    console = err(quiet)
+    simulation.listeners.append(LiveProgress(console))
+    runs, groups = len(simulation.experiment.plans), len(simulation.prepared.groups)
+    console.print(
+        f"{runs} run{'s' * (runs != 1)} in {groups} lock-step group{'s' * (groups != 1)}, {simulation.total} rounds in "
+        f"all; results in {simulation.out}",
+        highlight=False,
+    )
+    began = time.monotonic()
+    with _graceful(simulation, console):
+        try:
+            state = simulation.run()
+        except KeyboardInterrupt:
+            state = "interrupted"
+    if state == "interrupted":
+        console.print(f"interrupted; continue with: fedcohort run --resume {simulation.out}", highlight=False)
+        raise typer.Exit(INTERRUPTED)
+    results = load(simulation.out)
+    summary = summarise(results)
+    if format is Format.JSON:
+        print_json({"out": str(simulation.out), "state": state, **summary.to_dict()})
+    else:
+        print_summary(summary)
+    console.print(f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}", highlight=False)
+    diverged = [run for run in results.runs if run.state == "diverged"]
+    if diverged:
+        for run in diverged[:5]:
+            console.print(f"{run.id} diverged: {run.reason}", style="red", highlight=False)
+        if len(diverged) > 5:
+            console.print(f"and {len(diverged) - 5} more diverged", style="red", highlight=False)
+        raise typer.Exit(DIVERGED)
+
+
+def _percent(value: Spread) -> str:
+    if not value.count:
+        return "-"
+    return f"{value.mean:.1%}" + (f" ±{100 * value.std:.1f}" if value.count > 1 else "")
+
+
+def _number(value: Spread, of: int | None = None) -> str:
+    """Mean and deviation; how many there are, where not all ``of`` runs have a value."""
+    if not value.count:
+        return "-"
+    text = f"{value.mean:.0f}" + (f" ±{value.std:.0f}" if value.count > 1 else "")
+    return text if of is None or value.count == of else f"{text} ({value.count}/{of})"
+
+
+def print_summary(summary: Summary) -> None:
+    """Print the table of an experiment."""
+    settings = any(row.setting for row in summary.rows)
+    timed = any(row.clock.count and row.clock.mean > 0 for row in summary.rows)
+    targets = list(dict.fromkeys(item.target for row in summary.rows for item in row.to_target))
+    named = summary.targets_given
+    columns = ["selector", *(["setting"] if settings else [])]
+    columns += [f"#rounds to {target:.1%}" for target in targets] if named else ["#rounds to baseline"]
+    stopped = any(row.early_stop != row.best for row in summary.rows)
+    columns += ["#speed-up", "#best", *(["#early stop"] if stopped else []), "#terminal", "#gain", "#QCID", "#MB"]
+    columns += ["#queries"] if any(row.query_share for row in summary.rows) else []
+    columns += ["#sim. s"] if timed else []
+    rows = []
+    for row in summary.rows:
+        items = {item.target: item for item in row.to_target}
+        mine: list[ToTarget | None] = [items.get(t) for t in targets] if named else [next(iter(row.to_target), None)]
+        cells: list[Any] = [row.label + (f" ({row.diverged} diverged)" if row.diverged else "")]
+        cells += [row.setting] if settings else []
+        cells += ["-" if item is None else _number(item.rounds, row.seeds) for item in mine]
+        faster = next((item.speed_up for item in reversed(mine) if item and not math.isnan(item.speed_up)), None)
+        cells.append("-" if faster is None else f"{faster:.2f}x")
+        cells += [_percent(row.best), *([_percent(row.early_stop)] if stopped else []), _percent(row.terminal)]
+        cells.append("-" if math.isnan(row.improvement) else f"{row.improvement:+.1%}")
+        cells.append(f"{row.qcid.mean:.3g}" if row.qcid.count else "-")
+        cells.append(f"{row.megabytes.mean:.3g}")
+        cells += [f"{row.query_share:.0%}"] if "#queries" in columns else []
+        cells += [_number(row.clock)] if timed else []
+        rows.append(cells)
+    gain = f"against {summary.baseline}" + (f", IID is {summary.reference}" if summary.reference else "")
+    console = out()
+    shown = table(columns, rows, title=f"mean ± std over seeds; speed-up and gain {gain}")
+    console.print(shown, width=None if console.is_terminal else 200)

@@ -1,0 +1,62 @@
+"""``fedcohort run``: run an experiment from a configuration file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcohort.cli.experiment import (
+    AddressOption,
+    DeviceOption,
+    EngineOption,
+    OutOption,
+    ResumeOption,
+    SetOption,
+    execute,
+    open_experiment,
+)
+from fedcohort.cli.output import Format, FormatOption, QuietOption
+
+
+def run(
+    config: Annotated[
+        str | None, typer.Argument(help="A TOML file, or the name of a built-in configuration such as 'demo'.")
+    ] = None,
+    set_: SetOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Run the experiment of a configuration file, or continue one.
+
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
+
+    Examples: fedcohort run experiment.toml; fedcohort run demo -s run.rounds=20; fedcohort run --resume runs/demo-1
+    """
+    if (config is None) == (resume is None):
+        raise typer.BadParameter("give a configuration, or --resume with the directory of an experiment")
+    if resume is not None and (set_ or out):
+        raise typer.BadParameter("an experiment continues as it began: --resume goes without --set and --out")
+    experiment = None
+    if config is not None:
+        from fedcohort.simulate.config import Experiment, find_table, override
+
+        changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
+        experiment = Experiment.from_dict(override(find_table(config), changes))
+    simulation = open_experiment(
+        experiment,
+        resume=None if resume is None else Path(resume),
+        out_dir=out,
+        device=device,
+        address=address,
+        engine=engine,
+        command=" ".join(["fedcohort", *sys.argv[1:]]),
+    )
+    execute(simulation, quiet=quiet, format=format)

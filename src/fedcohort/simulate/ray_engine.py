@@ -1,0 +1,229 @@
+"""Lock-step groups on a Ray cluster, for sweeps too large for one machine.
+
+The unit is one lock-step group: an actor makes its rounds and every few seconds hands over rows, a checkpoint and the
+runs' journals, which the driver writes exactly as a local experiment does. So results are those of ``--engine local``,
+an experiment begun on Ray can be continued locally and the other way round, and a machine that dies costs its groups no
+more than the rounds since their last hand-over. How many runs make a group is ``run.lockstep``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcohort.errors import FedcohortError, MissingExtraError
+from fedcohort.simulate import checkpoint as checkpoints
+from fedcohort.simulate.results import RunInfo, write_atomically
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.runner import Prepared, Simulation
+
+log = logging.getLogger(__name__)
+
+_SLICE_SECONDS = 5.0  # between two hand-overs
+_ATTEMPTS = 3  # of a group whose machine dies
+
+
+class ClusterError(FedcohortError, RuntimeError):
+    """The Ray cluster cannot be reached, or keeps losing a group."""
+
+
+@dataclass(frozen=True, eq=False)
+class HandOver:
+    """What an actor hands to the driver."""
+
+    rounds: Any  # Arrow tables
+    clients: Any
+    round: int
+    checkpoint: bytes
+    journals: dict[str, bytes]
+    infos: list[RunInfo]
+    done: bool
+
+
+class GroupHost:
+    """Holds one lock-step group; lives in an actor.
+
+    Parameters
+    ----------
+    prepared : Prepared
+    number : int
+        Which group.
+    device : str
+    workers : int
+    saved : list of bytes
+        Checkpoints to continue from, oldest first.
+    journals : dict of file name to bytes
+        Journals to continue, as they are on the driver's disk.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        number: int,
+        device: str,
+        workers: int,
+        *,
+        saved: list[bytes],
+        journals: dict[str, bytes],
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fedcohort-")
+        home = Path(self._folder.name)
+        self._stop = False
+        self._group = prepared.group(number, journals=home, device=device, workers=workers)
+        if saved:
+            for name, data in journals.items():
+                (home / name).write_bytes(data)
+            self._group.resume([checkpoints.Checkpoint.from_bytes(data) for data in saved])
+        else:
+            self._group.start()
+        self._home = home
+
+    def resumed(self) -> list[RunInfo]:
+        """Return where the runs stand."""
+        return self._group.infos()
+
+    def advance(self, seconds: float) -> HandOver:
+        """Make rounds for some seconds, then hand over what came of it."""
+        end = time.monotonic() + seconds
+        while not self._group.done and not self._stop:
+            self._group.step()
+            if time.monotonic() >= end:
+                break
+        point = self._group.checkpoint()
+        rounds, clients = self._group.drain()
+        self._group.commit()
+        journals = {path.name: _snapshot(path) for path in sorted(self._home.glob("*.sqlite"))}
+        return HandOver(rounds, clients, point.round, point.to_bytes(), journals, self._group.infos(), self._group.done)
+
+    def stop(self) -> None:
+        """End the current :meth:`advance` after the round that is going on."""
+        self._stop = True
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._group.close()
+        self._folder.cleanup()
+
+
+def _snapshot(path: Path) -> bytes:
+    """Return a journal as one file's bytes, whatever is still in its write-ahead log."""
+    source, copy = sqlite3.connect(path), sqlite3.connect(":memory:")
+    try:
+        source.backup(copy)
+        return copy.serialize()
+    finally:
+        source.close()
+        copy.close()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("The engine 'ray' needs Ray.", hint="pip install 'fedcohort[ray]'") from error
+    return ray
+
+
+def connect(address: str | None) -> None:
+    """Join the cluster at ``address``, or start a local one."""
+    ray = _ray()
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"There is no Ray cluster at {address!r}: {error}.", hint="start one with 'ray start --head'"
+        ) from error
+
+
+class _Driver:
+    """One attempt to make all unfinished groups."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.ray = _ray()
+        self.prepared = self.ray.put(simulation.prepared)
+        self.pending: dict[Any, tuple[int, Any]] = {}  # future of advance -> group, actor
+        self.attempts: dict[int, int] = {}
+        options = simulation.experiment.options
+        self.workers = options.workers or 1
+        wants_gpu = simulation.device.startswith("cuda") or (
+            simulation.device == "auto" and self.ray.cluster_resources().get("GPU", 0) >= 1
+        )
+        self.resources = {"num_cpus": self.workers, "num_gpus": 1 if wants_gpu else 0}
+        self.seconds = min(_SLICE_SECONDS, options.checkpoint_seconds)
+
+    def launch(self, number: int) -> None:
+        """Start an actor for a group and its first slice."""
+        simulation = self.simulation
+        saved = simulation.saved(number)
+        journals = {}
+        if saved:
+            simulation.writer.forget(simulation.journal_rounds(number))
+            journals = {path.name: path.read_bytes() for path in simulation.journal_files(number)}
+        actor = (
+            self.ray.remote(GroupHost)
+            .options(max_concurrency=2, **self.resources)
+            .remote(self.prepared, number, simulation.device, self.workers, saved=saved, journals=journals)
+        )
+        self.pending[actor.advance.remote(self.seconds)] = (number, actor)
+
+    def collect(self, future: Any) -> None:
+        """Write what an actor hands over and send it on, or start its group again elsewhere."""
+        number, actor = self.pending.pop(future)
+        exceptions = self.ray.exceptions
+        try:
+            result: HandOver = self.ray.get(future)
+        except exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, FedcohortError) else error from None
+        except exceptions.RayActorError as error:
+            self.attempts[number] = self.attempts.get(number, 0) + 1
+            if self.attempts[number] >= _ATTEMPTS:
+                raise ClusterError(
+                    f"The machine of group {number} was lost {_ATTEMPTS} times; the last error was: {error}.",
+                    hint="continue with --resume once the cluster is well again",
+                ) from error
+            log.warning("the machine of group %d was lost; it continues elsewhere from its last checkpoint", number)
+            self.launch(number)
+            return
+        self.simulation.take_over(number, result)
+        if result.done or self.simulation.stopping:
+            actor.close.remote()
+            return
+        self.pending[actor.advance.remote(self.seconds)] = (number, actor)
+
+
+def drive(simulation: Simulation) -> str:
+    """Make all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
+    connect(simulation.address)
+    driver = _Driver(simulation)
+    for number in range(len(simulation.prepared.groups)):
+        if not simulation.ended(number):
+            driver.launch(number)
+    asked = False
+    while driver.pending:
+        if simulation.stopping and not asked:
+            asked = True
+            for _, actor in driver.pending.values():
+                actor.stop.remote()
+        ready, _ = driver.ray.wait(list(driver.pending), timeout=0.2)
+        for future in ready:
+            driver.collect(future)
+    groups = range(len(simulation.prepared.groups))
+    return "finished" if all(simulation.ended(number) for number in groups) else "interrupted"
+
+
+def write_journals(folder: Path, journals: dict[str, bytes]) -> None:
+    """Put handed-over journals in place, each whole or not at all."""
+    for name, data in journals.items():
+        for extra in ("-wal", "-shm"):
+            (folder / f"{name}{extra}").unlink(missing_ok=True)
+        write_atomically(folder / name, data)
