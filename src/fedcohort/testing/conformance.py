@@ -147,8 +147,8 @@ def check_other_process(selector: AnySelector) -> None:
     """Another process with another hash seed gives the same cohorts; only for selectors that can be imported."""
     spec = describe(selector)
     module, _, qualname = spec["class"].partition(":")
-    if module == "__main__" or "<locals>" in qualname:
-        return
+    if module == "__main__" or getattr(sys.modules.get(module), qualname, None) is not type(selector):
+        return  # defined at a prompt or inside a function
     host = ScriptedHost()
     here = host.play(host.session(selector, seed=5), 12)
     script = (
