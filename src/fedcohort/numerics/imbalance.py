@@ -31,6 +31,7 @@ RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 
 _LOG_RESOLUTION = 53 * math.log(2)  # a uniform random double has 53 bits
 _MOST_ORDERED = 2_000_000
+_SUM_BLOCK = 1024
 _BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
 
 
@@ -57,8 +58,6 @@ class Group(ABC):
         self.classes = classes
         self._sizes = sizes
         self._own = own
-        # B s - q^2 is formed before dividing: with integer label counts it is exact, and balance is exactly 0.
-        self._base = classes * own - sizes * sizes
         self._size = 0.0
         self._empty = np.flatnonzero(sizes == 0)
         self._work = np.empty(min(self.n, _BLOCK))
@@ -106,23 +105,20 @@ class Group(ABC):
         Clients without samples count as the worst case, so that they are not drawn for leaving a good group as it is.
         Values below :data:`RESOLUTION`, and negative ones of an inexact S, mean 0.
         """
-        size, factor = self._size, 2.0 * self.classes
-        constant = self.classes * self.total - size * size
+        size, total, even = self._size, self.total, 1.0 / self.classes
         for start in range(0, self.n, _BLOCK):
             rows = slice(start, min(start + _BLOCK, self.n))
             part, sizes = out[rows], self._sizes[rows]
             work = self._work[: len(part)]
-            self._cross(factor, rows, part)
-            part += self._base[rows]
-            np.multiply(sizes, -2.0 * size, out=work)
-            part += work
-            part += constant
+            self._cross(2.0, rows, part)
+            part += self._own[rows]
+            part += total
             np.add(sizes, size, out=work)
-            work *= work
-            work *= self.classes
             if size == 0 and len(self._empty):
                 work[sizes == 0] = 1.0
+            work *= work
             part /= work
+            part -= even  # exactly 0 for a balanced group of integer label counts: the quotient is rounded 1 / B
         out[self._empty] = self.worst
         out[self.members] = np.inf
         return out
@@ -241,7 +237,7 @@ class Weighting:
 
     def bounded(self, values: FloatArray) -> FloatArray:
         """Return QCID values with the floor in place of what is 0 or below rounding error."""
-        return np.where(values > RESOLUTION, np.maximum(values, self.floor), self.floor)
+        return np.where(values > max(RESOLUTION, self.floor), values, self.floor)
 
     def balance(self, values: FloatArray, m: int) -> FloatArray:
         """Return -beta_m log QCID(M_m) of every candidate (m from 1); -inf for members."""
@@ -264,10 +260,18 @@ def exploration_bonus(strength: float, round_number: int, pulls: FloatArray) -> 
 def _draw(logits: FloatArray, uniform: float) -> tuple[int, float]:
     """Return a position drawn with probability proportional to exp(logits), and that probability's logarithm."""
     highest = float(logits.max())
-    cumulated = np.cumsum(np.exp(logits - highest))
-    position = int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
-    position = min(position, len(logits) - 1)
-    return position, float(logits[position]) - highest - math.log(float(cumulated[-1]))
+    weights = logits - highest
+    np.exp(weights, out=weights)
+    # A running sum is slow; sums of blocks are not, and only the block that is hit needs the running sum.
+    below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _SUM_BLOCK)))
+    total = float(below[-1])
+    aim = uniform * total
+    block = min(int(np.searchsorted(below, aim, side="right")), len(below) - 1)
+    start = block * _SUM_BLOCK
+    inside = np.cumsum(weights[start : start + _SUM_BLOCK])
+    before = float(below[block - 1]) if block else 0.0
+    position = start + min(int(np.searchsorted(inside, aim - before, side="right")), len(inside) - 1)
+    return position, float(logits[position]) - highest - math.log(total)
 
 
 def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) -> tuple[int, float]:

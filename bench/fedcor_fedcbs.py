@@ -1,0 +1,98 @@
+"""FedCor and Fed-CBS at a million clients, as ratios to matrix-vector products measured in the same run.
+
+    OMP_NUM_THREADS=1 python bench/fedcor_fedcbs.py [--clients 1000000] [--cohort 100] [--repeat 3]
+
+A round is ``ask`` and ``tell`` of a session without a journal file. The reference is as many products of the embedding
+(N x 15) or the label factor (N x 10) with a vector as there are picks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from fedcohort import ClientTable, LabelCounts, LabelFactor, RoundReport, RoundRequest, Selector, Session
+from fedcohort.selectors.fedcbs import FedCBS
+from fedcohort.selectors.fedcor import FedCor
+
+
+def best(function: Callable[[], object], repeat: int) -> float:
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def products(matrix: np.ndarray, count: int) -> Callable[[], None]:
+    vector = np.linspace(-1.0, 1.0, matrix.shape[1])
+
+    def run() -> None:
+        for _ in range(count):
+            matrix @ vector
+
+    return run
+
+
+def one_round(session: Session, cohort: int) -> Callable[[], None]:
+    def run() -> None:
+        picked = session.ask(RoundRequest(size=cohort))
+        session.tell(RoundReport(picked.ticket, picked.clients))
+
+    return run
+
+
+def compare(name: str, selector: Selector, table: ClientTable, matrix: np.ndarray, args: argparse.Namespace) -> None:
+    session = Session(selector, table, seed=1)
+    if isinstance(selector, FedCor):
+        # As if a fit had been made: random embeddings are as much work as fitted ones.
+        session._states[""] = type(session.state)(**{**vars(session.state), "samples": 1})
+        matrix = session.state.embedding
+    run = one_round(session, args.cohort)
+    run()
+    ours = best(run, args.repeat)
+    reference = best(products(matrix, args.cohort), args.repeat)
+    column = best(products(np.asfortranarray(matrix), args.cohort), args.repeat)
+    print(
+        json.dumps(
+            {
+                "what": name,
+                "clients": table.n,
+                "cohort": args.cohort,
+                "seconds": round(ours, 4),
+                "reference_seconds": round(reference, 4),
+                "ratio": round(ours / reference, 2),
+                "ratio_to_column_major_products": round(ours / column, 2),
+                "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            }
+        ),
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1_000_000)
+    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(20, 500, args.clients)
+    compare("fedcor", FedCor(warmup=0, interval=None), ClientTable(sizes=sizes), np.empty(0), args)
+    counts = rng.multinomial(sizes, rng.dirichlet(np.full(10, 0.1), args.clients)).astype(np.float64)
+    compare("fedcbs, label counts", FedCBS(swaps=0), ClientTable(labels=LabelCounts(counts)), counts, args)
+    compare("fedcbs, label counts, 20 swaps", FedCBS(swaps=20), ClientTable(labels=LabelCounts(counts)), counts, args)
+    rotation = np.linalg.qr(rng.normal(size=(10, 10)))[0]
+    factor = counts @ rotation
+    table = ClientTable(labels=LabelFactor(factor, 10), sizes=sizes)
+    compare("fedcbs, label factor", FedCBS(swaps=0), table, factor, args)
+
+
+if __name__ == "__main__":
+    main()
