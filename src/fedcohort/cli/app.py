@@ -11,8 +11,13 @@ import typer
 
 import fedcohort
 from fedcohort.cli.check import check
+from fedcohort.cli.compare import compare
+from fedcohort.cli.dashboard import dashboard
+from fedcohort.cli.explain import explain
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
+from fedcohort.cli.report import report
+from fedcohort.cli.run import run
 from fedcohort.errors import FedcohortError
 
 app = typer.Typer(
@@ -43,8 +48,9 @@ def root(
     )
 
 
+for _command in (compare, run, report, explain, dashboard, check):
+    app.command()(_command)
 app.command("list")(list_)
-app.command()(check)
 
 
 def main() -> None:
