@@ -44,7 +44,7 @@ def _flash(share: float, level: float, straggling: float) -> Scenario:
 
 
 PRESETS: dict[str, Preset] = {
-    "iid": Preset(Scenario(), "none", "100 clients with random parts of equal size"),
+    "iid": Preset(Scenario(), "no paper", "100 clients with random parts of equal size"),
     "fedcor-1spc": Preset(
         Scenario(partition=Shards(clients=100, per_client=1)), "FedCor, Sec. 5.1 (ii)", "one shard per client", 10
     ),
@@ -124,16 +124,19 @@ PRESETS: dict[str, Preset] = {
         Scenario(partition=Skewness(clients=200, samples=2000, median=0.2, maximum=3.0)),
         "FedACS, Sec. IV-A",
         "skewness environment, low heterogeneity",
+        10,
     ),
     "fedacs-high": Preset(
         Scenario(partition=Skewness(clients=200, samples=2000, median=0.1, maximum=5.0)),
         "FedACS, Sec. IV-A",
         "skewness environment, high heterogeneity",
+        10,
     ),
     "fedacs-iid": Preset(
         Scenario(partition=Iid(clients=200, samples=2000, replacement=True)),
         "FedACS, Sec. IV-A",
         "the IID reference, as many samples",
+        10,
     ),
     **{
         f"fedcm-client-{alpha:g}": Preset(
