@@ -89,7 +89,7 @@ class Group(ABC):
     def remove(self, position: int) -> None:
         """Take a member out of the group."""
         self.members.remove(position)
-        self._size -= float(self._sizes[position])
+        self._size = float(self._sizes[self.members].sum())  # anew, so that no rounding error stays behind
         self._move(position, -1)
 
     def qcid(self) -> float:
@@ -134,7 +134,7 @@ class _FactorGroup(Group):
         np.dot(self._factor[rows], factor * self._sum, out=out)
 
     def _move(self, position: int, sign: int) -> None:
-        self._sum = self._sum + sign * self._factor[position]
+        self._sum = self._factor[self.members].sum(axis=0)
 
     @property
     def total(self) -> float:
