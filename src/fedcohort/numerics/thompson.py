@@ -10,6 +10,7 @@ from fedcohort.arrays import BoolArray, FloatArray, IntArray
 # How many arms should lie under the threshold of a block on average. Fewer make empty steps (which cost a draw per
 # arm) more frequent, more make every step dearer; the cost is flat between 6 and 16.
 _UNDER_THRESHOLD = 10
+_FIRST_BLOCK = 32  # steps; blocks double while they last
 
 
 def beta_draws(alpha: FloatArray, beta: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -74,7 +75,7 @@ def repeated_argmax(alpha: FloatArray, beta: FloatArray, size: int, rng: np.rand
     group = group.reshape(-1)
     left = np.ones(n, np.bool_)
     threshold = 0.0  # of 1 - theta: nobody lies under 0, so the first step is unconditional
-    block = 32
+    block = _FIRST_BLOCK
     while len(taken) < size:
         arms = np.flatnonzero(left)
         draws = _above(alpha[arms], beta[arms], threshold, rng)
@@ -87,7 +88,11 @@ def repeated_argmax(alpha: FloatArray, beta: FloatArray, size: int, rng: np.rand
         if steps == 0:
             break
         done = _block(pairs, group, left, threshold=threshold, steps=steps, taken=taken, rng=rng)
-        block = 2 * block if done == steps else max(16, done)
+        if done == steps:
+            threshold = 0.0  # nothing is known about the next step
+            block *= 2
+        else:
+            block = max(16, done)
     return np.array(taken, np.int64)
 
 
