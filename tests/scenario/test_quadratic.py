@@ -26,6 +26,20 @@ def test_same_solution_as_a_dense_solver(seed):
         assert np.abs(fractions @ sizes - counts).max() < 1e-6
 
 
+def test_floor_that_binds_for_many_clients():
+    quadprog = pytest.importorskip("quadprog")
+    rng = np.random.default_rng(5)
+    fractions = rng.dirichlet(np.full(4, 0.3), size=60).T
+    counts = np.array([900.0, 500.0, 300.0, 200.0])
+    for least in (3.0, 6.0, 10.0):
+        sizes = quadratic_sizes(fractions, counts, least)
+        constraints = np.vstack([fractions, np.eye(60)]).T
+        bounds = np.concatenate([counts, np.full(60, least)])
+        expected = quadprog.solve_qp(np.eye(60), np.zeros(60), constraints, bounds, 4)[0]
+        assert np.abs(sizes - expected).max() < 1e-6
+    assert (sizes < least + 1e-9).sum() > 5
+
+
 def test_none_exactly_where_a_linear_programme_finds_no_feasible_point():
     rng = np.random.default_rng(0)
     seen = set()
