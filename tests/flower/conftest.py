@@ -1,4 +1,4 @@
-"""An in-process federation: real ClientApps behind a grid of our own, on a clock that only moves when somebody sleeps."""
+"""An in-process federation: real ClientApps behind a grid of our own, on a clock that moves only in ``sleep``."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ class FakeGrid(Grid):
         self.nodes: dict[int, Node] = {}
         self.dead: set[int] = set()  # listed as online, but nobody is there any more
         self.log: list[Message] = []
+        self.run_config: dict[str, Any] = {}
         self.hooks: list[Callable[[Message], None]] = []
         self._sent: dict[str, _Sent] = {}
         self._ids = itertools.count(1)
@@ -77,7 +78,9 @@ class FakeGrid(Grid):
         return node_id
 
     def node_of(self, name: str) -> int:
-        return next(i for i, node in self.nodes.items() if node.config.get("client-name") == name and i not in self.dead)
+        return next(
+            i for i, node in self.nodes.items() if node.config.get("client-name") == name and i not in self.dead
+        )
 
     def cut(self, node_id: int) -> None:
         self.dead.add(node_id)
@@ -146,7 +149,12 @@ class FakeGrid(Grid):
     def _work(self, sent: _Sent) -> Message:
         node = self.nodes[sent.node]
         context = Context(
-            run_id=1, node_id=sent.node, node_config=dict(node.config), state=RecordDict(), run_config={}, series_id=1
+            run_id=1,
+            node_id=sent.node,
+            node_config=dict(node.config),
+            state=RecordDict(),
+            run_config=dict(self.run_config),
+            series_id=1,
         )
         message = copy.deepcopy(sent.message)
         try:
@@ -164,10 +172,12 @@ Train = Callable[[Message, Context], RecordDict]
 
 def model(value: float = 0.0, *, counter: bool = True) -> ArrayRecord:
     """A model of two float arrays and a counter, as a torch model with batch norm has."""
-    arrays = ArrayRecord({
-        "weight": Array(np.full((2, 3), value, np.float32)),
-        "bias": Array(np.full(3, value, np.float32)),
-    })
+    arrays = ArrayRecord(
+        {
+            "weight": Array(np.full((2, 3), value, np.float32)),
+            "bias": Array(np.full(3, value, np.float32)),
+        }
+    )
     if counter:
         arrays["seen"] = Array(np.array(0, np.int64))
     return arrays

@@ -31,7 +31,18 @@ from fedcohort.filters import CMFL, FedCA
 from fedcohort.flower import CohortStrategy, FederationTimeoutError, ServerValidation, cohort_client, failures
 from fedcohort.flower.inner import InnerStrategyError
 from fedcohort.journal import read_journal
-from fedcohort.protocol import Answer, Cohort, Losses, Outcome, RoundReport, RoundRequest, Selector, Slate, Status, Trial
+from fedcohort.protocol import (
+    Answer,
+    Cohort,
+    Losses,
+    Outcome,
+    RoundReport,
+    RoundRequest,
+    Selector,
+    Slate,
+    Status,
+    Trial,
+)
 from fedcohort.selectors import All, PowerOfChoice, Uniform
 from fedcohort.session import Session
 from fedcohort.signals import Signal
@@ -204,8 +215,10 @@ def test_silence_on_a_loss_query_is_nan(fleet: Any, kit: Any) -> None:
     fleet.grid.nodes[fleet.grid.node_of("client-5")].busy_until = 0.4
     strategy = fleet.strategy(PowerOfChoice(d=6), FedAvg(fraction_train=0.34), query_deadline=0.6)
     fleet.grid.hooks.append(
-        lambda m: m.metadata.message_type == "query.fedcohort_losses"
-        and setattr(fleet.grid.nodes[fleet.grid.node_of("client-5")], "busy_until", fleet.clock.now + 5)
+        lambda m: (
+            m.metadata.message_type == "query.fedcohort_losses"
+            and setattr(fleet.grid.nodes[fleet.grid.node_of("client-5")], "busy_until", fleet.clock.now + 5)
+        )
     )
     strategy.start(fleet.grid, kit.model(), num_rounds=1)
     assert "client-5" not in fleet.names(1)
@@ -432,7 +445,9 @@ def test_weights_multiply_in_the_average(fleet: Any, kit: Any) -> None:
 def test_cmfl_works_live(fleet: Any, kit: Any, tmp_path: Path) -> None:
     def against(message: Any, context: Any) -> RecordDict:
         content = kit.step(message, context)
-        down = {k: Array((a.numpy() - 100).astype(a.dtype)) for k, a in message.content["arrays"].items() if k != "seen"}
+        down = {
+            k: Array((a.numpy() - 100).astype(a.dtype)) for k, a in message.content["arrays"].items() if k != "seen"
+        }
         content["arrays"] = ArrayRecord({**down, "seen": content["arrays"]["seen"]})
         return content
 

@@ -39,6 +39,8 @@ from fedcohort.signals import LOSS_SIGNALS, Signal
 if TYPE_CHECKING:
     import torch
 
+    from fedcohort.simulate.local import LocalTraining
+
 LossFunction = Callable[[ArrayRecord, Context, ArrayRecord], Mapping[str, float]]
 GradientFunction = Callable[[ArrayRecord, Context], FloatArray]
 
@@ -218,6 +220,7 @@ def torch_answers(
     *,
     classes: int | None = None,
     validation: Callable[[Context], tuple[Any, Any]] | None = None,
+    robust: LocalTraining | None = None,
     share_labels: bool = True,
     batch_size: int = 1024,
     name: Callable[[Context], str] = client_name,
@@ -234,6 +237,8 @@ def torch_answers(
         Number of classes, for the label counts. Without it no label counts are reported.
     validation : callable, optional
         ``validation(context)`` returns held-out inputs and labels of the client.
+    robust : LocalTraining, optional
+        Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be reported.
     share_labels : bool
         Whether label counts may leave the client in the clear.
     batch_size : int
@@ -243,6 +248,8 @@ def torch_answers(
     """
     import torch
     from torch.nn.functional import cross_entropy
+
+    from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss
 
     def facts(context: Context) -> Facts:
         labels = np.asarray(data(context)[1])
@@ -256,22 +263,26 @@ def torch_answers(
         module.load_state_dict(arrays.to_torch_state_dict())
         return module.eval()
 
+    def logits_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.cat([module(x[start : start + batch_size]) for start in range(0, len(x), batch_size)])
+
     def mean_loss(module: torch.nn.Module, inputs: Any, labels: Any) -> float:
         x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
-        if not len(y):
-            return float("nan")
-        total = 0.0
-        with torch.no_grad():
-            for start in range(0, len(y), batch_size):
-                part = slice(start, start + batch_size)
-                total += float(cross_entropy(module(x[part]), y[part], reduction="sum"))
-        return total / len(y)
+        return float(cross_entropy(logits_of(module, x), y)) if len(y) else float("nan")
 
     def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
         module = loaded(arrays, context)
-        values = {Signal.LOSS.value: mean_loss(module, *data(context))}
+        inputs, labels = data(context)
+        values = {Signal.LOSS.value: mean_loss(module, inputs, labels)}
         if validation is not None:
             values[Signal.VALIDATION_LOSS.value] = mean_loss(module, *validation(context))
+        if robust is not None:
+            x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
+            pseudo = pseudo_labels(module if received is arrays else loaded(received, context), x)
+            logits = logits_of(module, x)
+            values[Signal.ROBUST_LOSS.value] = float(robust_loss(logits, y, pseudo, robust).mean())
+            values[Signal.PSEUDO_LOSS.value] = float(cross_entropy(logits, pseudo))
         return values
 
     def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
@@ -285,5 +296,9 @@ def torch_answers(
             [np.zeros(p.numel()) if p.grad is None else p.grad.numpy().ravel() for p in module.parameters()]
         )
 
-    signals = {Signal.LOSS} | ({Signal.VALIDATION_LOSS} if validation is not None else set())
+    signals = {Signal.LOSS}
+    if validation is not None:
+        signals.add(Signal.VALIDATION_LOSS)
+    if robust is not None:
+        signals |= {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}
     return Answers(facts=facts, losses=losses, signals=frozenset(signals), gradient=gradient, name=name)

@@ -24,7 +24,7 @@ from fedcohort.flower.federation import Federation, FederationTimeoutError
 from fedcohort.flower.inner import GridView, Memory, addressed, grows, keys, needed, offered, wanted
 from fedcohort.flower.replies import Checked, Checker, Measures, agreeing, alike, averaged, scale_weight, weight_of
 from fedcohort.flower.roster import Card
-from fedcohort.flower.wire import RECORD, WORK, ask_record
+from fedcohort.flower.wire import RECORD, SEED, WORK, ask_record
 from fedcohort.journal import is_blank
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
 from fedcohort.session import Session
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedcohort")
 _EVALUATION = "evaluation"
+_TRIAL = "trial"
 _AFTERLIFE = 60.0  # seconds, at least, that a train message outlives its deadline, so that a late answer can arrive
 
 
@@ -234,9 +235,10 @@ class Run:
             names = [n for n in (session.table.name(int(c)) for c in clients) if n in online]
             # A copy, because a trial must leave no trace in the strategy: no moments, no privacy spent.
             stand_in = copy.deepcopy(self.inner)
-            messages = self._train_messages(
-                stand_in, session.round + 1, {n: online[n] for n in names}, arrays, work={}, report=()
-            )
+            cards = {name: online[name] for name in names}
+            # Not the batches of the round itself, which may train the same clients.
+            seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
+            messages = self._train_messages(stand_in, session.round + 1, cards, arrays, seed=seed, work={}, report=())
             with_ttl(messages.values(), 2 * self.deadline)
             replies = exchange(self.grid, messages, self.deadline, clock=self.settings.clock, sleep=self.settings.sleep)
             checker = self._checker(arrays, ())
@@ -262,6 +264,7 @@ class Run:
         cards: Mapping[str, Card],
         arrays: ArrayRecord,
         *,
+        seed: int,
         work: Mapping[str, float],
         report: Iterable[Signal],
     ) -> dict[str, Message]:
@@ -285,9 +288,9 @@ class Run:
             variant = (id(original), factor, card.answers)
             if variant not in variants:
                 content = RecordDict(dict(original))
-                if factor is not None:
-                    theirs = content.config_records.get(self.config_key, ConfigRecord())
-                    content[self.config_key] = ConfigRecord({**theirs, WORK: float(factor)})
+                theirs = content.config_records.get(self.config_key, ConfigRecord())
+                ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
+                content[self.config_key] = ConfigRecord({**theirs, **ours})
                 if card.answers:
                     content[RECORD] = ask
                 variants[variant] = (original, content)  # the original is held, or its id could be given out again
@@ -341,7 +344,9 @@ class Run:
         reasons = {name: "not online" for name in cohort.names if name not in online}
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         report = session.requires - {Signal.KEPT}
-        messages = self._train_messages(self.inner, cohort.round + 1, cards, arrays, work=work, report=report)
+        messages = self._train_messages(
+            self.inner, cohort.round + 1, cards, arrays, seed=session.seed, work=work, report=report
+        )
         with_ttl(messages.values(), self.deadline + max(self.deadline, _AFTERLIFE))
         outbox = Outbox(self.grid, self.settings.clock, self.settings.sleep)
         for name in outbox.send(messages):

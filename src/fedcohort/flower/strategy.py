@@ -172,7 +172,7 @@ class CohortStrategy(Strategy):
         log.info("\t│\t└── Filter: %s", self.filter)
         self.strategy.summary()
 
-    def start(  # noqa: PLR0917  # the signature is Flower's
+    def start(  # the signature is Flower's
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,

@@ -20,7 +20,9 @@ VERSION = 1
 DESCRIBE = "query.fedcohort_describe"  # who are you, what do you hold, what can you report?
 LOSSES = "query.fedcohort_losses"  # losses of this model on your data
 RECORD = "fedcohort"
-WORK = "fedcohort.work"  # in the strategy's own train config: local work as a multiple of the default
+# In the strategy's own train config, for the app's train function:
+WORK = "fedcohort.work"  # local work as a multiple of the default; absent where the cohort says nothing
+SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a trial that is thrown away
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
 

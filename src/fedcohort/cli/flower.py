@@ -1,0 +1,105 @@
+"""``fedcohort flower``: apps for a live federation on Flower."""
+
+from __future__ import annotations
+
+import importlib.resources
+import keyword
+import re
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcohort.cli.output import err, out
+from fedcohort.errors import InputError
+
+flower_app = typer.Typer(
+    name="flower", help="Apps for a live federation on Flower.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+
+@flower_app.callback()
+def flower() -> None:
+    """Apps for a live federation on Flower."""
+
+
+@flower_app.command("new")
+def new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory for the app.")],
+    selector: Annotated[str, typer.Option("--selector", help="Who chooses; see 'fedcohort list'.")] = "power-of-choice",
+) -> None:
+    """Write a complete Flower app with client selection: ServerApp, ClientApp, pyproject, README.
+
+    It runs as it is on scikit-learn's digits, in Flower's simulation and as a deployment.
+
+    Example: fedcohort flower new my-app --selector fedcor
+    """
+    files = rendered(directory.resolve().name, selector)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError(
+            f"{directory} exists and is not an empty directory.", hint="give a new directory; nothing is overwritten"
+        )
+    for path, text in files.items():
+        file = directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        out().print(str(file))
+    err().print(f"The app is in {directory}. Its README.md says how to run it.", highlight=False)
+
+
+def rendered(name: str, selector: str) -> dict[str, str]:
+    """Return the files of an app called ``name``, as path -> text.
+
+    Parameters
+    ----------
+    name : str
+        Letters, digits, '-' and '_', beginning with a letter.
+    selector : str
+        A registered selector.
+    """
+    from fedcohort import create
+    from fedcohort.signals import Signal
+
+    package = name.replace("-", "_")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or keyword.iskeyword(package):
+        raise InputError(
+            f"The directory's name becomes the app's: letters, digits, '-' and '_', beginning with a letter. "
+            f"Got {name!r}."
+        )
+    requires = create(selector).requires
+    scenario, answers, filter_ = "", "", ""
+    if Signal.VALIDATION_LOSS in requires:
+        scenario += "validation = 0.1\n"
+        answers += ", validation=task.load_held_out"
+    if requires & {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}:
+        answers += ", robust=next(iter(task.plans().values())).local"
+    if Signal.KEPT in requires:
+        scenario += "server_validation = 5\n"
+        filter_ = '\n[filter]\nname = "fedca"\n'
+    labels = dict.fromkeys([selector, "uniform"])
+    values = {
+        "name": name,
+        "package": package,
+        "selector": selector,
+        "classes": "10",
+        "scenario": scenario,
+        "answers": answers,
+        "filter": filter_,
+        "selectors": "\n\n".join(f"[selectors.{label}]" for label in labels),
+    }
+    template = importlib.resources.files("fedcohort") / "flower" / "template"
+    files = {}
+    for path, text in _files(template):
+        target = path.removesuffix(".txt").replace("package/", f"{package}/")
+        files[target] = re.sub(r"@(\w+)@", lambda m: values[m[1]], text)
+    return files
+
+
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.is_dir():
+            yield from _files(item, f"{prefix}{item.name}/")
+        elif item.name.endswith(".txt"):
+            yield f"{prefix}{item.name}", item.read_text()

@@ -1,0 +1,104 @@
+"""The same seed, selector and data in the simulator and on Flower give the same cohorts and the same models."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+import fedcohort.selectors  # noqa: F401  # registers them
+from fedcohort.cli.flower import rendered
+from fedcohort.journal import read_journal
+from fedcohort.protocol import SELECTORS, Status
+from fedcohort.signals import Signal
+from fedcohort.simulate.config import read_table, to_toml
+from fedcohort.simulate.runner import run_experiment
+
+# What a selector decides from must be the same in both worlds; how long a real client takes is not.
+SELECTOR_NAMES = [name for name in SELECTORS if Signal.DURATION not in SELECTORS.create(name).requires]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedcor": {"warmup": 2, "interval": 1},
+    "fedcm-ts": {"filter": {"name": "fedca"}},
+    "fedcm-ucb": {"filter": {"name": "cmfl"}},
+}
+
+
+def experiment_table(names: list[str]) -> dict[str, Any]:
+    table = read_table(Path(__file__).parent / "parity.toml")
+    return {**table, "selectors": {name: SETTINGS.get(name, {}) for name in names}}
+
+
+def write_app(folder: Path, names: list[str]) -> Path:
+    """Write the app of ``fedcohort flower new`` with an experiment of all these selectors."""
+    files = rendered("parity-app", "power-of-choice")
+    files["experiment.toml"] = to_toml(experiment_table(names))
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+def facts(journal: Path) -> tuple[list[list[int]], list[list[bool]], list[float], list[float]]:
+    """Return cohorts, who was kept, accuracies and losses of a journal, round by round."""
+    record = read_journal(journal)
+    try:
+        rows = record.cohorts()
+        kept = [[r.kept for r in sorted(record.replies(row.ticket), key=lambda r: r.client)] for row in rows]
+        assert all(r.status == Status.OK for r in record.replies())
+        metrics = record.metrics()
+        numbers = [[metrics[row.round][key] for row in rows] for key in ("accuracy", "loss")]
+        return [row.clients.tolist() for row in rows], kept, *numbers
+    finally:
+        record.close()
+
+
+def assert_same(simulated: Path, live: Path) -> None:
+    ours, theirs = facts(simulated), facts(live)
+    assert theirs[0] == ours[0]
+    assert theirs[1] == ours[1]
+    np.testing.assert_allclose(theirs[2], ours[2], atol=1e-6)
+    np.testing.assert_allclose(theirs[3], ours[3], rtol=1e-4)
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All selectors in the simulator; returns the folder of journals."""
+    out = tmp_path_factory.mktemp("simulated") / "out"
+    run_experiment(experiment_table(SELECTOR_NAMES), out)
+    return out / "journal"
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The app's modules, imported from a folder as Flower does."""
+    folder = write_app(tmp_path_factory.mktemp("app"), SELECTOR_NAMES)
+    sys.path.insert(0, str(folder))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield {name: importlib.import_module(f"parity_app.{name}") for name in ("server_app", "client_app")}
+    finally:
+        torch.set_num_threads(threads)
+        sys.path.remove(str(folder))
+        for name in [n for n in sys.modules if n.startswith("parity_app")]:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", SELECTOR_NAMES)
+def test_the_app_on_an_in_process_grid(name: str, app: Any, kit: Any, simulated: Path, tmp_path: Path) -> None:
+    clock = kit.Clock()
+    config = {"selector": name, "num-server-rounds": 0, "wait-for": 0, "deadline": 60.0, "journal": str(tmp_path)}
+    grid = kit.FakeGrid(clock)
+    grid.run_config = config
+    for number in range(8):
+        grid.add(kit.Node(app["client_app"].app, {"partition-id": number}, latency=0.0), node_id=900 - number)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config, series_id=1)
+    app["server_app"].main(grid, context)
+    assert_same(simulated / f"{name}-s7.sqlite", tmp_path / f"{name}.journal")
