@@ -295,7 +295,9 @@ def start_experiment(
         for choice in choices:
             for seed, facts in federations.items():
                 file = path / "journal" / f"{number}.sqlite" if journal else None
-                run_id = f"{(choice.label or choice.selector).replace(' ', '-')}-s{seed}" + (f"-{number}" if number else "")
+                run_id = f"{(choice.label or choice.selector).replace(' ', '-')}-s{seed}" + (
+                    f"-{number}" if number else ""
+                )
                 file = path / "journal" / f"{run_id}.sqlite" if journal else None
                 run = ToyRun(choice, seed, facts, size + 3 * number, file, shadows)
                 run.id = run_id

@@ -15,8 +15,9 @@ from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.journal import Journal, read_journal
 from fedcohort.report import palette
 from fedcohort.report.data import Group, RunCurve, Setting
-from fedcohort.report.figures import Figure, number, percent, rounded
+from fedcohort.report.figures import POINTS, Figure, number, percent, rounded
 
+_THETA = "theta "  # FLASH notes its coefficients as "theta <context element>"
 MAX_POINTS = 600  # clients drawn one by one
 
 
@@ -241,8 +242,49 @@ def _same_neighbour(points: FloatArray, label: IntArray) -> tuple[float, float]:
     return float((label[distance.argmin(axis=1)] == label).mean()), float((share**2).sum())
 
 
+# -- FLASH: what the score is made of -------------------------------------------------------------------------------
+
+
+def coefficients(sources: Sequence[Source]) -> Figure | None:
+    """The fitted coefficient of each context element over the rounds."""
+    views, sentences = [], []
+    for source in sources:
+        rows = [row for row in source.journal.cohorts() if any(key.startswith(_THETA) for key in row.notes)]
+        elements = list(dict.fromkeys(key for row in rows for key in row.notes if key.startswith(_THETA)))
+        series, last = [], {}
+        for slot, key in enumerate(elements, start=1):
+            known = [(row.round, float(row.notes[key])) for row in rows if key in row.notes]
+            keep = np.unique(np.linspace(0, len(known) - 1, min(len(known), POINTS)).astype(int))
+            name = key.removeprefix(_THETA)
+            last[name] = known[-1][1]
+            series.append(
+                {
+                    "label": name,
+                    "color": slot,
+                    "x": [known[i][0] for i in keep],
+                    "y": rounded(np.array([known[i][1] for i in keep])),
+                }
+            )
+        if not series:
+            continue
+        views.append({"name": source.group.label, "x": {"label": "round", "format": "integer"}, "series": series})
+        top = max(last, key=lambda name: abs(last[name]))
+        effect = "raises" if last[top] > 0 else "lowers"
+        sentences.append(
+            f"At the end {source.group.label} (seed {source.run.seed}) goes most by {top}: it {effect} a score, "
+            f"with coefficient {number(last[top])}.".replace("-", "−")
+            if abs(last[top]) > 0
+            else f"{source.group.label} (seed {source.run.seed}) has learned nothing yet: all coefficients are 0."
+        )
+    if not views:
+        return None
+    spec = {"kind": "lines", "views": views, "y": {"label": "coefficient"}}
+    return Figure("flash-coefficients", "FLASH: what its score is made of", " ".join(sentences[:2]), spec)
+
+
 _PICTURES: list[tuple[Callable[[Sequence[Source]], Figure | None], frozenset[str]]] = [
     (client_map, frozenset({"fedcor"})),
     (arms, frozenset({"fedcm-ucb", "fedcm-ts"})),
     (skewness, frozenset({"fedacs"})),
+    (coefficients, frozenset({"flash"})),
 ]

@@ -54,10 +54,10 @@
       shape = wanted;
       FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
       charts = new Map();
-      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>`
-        + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>`
-        + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div id="cohort"></div><div id="stragglers"></div><div id="why"></div></section>`
-        + figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button data-csv="${f.name}">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`).join("");
+      const cards = figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button data-csv="${f.name}">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`);
+      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>${cards[0] || ""}`
+        + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div id="cohort"></div><div id="why"></div><div id="stragglers"></div></section>`
+        + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>${cards.slice(1).join("")}`;
       $("settings").innerHTML = detail.sections.length < 2 ? "" : detail.sections.map((s, i) => `<button role="tab" aria-selected="${i === setting}" data-i="${i}">${FC.escape(s.name)}</button>`).join("");
       $("settings").querySelectorAll("button").forEach((b) => { b.onclick = () => { setting = +b.dataset.i; run = null; show(); }; });
       $("detail").querySelectorAll("[data-csv]").forEach((b) => { b.onclick = () => FC.download(`${b.dataset.csv}.csv`, "text/csv", charts.get(b.dataset.csv).csv()); });
@@ -78,7 +78,7 @@
   function runs(name) {
     const lines = detail.table.filter((r) => name === null || r.setting === name);
     if (!lines.some((r) => r.id === run)) run = (lines.find((r) => r.state === "running") || lines[0] || {}).id;
-    $("runs").innerHTML = lines.length ? `<div class="table tall"><table><thead><tr><th>Run</th><th>State</th><th>Rounds</th><th>Accuracy</th><th>Best</th><th>Simulated time</th></tr></thead><tbody>${lines.map((r) => `<tr data-run="${FC.escape(r.id)}" class="pick${r.id === run ? " asked" : ""}"><th scope="row">${FC.escape(r.seed === null ? r.label : r.id)}</th><td>${pill(r.state)}</td><td data-round>${r.round === null ? "–" : r.round + 1}</td><td>${percent(r.accuracy)}</td><td>${percent(r.best)}</td><td>${duration(r.clock) || "–"}</td></tr>`).join("")}</tbody></table></div>` : "<p>No run has finished a round yet.</p>";
+    $("runs").innerHTML = lines.length ? `<div class="table tall"><table><thead><tr><th>Run</th><th>State</th><th>Rounds</th><th>Accuracy</th><th>Best</th><th>Simulated time</th></tr></thead><tbody>${lines.map((r) => `<tr data-run="${FC.escape(r.id)}" class="pick" aria-selected="${r.id === run}"><th scope="row">${FC.escape(r.seed === null ? r.label : r.id)}</th><td>${pill(r.state)}</td><td data-round>${r.round === null ? "–" : r.round + 1}</td><td>${percent(r.accuracy)}</td><td>${percent(r.best)}</td><td>${duration(r.clock) || "–"}</td></tr>`).join("")}</tbody></table></div>` : "<p>No run has finished a round yet.</p>";
     $("runs").querySelectorAll("[data-run]").forEach((row) => { row.onclick = () => { run = row.dataset.run; $("why").innerHTML = ""; runs(name); }; });
     const line = lines.find((r) => r.id === run);
     if (line) cohort(line);

@@ -14,7 +14,9 @@ FC.whyTable = (why) => {
   const head = ["Client", "", ...(scored ? ["Rank", "Score"] : []), ...why.parts].map((c) => `<th scope="col">${FC.escape(c)}</th>`).join("");
   const shadows = why.shadows.map((s) => `<li><b>${FC.escape(s.name)}</b> ${s.note ? FC.escape(s.note) : `would have picked ${s.picked.map(FC.escape).join(", ") || "nobody"}: ${s.same} of ${s.picked.length} the same`}</li>`).join("");
   const notes = Object.entries(why.notes || {}).map(([k, v]) => `${FC.escape(k)} ${typeof v === "number" ? FC.plain(v) : FC.escape(v)}`).join(", ");
-  return `<p>${FC.escape(why.reason)}${why.threshold !== null ? ` The lowest picked score was ${FC.plain(why.threshold)}.` : ""}${scored ? "" : " This selector draws without scores."}${notes ? ` <span class="note">${notes}</span>` : ""}</p>`
-    + `<div class="table"><table><thead><tr>${head}</tr></thead><tbody>${rows.map(line).join("")}</tbody></table></div>`
-    + (shadows ? `<ul class="shadows">${shadows}</ul>` : "");
+  const table = scored || why.parts.length
+    ? `<div class="table"><table><thead><tr>${head}</tr></thead><tbody>${rows.map(line).join("")}</tbody></table></div>`
+    : `<p>Picked: ${why.picked.map((r) => (why.client === r.client ? `<b>${FC.escape(r.name)}</b>` : FC.escape(r.name))).join(", ")}.</p>`;
+  return `<p>${FC.escape(why.reason)}${why.threshold !== null ? ` The lowest picked score was ${FC.plain(why.threshold)}.` : ""}${scored ? "" : " No scores were recorded for this choice."}${notes ? ` <span class="note">${notes}</span>` : ""}</p>`
+    + table + (shadows ? `<ul class="shadows">${shadows}</ul>` : "");
 };

@@ -1,0 +1,205 @@
+"""Send a simulation's numbers to TensorBoard, MLflow or Weights & Biases, each with one word: ``--track tensorboard``.
+
+A tracker is a listener of the simulator. It is told of every round, and writes accuracy, loss, class imbalance,
+simulated time and bytes of each run under the run's name. Nothing leaves the machine unless you say so: all write into
+a folder beside the results, Weights & Biases in its offline mode, MLflow unless MLFLOW_TRACKING_URI names a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcohort.errors import FedcohortError, MissingExtraError, UnknownNameError
+from fedcohort.registry import nearest
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.results import RunInfo
+
+_COLUMNS = ("accuracy", "loss", "qcid", "seconds", "clock", "query_seconds", "available", "wall_seconds")
+_BYTES = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+
+
+class TrackerError(FedcohortError, RuntimeError):
+    """A tracker's own library failed."""
+
+
+@contextlib.contextmanager
+def _library(name: str) -> Iterator[None]:
+    """Turn whatever a tracker's library raises into one error that names it; the simulation's own results are safe."""
+    try:
+        yield
+    except FedcohortError:
+        raise
+    except Exception as error:
+        raise TrackerError(
+            f"{name} failed: {error}", hint="leave out --track; the results do not depend on it"
+        ) from error
+
+
+def _module(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Tracking needs the package {package!r}, which is not installed.",
+            hint=f"pip install {package}, or pip install 'fedcohort[trackers]' for all of them",
+        ) from error
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return what is worth tracking of a round: the numbers that are known, and all bytes together.
+
+    >>> numbers({"accuracy": 0.5, "loss": None, "bytes_up": 10, "bytes_down": 20, "cohort": [1, 2]})
+    {'accuracy': 0.5, 'bytes': 30.0, 'cohort_size': 2.0}
+    """
+    found = {}
+    for name in _COLUMNS:
+        value = row.get(name)
+        if value is not None and math.isfinite(float(value)):
+            found[name] = float(value)
+    if any(row.get(name) is not None for name in _BYTES):
+        found["bytes"] = float(sum(row.get(name) or 0 for name in _BYTES))
+    if row.get("cohort") is not None:
+        found["cohort_size"] = float(len(row["cohort"]))
+    return found
+
+
+class TensorBoard(Listener):
+    """Event files in ``folder``, one sub-folder per run; look at them with ``tensorboard --logdir folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: dict[str, Any] = {}
+        with _library("TensorBoard"):
+            self._files = _module("tensorboard.summary.writer.event_file_writer", "tensorboard")
+            self._events = _module("tensorboard.compat.proto.event_pb2", "tensorboard")
+            self._summaries = _module("tensorboard.compat.proto.summary_pb2", "tensorboard")
+
+    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
+        """Write one scalar per number."""
+        with _library("TensorBoard"):
+            if run.id not in self._writers:
+                self._writers[run.id] = self._files.EventFileWriter(str(self._folder / run.id))
+            summary = self._summaries.Summary(
+                value=[
+                    self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in numbers(row).items()
+                ]
+            )
+            event = self._events.Event(wall_time=time.time(), step=int(row["round"]), summary=summary)
+            self._writers[run.id].add_event(event)
+
+    def on_end(self, state: str) -> None:
+        """Flush and close every file."""
+        with _library("TensorBoard"):
+            for writer in self._writers.values():
+                writer.close()
+
+
+class MLflow(Listener):
+    """One MLflow run per run, in a store in ``folder``, or where MLFLOW_TRACKING_URI says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._runs: dict[str, str] = {}
+        with _library("MLflow"):
+            # Newer versions want a database for a local store, which their small package cannot open, unless told so.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            mlflow = _module("mlflow", "mlflow-skinny")
+            self._metric = _module("mlflow.entities", "mlflow-skinny").Metric
+            folder.mkdir(parents=True, exist_ok=True)
+            place = os.environ.get("MLFLOW_TRACKING_URI") or folder.absolute().as_uri()
+            self._client = mlflow.MlflowClient(tracking_uri=place)
+            name = folder.absolute().parent.name or "fedcohort"
+            known = self._client.get_experiment_by_name(name)
+            self._experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
+
+    def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
+        """Open a run for each, with its parameters."""
+        with _library("MLflow"):
+            for run in runs:
+                made = self._client.create_run(self._experiment, run_name=run.id)
+                self._runs[run.id] = made.info.run_id
+                for key, value in _facts(run).items():
+                    self._client.log_param(made.info.run_id, key, value)
+
+    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
+        """Log one metric per number."""
+        with _library("MLflow"):
+            now, step = int(time.time() * 1000), int(row["round"])
+            metrics = [self._metric(name, value, now, step) for name, value in numbers(row).items()]
+            self._client.log_batch(self._runs[run.id], metrics=metrics)
+
+    def on_end(self, state: str) -> None:
+        """Close every run."""
+        with _library("MLflow"):
+            for run_id in self._runs.values():
+                self._client.set_terminated(run_id, "FINISHED" if state == "finished" else "KILLED")
+
+
+class WeightsAndBiases(Listener):
+    """One offline W&B run for the experiment in ``folder``; upload it with ``wandb sync`` where you want to."""
+
+    def __init__(self, folder: Path) -> None:
+        with _library("Weights & Biases"):
+            wandb = _module("wandb", "wandb")
+            folder.mkdir(parents=True, exist_ok=True)
+            name = folder.absolute().parent.name or "fedcohort"
+            quiet = wandb.Settings(silent=True)
+            self._run = wandb.init(project="fedcohort", name=name, dir=str(folder), mode="offline", settings=quiet)
+
+    def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
+        """Note every run's parameters, and that rounds are the x axis."""
+        with _library("Weights & Biases"):
+            self._run.config.update({run.id: _facts(run) for run in runs})
+            for run in runs:
+                self._run.define_metric(f"{run.id}/round")
+                self._run.define_metric(f"{run.id}/*", step_metric=f"{run.id}/round")
+
+    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
+        """Log the numbers under the run's name."""
+        values = {f"{run.id}/{name}": value for name, value in numbers(row).items()}
+        with _library("Weights & Biases"):
+            self._run.log({f"{run.id}/round": int(row["round"]), **values})
+
+    def on_end(self, state: str) -> None:
+        """Close the run."""
+        with _library("Weights & Biases"):
+            self._run.finish(exit_code=0 if state == "finished" else 1)
+
+
+def _facts(run: RunInfo) -> dict[str, str]:
+    given = {f"param.{key}": value for key, value in run.params.items()}
+    given |= {f"setting.{key}": value for key, value in run.setting.items()}
+    return {
+        key: str(value)
+        for key, value in {"selector": run.selector, "label": run.label, "seed": run.seed, **given}.items()
+    }
+
+
+TRACKERS: dict[str, Callable[[Path], Listener]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+def tracker(name: str, out: str | Path) -> Listener:
+    """Return the tracker called ``name``, writing into a folder of that name in the experiment's directory.
+
+    Parameters
+    ----------
+    name : "tensorboard", "mlflow" or "wandb"
+    out : the experiment's directory
+    """
+    if name not in TRACKERS:
+        near = nearest(name, list(TRACKERS))
+        raise UnknownNameError(
+            f"There is no tracker {name!r}. Known: {', '.join(TRACKERS)}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    return TRACKERS[name](Path(out) / name)
