@@ -167,6 +167,17 @@ def test_blocks_do_not_change_the_picks(monkeypatch):
     assert np.allclose(whole.drop, parts.drop, rtol=1e-9, atol=1e-15)
 
 
+def test_blocks_do_not_change_the_fit(monkeypatch):
+    x, _, _, rng = random_case(11, 200, 4)
+    changes = rng.normal(size=(200, 5))
+    changes[rng.random((200, 5)) < 0.3] = np.nan
+    changes[:, 0] = rng.normal(size=200)
+    options = {"noise": 0.1, "learning_rate": 0.01, "steps": 20}
+    whole = gp.fit_embedding(x, changes, np.ones(5), **options)
+    monkeypatch.setattr(gp, "_BLOCK", 64)
+    assert np.allclose(gp.fit_embedding(x, changes, np.ones(5), **options), whole, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_lemma_2_for_two_picks(seed):
     """Eqs. 12 and 13, in correlations; they have no noise, so almost none is given."""

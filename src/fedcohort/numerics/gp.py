@@ -17,7 +17,7 @@ import numpy as np
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import InputError
 
-_BLOCK = 32_768  # rows worked on at a time while picking: their few vectors stay in the second-level cache
+_BLOCK = 32_768  # rows worked on at a time, so that what is computed of them stays in the cache
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SampleGroup:
     Attributes
     ----------
     rows : (n,) int array or None
-        Who answered; None stands for all N clients.
+        Who answered, ascending; None stands for all N clients.
     changes : (n, T) float array
         Loss changes, one column per sample.
     weights : (T,) float array
@@ -104,23 +104,40 @@ def likelihood_gradient(embedding: FloatArray, groups: list[SampleGroup], noise:
     K^-1 X = X A^-1. Collected over samples that share their clients this is X P + Y Q with a (d, d) matrix P and a
     (T, d) matrix Q.
     """
+    return _gradient_rows(embedding, groups, _gradient_factors(embedding, groups, noise), 0, len(embedding))
+
+
+Factors = list[tuple[FloatArray, FloatArray]]
+
+
+def _gradient_factors(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> Factors:
+    """Return P (d, d) and Q (T, d) of each group."""
     s2 = noise * noise
-    gradient = np.zeros_like(embedding)
+    factors = []
     for group in groups:
         x = embedding if group.rows is None else embedding[group.rows]
         inner = x.T @ x
         inner.flat[:: len(inner) + 1] += s2
         inverse = np.linalg.inv(inner)
         c = inverse @ (x.T @ group.changes)  # (d, T)
-        q = (c * (group.weights / s2)).T  # (T, d)
-        p = inverse * -group.weights.sum()
-        p -= c @ q
-        part = x @ p
-        part += group.changes @ q
+        q = (c * (group.weights / s2)).T
+        factors.append((inverse * -group.weights.sum() - c @ q, q))
+    return factors
+
+
+def _gradient_rows(
+    embedding: FloatArray, groups: list[SampleGroup], factors: Factors, start: int, stop: int
+) -> FloatArray:
+    """Return rows ``start`` to ``stop`` of the gradient."""
+    gradient = np.zeros((stop - start, embedding.shape[1]))
+    for group, (p, q) in zip(groups, factors, strict=True):
         if group.rows is None:
-            gradient += part
+            gradient += embedding[start:stop] @ p
+            gradient += group.changes[start:stop] @ q
         else:
-            gradient[group.rows] += part  # rows are unique within a group
+            first, last = np.searchsorted(group.rows, (start, stop))
+            rows = group.rows[first:last]
+            gradient[rows - start] += embedding[rows] @ p + group.changes[first:last] @ q
     return gradient
 
 
@@ -161,22 +178,26 @@ def fit_embedding(
     groups = group_samples(changes, weights)
     if not groups:
         return x
-    first, second, work = np.zeros_like(x), np.zeros_like(x), np.empty_like(x)
+    first, second = np.zeros_like(x), np.zeros_like(x)
     for step in range(1, steps + 1):
-        gradient = likelihood_gradient(x, groups, noise)
-        first *= 0.9
-        np.multiply(gradient, 0.1, out=work)
-        first += work
-        second *= 0.999
-        np.multiply(gradient, gradient, out=work)
-        work *= 0.001
-        second += work
-        np.sqrt(second, out=work)
-        work /= math.sqrt(1.0 - 0.999**step)
-        work += 1e-8
-        np.divide(first, work, out=work)
-        work *= learning_rate / (1.0 - 0.9**step)
-        x += work
+        factors = _gradient_factors(x, groups, noise)
+        length, spread = learning_rate / (1.0 - 0.9**step), math.sqrt(1.0 - 0.999**step)
+        for start in range(0, len(x), _BLOCK):
+            stop = min(start + _BLOCK, len(x))
+            gradient = _gradient_rows(x, groups, factors, start, stop)
+            m, v = first[start:stop], second[start:stop]
+            m *= 0.9
+            m += 0.1 * gradient
+            v *= 0.999
+            gradient *= gradient
+            gradient *= 0.001
+            v += gradient
+            np.sqrt(v, out=gradient)
+            gradient /= spread
+            gradient += 1e-8
+            np.divide(m, gradient, out=gradient)
+            gradient *= length
+            x[start:stop] += gradient
     return x
 
 
