@@ -130,6 +130,11 @@ class RunOptions(Parameterized):
     eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
     targets: tuple[float, ...] = param((), ListOf(Interval(float, 0, 1)), "accuracies for rounds-to-target")
     terminal: int = param(50, Interval(int, 1, None), "how many last rounds the terminal accuracy is a mean over")
+    patience: int | None = param(
+        None,
+        Optional(Interval(int, 1, None)),
+        "stop a run after so many rounds in a row of rising validation and falling training loss (FLASH, Sec. 3.2)",
+    )
     baseline: str | None = param(None, Optional(_Text()), "label others are compared with; None: uniform, or the first")
     reference: str | None = param(
         None, Optional(_Text()), "setting that stands for IID data, against which improvement is measured"

@@ -199,6 +199,11 @@ class Group:
         training = [turn for turn in turns if len(turn.arrived)]
         if training:
             self._train(training)
+        for turn in turns:
+            run = turn.run
+            if run.early_stop is not None:
+                losses = turn.mean(Signal.LOSS), turn.mean(Signal.VALIDATION_LOSS)
+                run.watch, turn.stop = run.early_stop.after_round(run.watch, *losses)
         self._evaluate(turns)
         share = (time.perf_counter() - began) / len(turns)
         for turn in turns:
@@ -654,6 +659,8 @@ class Group:
             run.end("diverged", f"{what} became NaN or infinite in round {run.round}")
         elif cohort.stop is not None:
             run.end("stopped", cohort.stop)
+        elif turn.stop is not None:
+            run.end("stopped", turn.stop)
         elif run.round + 1 >= run.rounds:
             run.end("finished")
 
@@ -668,8 +675,8 @@ def _flags(signals: Set[Signal]) -> dict[str, Any]:
 
 def _evaluates(turn: Turn) -> bool:
     run = turn.run
-    last = run.round + 1 >= run.rounds or (turn.cohort is not None and turn.cohort.stop is not None)
-    return last or (run.round + 1) % run.eval_every == 0
+    stops = turn.stop is not None or (turn.cohort is not None and turn.cohort.stop is not None)
+    return stops or run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
 
 
 def _reachable(turn: Turn, clients: IntArray | None) -> IntArray:

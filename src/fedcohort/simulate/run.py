@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from fedcohort.aggregators import Aggregator, Members, Memory
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.early_stop import EarlyStop, Watch
 from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Need
 from fedcohort.protocol import Answer, Cohort, Query, RoundRequest, Selector
@@ -51,12 +53,19 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             f"The cohort of run {plan.id!r} is {size} clients, its federation has {len(federation)}.",
             hint='lower run.cohort, or set it to "all"',
         )
-    missing = plan.selector.requires & {Signal.VALIDATION_LOSS} - host_signals(federation)
-    if missing:
-        raise SignalError(
-            f"The selector of run {plan.id!r} requires the signal 'validation-loss', but the clients hold out no data.",
-            hint="set scenario.validation, for example to 0.1",
-        )
+    if Signal.VALIDATION_LOSS not in host_signals(federation):
+        hint = "set scenario.validation, for example to 0.1"
+        if Signal.VALIDATION_LOSS in plan.selector.requires:
+            raise SignalError(
+                f"The selector of run {plan.id!r} requires the signal 'validation-loss', but the clients hold out no "
+                "data.",
+                hint=hint,
+            )
+        if plan.options.patience is not None:
+            raise InputError(
+                f"The early stop of run {plan.id!r} watches validation losses, but the clients hold out no data.",
+                hint=hint,
+            )
     if Need.LOGITS in plan.filter.needs and not len(federation.server_validation):
         raise InputError(
             f"The filter {plan.filter.name!r} of run {plan.id!r} validates models at the server, which holds no data.",
@@ -114,7 +123,11 @@ class Run:
         self.costs = CostModel.of(
             parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size)
         )
+        self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
+        self.watch = Watch()
         needed = plan.selector.requires & REPORT_SIGNALS
+        if self.early_stop is not None:
+            needed |= {Signal.LOSS, Signal.VALIDATION_LOSS}
         self.needed = needed
         self.before, self.after = needed & BEFORE, needed & AFTER
         self.updates, self.gradients = needed & UPDATES, needed & GRADIENTS
@@ -162,12 +175,21 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """Return the scalars a checkpoint keeps."""
-        return {"round": self.round, "clock": self.clock, "state": self.state, "reason": self.reason}
+        watch = None if self.early_stop is None else [_or_none(v) for v in dataclasses.astuple(self.watch)]
+        return {"round": self.round, "clock": self.clock, "state": self.state, "reason": self.reason, "watch": watch}
 
     def take(self, facts: dict[str, Any]) -> None:
         """Take over :meth:`facts`."""
         self.round, self.clock = int(facts["round"]), float(facts["clock"])
         self.state, self.reason = str(facts["state"]), str(facts["reason"])
+        if facts["watch"] is not None:
+            training, validation, streak = facts["watch"]
+            nan = float("nan")
+            self.watch = Watch(nan if training is None else training, nan if validation is None else validation, streak)
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 @dataclass
@@ -191,6 +213,7 @@ class Turn:
     metrics: dict[Signal, FloatArray] = field(default_factory=dict)  # (k,) each
     accuracy: float | None = None
     loss: float | None = None
+    stop: str | None = None  # why the early-stop rule ends the run
 
     @property
     def clients(self) -> IntArray:
@@ -223,6 +246,15 @@ class Turn:
             multiplicity=np.ones(len(clients)) if weights is None else weights[kept],
             momentum=run.plan.local.momentum,
         )
+
+    def mean(self, signal: Signal) -> float:
+        """Mean of a signal over the clients that reported it, by size; NaN when nobody did."""
+        values = self.metrics.get(signal)
+        if values is None:
+            return float("nan")
+        weights = np.where(np.isnan(values), 0.0, self.run.ground.share[self.clients])
+        total = weights.sum()
+        return float(np.nansum(weights * values) / total) if total > 0 else float("nan")
 
     def metric(self, signal: Signal, values: FloatArray) -> None:
         """Store one number per arrived model; everybody else has none."""

@@ -1,0 +1,208 @@
+"""Configurations: every key is checked, and what is written can be read back."""
+
+import tomllib
+
+import pytest
+
+from fedcohort.params import parameters
+from fedcohort.simulate.config import (
+    ConfigError,
+    DataOptions,
+    Experiment,
+    ModelOptions,
+    RunOptions,
+    builtin_names,
+    find_table,
+    merged,
+    override,
+    read,
+    to_toml,
+)
+
+FULL = """
+name = "all of it"
+seeds = [3, 5]
+[data]
+name = "synthetic"
+samples = 500
+[scenario]
+preset = "fedcor-2spc"
+partition = {clients = 10}
+latency = {name = "shifted-exponential", straggling = 10.0}
+[model]
+name = "logistic"
+[local]
+batch_size = 8
+epochs = 2
+lr = 0.1
+milestones = [3, 5]
+[aggregator]
+name = "fedprox"
+mu = 0.5
+[run]
+rounds = 7
+cohort = 3
+targets = [0.5, 0.6]
+[selectors.uniform]
+[selectors.half]
+name = "power-of-choice"
+local = {steps = 4}
+[selectors.filtered]
+name = "fedcm-ts"
+filter = {name = "fedca", score = "accuracy"}
+[[settings]]
+name = "as it is"
+[[settings]]
+name = "iid"
+scenario.partition.name = "iid"
+run.rounds = 3
+"""
+
+
+def experiment(text=FULL):
+    return Experiment.from_dict(tomllib.loads(text))
+
+
+def test_runs_are_settings_times_selectors_times_seeds():
+    plans = experiment().plans
+    assert len(plans) == 2 * 3 * 2
+    assert [plan.id for plan in plans[:3]] == ["uniform-as-it-is-s3", "uniform-as-it-is-s5", "half-as-it-is-s3"]
+    by_id = {plan.id: plan for plan in plans}
+    assert by_id["uniform-iid-s3"].options.rounds == 3
+    assert by_id["uniform-as-it-is-s3"].options.rounds == 7
+    assert by_id["uniform-iid-s3"].scenario.partition.name == "iid"
+    assert by_id["uniform-as-it-is-s3"].scenario.partition.clients == 10
+    assert by_id["uniform-iid-s3"].setting == {"scenario.partition.name": "iid", "run.rounds": 3}
+
+
+def test_a_selector_brings_its_own_local_training_and_filter():
+    by_id = {plan.id: plan for plan in experiment().plans}
+    half, whole = by_id["half-iid-s3"], by_id["uniform-iid-s3"]
+    assert (half.local.steps, half.local.epochs, half.local.batch_size) == (4, None, 8)
+    assert (whole.local.steps, whole.local.epochs) == (None, 2)
+    assert half.selector.name == "power-of-choice"
+    assert by_id["filtered-iid-s3"].filter.score == "accuracy"
+    assert whole.filter.name == "keep-all"
+
+
+def test_what_is_written_is_read_back_to_the_same_runs():
+    first = experiment()
+    text = to_toml(first.table)
+    again = Experiment.from_dict(tomllib.loads(text))
+    assert to_toml(again.table) == text
+    for one, other in zip(first.plans, again.plans, strict=True):
+        for name in ("id", "seed", "selector", "data", "scenario", "model", "local", "aggregator", "filter", "options"):
+            assert getattr(one, name) == getattr(other, name), name
+
+
+def test_overrides_are_toml_values_or_texts():
+    table = override(tomllib.loads(FULL), ["run.rounds=9", "local.lr = 0.5", "seeds=4", "aggregator=mean"])
+    built = Experiment.from_dict(table)
+    assert built.plans[0].options.rounds == 9
+    assert built.plans[0].local.lr == 0.5
+    assert built.plans[0].aggregator.name == "mean"
+    assert sorted({plan.seed for plan in built.plans}) == [0, 1, 2, 3]
+
+
+def test_a_changed_name_drops_the_old_parameters():
+    assert merged({"aggregator": {"name": "fedprox", "mu": 1.0}}, {"aggregator": {"name": "mean"}}) == {
+        "aggregator": {"name": "mean"}
+    }
+    table = override({"aggregator": "fedprox"}, ["aggregator.mu=2.0"])
+    assert Experiment.from_dict(table).plans[0].aggregator.mu == 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("runs.rounds=3", r"no key 'runs'(.|\n)*did you mean 'run'"),
+        ("rounds=3", r"no key 'rounds'(.|\n)*did you mean 'run.rounds'"),
+        ("lr=3", r"no key 'lr'(.|\n)*did you mean 'local.lr'"),
+        ("run.round=3", r"no key 'round'(.|\n)*did you mean 'rounds'"),
+        ("local.batchsize=3", r"no key 'batchsize'(.|\n)*did you mean 'batch_size'"),
+        ("aggregator.name=fedpox", r"no aggregator 'fedpox'(.|\n)*did you mean 'fedprox'"),
+        ("aggregator.nu=1", r"no parameter 'nu'"),
+        ("aggregator.mu=-1", r"'mu' parameter(.|\n)*Got -1"),
+        ("filter=fedc", r"no filter 'fedc'(.|\n)*did you mean 'fedca'"),
+        ("selectors.uniform.name=unifrom", r"\[selectors.uniform\](.|\n)*did you mean 'uniform'"),
+        ("selectors.half.d=-1", r"\[selectors.half\]"),
+        ("scenario.partitoin=iid", r"\[scenario\](.|\n)*did you mean 'partition'"),
+        ("scenario.preset=fedcor-2sp", r"\[scenario\](.|\n)*did you mean 'fedcor-2spc'"),
+        ("data.name=digit", r"\[data\](.|\n)*did you mean 'digits'"),
+        ("data.sampels=3", r"\[data\](.|\n)*did you mean 'samples'"),
+        ("run.cohort=0", r"'cohort' parameter"),
+        ("run.cohort=some", r"'cohort' parameter"),
+        ("run.targets=[1.5]", r"'targets' parameter"),
+        ("run.baseline=unifrom", r"no label of a selector(.|\n)*did you mean 'uniform'"),
+        ("run.reference=idd", r"no name of a setting(.|\n)*did you mean 'iid'"),
+        ("seeds=[1, 1]", r"seeds must differ"),
+        ("seeds=[-1]", r"'seeds' must be"),
+        ("seeds=0", r"'seeds' must be"),
+        ("name=''", r"'name' must be"),
+        ("local.steps=5", r"exactly one of"),
+        ("aggregator=3", r"must be a table or a name"),
+        ("settings=3", r"'settings' must be tables"),
+        ("selectors=3", r"\[selectors\] must hold"),
+        ("run.device=3", r"'device' parameter"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    with pytest.raises(ConfigError, match=message):
+        Experiment.from_dict(override(tomllib.loads(FULL), [change]))
+
+
+def test_settings_may_not_change_seeds_or_selectors():
+    with pytest.raises(ConfigError, match="no key 'seeds'"):
+        Experiment.from_dict({"settings": [{"seeds": [1]}]})
+
+
+def test_two_runs_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="both be called"):
+        Experiment.from_dict({"settings": [{"name": "a"}, {"name": "a"}]})
+    with pytest.raises(ConfigError, match="both be called"):
+        Experiment.from_dict({"selectors": {"a b": {"name": "uniform"}, "a-b": {"name": "uniform"}}})
+
+
+@pytest.mark.parametrize("bad", ["rounds", "=3", "run..rounds=3", ".=1"])
+def test_overrides_that_are_none(bad):
+    with pytest.raises(ConfigError, match="key=value"):
+        override({}, [bad])
+
+
+def test_overrides_cannot_reach_into_a_number():
+    with pytest.raises(ConfigError, match="which is no table"):
+        override({"run": {"rounds": 3}}, ["run.rounds.x=1"])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="There is no configuration"):
+        read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = 3")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match="--resume"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_built_in_configurations_are_valid(name):
+    assert Experiment.from_dict(find_table(name)).plans
+
+
+def test_built_in_names_are_suggested():
+    assert "demo" in builtin_names()
+    with pytest.raises(ConfigError, match="did you mean the built-in 'demo'"):
+        find_table("demmo")
+
+
+@pytest.mark.parametrize("section", [RunOptions, ModelOptions, DataOptions])
+def test_bad_values_of_every_option(section):
+    for info in parameters(section):
+        for bad in info.constraint.bad_values():
+            with pytest.raises(ValueError, match=info.name):
+                section(**{info.name: bad})
+
+
+def test_toml_of_awkward_values():
+    table = {"a b": 'say "no"\n', "t": {"x": [1.5, True], "empty": {}}, "many": [{"p": {"q": 1}}, {"p": {"q": 2}}]}
+    assert tomllib.loads(to_toml(table)) == table

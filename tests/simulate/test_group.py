@@ -1,0 +1,534 @@
+"""Lock-step groups against plain loops: training, signals, queries, costs, statuses."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcohort.arrays import FloatArray
+from fedcohort.protocol import Cohort, Losses, Selector, Status, Trial, per_client
+from fedcohort.rng import stream
+from fedcohort.session import Session
+from fedcohort.signals import REPORT_SIGNALS, Signal
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.engine import train_plain
+from fedcohort.simulate.local import batch_plan
+from fedcohort.simulate.models import build_model
+from fedcohort.simulate.runner import prepare
+
+BASE = {
+    "seeds": [1],
+    "data": {"name": "synthetic", "samples": 300, "test_samples": 60, "classes": 4, "shape": [6]},
+    "scenario": {
+        "partition": {"name": "client-heterogeneity", "clients": 8, "alpha": 1.0},
+        "validation": 0.2,
+        "server_validation": 5,
+    },
+    "model": {"name": "mlp-64"},
+    "local": {"batch_size": 7, "epochs": 1, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01},
+    "run": {"rounds": 3, "cohort": 3},
+}
+
+
+def group(change=None, selector=None, **sections):
+    """Build a group of one experiment; ``selector`` replaces the configured one."""
+    table = {**BASE, **sections}
+    for key, value in (change or {}).items():
+        table[key] = {**table.get(key, {}), **value}
+    prepared = prepare(Experiment.from_dict(table), "cpu")
+    if selector is not None:
+        plans = tuple(dataclasses.replace(plan, selector=selector) for plan in prepared.experiment.plans)
+        prepared = dataclasses.replace(prepared, experiment=dataclasses.replace(prepared.experiment, plans=plans))
+    assert len(prepared.groups) == 1
+    made = prepared.group(0, journals=None, device="cpu", workers=1)
+    made.start()
+    return made, prepared
+
+
+def rows(made):
+    rounds, clients = made.drain()
+    return rounds.to_pylist(), clients.to_pylist()
+
+
+class PlainClient:
+    """One client's data and a module, for computing everything the slow way."""
+
+    def __init__(self, prepared, client, key=None):
+        dataset = next(iter(prepared.datasets.values()))
+        federation = prepared.federations[key or next(iter(prepared.federations))]
+        part = federation.client(client)
+        train = len(part) - part.validation
+        self.x = torch.as_tensor(dataset.x_train[part.indices[:train]])
+        self.y = torch.as_tensor(part.labels[:train].astype(np.int64))
+        self.x_validation = torch.as_tensor(dataset.x_train[part.indices[train:]])
+        self.y_validation = torch.as_tensor(part.labels[train:].astype(np.int64))
+        self.classes, self.shape = dataset.classes, dataset.shape
+        self.client = client
+
+    def module(self, vector):
+        model = build_model("mlp-64", self.shape, self.classes)
+        torch.nn.utils.vector_to_parameters(vector.clone(), model.parameters())  # the module keeps it
+        return model
+
+    def train(self, vector, local, seed, round_, **extra):
+        model = self.module(vector)
+        plan = batch_plan(seed, round_, self.client, len(self.x), local)
+        train_plain(model, self.x, self.y, plan, local, round=round_, **extra)
+        return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def loss(self, vector):
+        with torch.no_grad():
+            return float(F.cross_entropy(self.module(vector)(self.x), self.y))
+
+    def validation_loss(self, vector):
+        with torch.no_grad():
+            return float(F.cross_entropy(self.module(vector)(self.x_validation), self.y_validation))
+
+    def pseudo_loss(self, vector, teacher):
+        with torch.no_grad():
+            guess = self.module(teacher)(self.x).argmax(1)
+            return float(F.cross_entropy(self.module(vector)(self.x), guess))
+
+    def gradient(self, vector):
+        model = self.module(vector)
+        F.cross_entropy(model(self.x), self.y).backward()
+        return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [
+        {"name": "size-mean"},
+        {"name": "fedavg"},
+        {"name": "fedprox", "mu": 0.7},
+        {"name": "fednova"},
+        {"name": "scaffold"},
+    ],
+    ids=lambda a: a["name"],
+)
+def test_rounds_equal_a_plain_loop(aggregator):
+    made, prepared = group({"aggregator": aggregator}, seeds=[1, 4])
+    n = len(made.runs[0].federation)
+    models = {run.plan.id: made.models[run.row].clone() for run in made.runs}
+    server = {name: torch.zeros_like(model) for name, model in models.items()}
+    own = {name: {} for name in models}
+    for t in range(3):
+        made.step()
+        for row in rows(made)[0]:
+            run = next(r for r in made.runs if r.plan.id == row["run"])
+            name, plan, old = run.plan.id, run.plan, models[run.plan.id]
+            cohort = row["cohort"]
+            share = run.ground.share[cohort]
+            trained, steps = [], []
+            for client in cohort:
+                plain = PlainClient(prepared, client, prepared.federation_keys[run.row])
+                extra = {}
+                if aggregator["name"] == "scaffold":
+                    extra["correction"] = server[name] - own[name].get(client, torch.zeros_like(old))
+                elif aggregator["name"] == "fedprox":
+                    extra["prox"] = 0.7
+                trained.append(plain.train(old, plan.local, plan.seed, t, **extra))
+                steps.append(plan.local.steps_for(len(plain.x)))
+            stacked = torch.stack(trained)
+            if aggregator["name"] == "size-mean":
+                new = torch.as_tensor(share / share.sum(), dtype=torch.float32) @ stacked
+            elif aggregator["name"] == "fedavg":
+                new = torch.as_tensor(share, dtype=torch.float32) @ stacked + float(1 - share.sum()) * old
+            elif aggregator["name"] == "fednova":
+                rho = plan.local.momentum
+                a = np.array([sum(sum(rho**j for j in range(s - i)) for i in range(s)) for s in steps])
+                p = share / share.sum()
+                d = sum(float(pk / ak) * (old - w) for pk, ak, w in zip(p, a, trained, strict=True))
+                new = old - float(p @ a) * d
+            else:
+                new = stacked.mean(0)
+            if aggregator["name"] == "scaffold":
+                change = torch.zeros_like(old)
+                for client, w, s in zip(cohort, trained, steps, strict=True):
+                    before = own[name].get(client, torch.zeros_like(old))
+                    after = before - server[name] + (old - w) / (s * plan.local.lr)
+                    own[name][client] = after
+                    change += after - before
+                server[name] = server[name] + change / n
+            models[name] = new
+            torch.testing.assert_close(made.models[run.row], new, rtol=1e-4, atol=1e-5)
+            models[name] = made.models[run.row].clone()
+    made.close()
+
+
+def test_a_run_does_not_depend_on_who_shares_its_batch():
+    many, _ = group(
+        seeds=[1, 2, 3],
+        selectors={
+            "uniform": {},
+            "power-of-choice": {},
+            "fedcbs": {},
+            "fedacs": {},
+            "flash": {},
+            "fedcor": {"warmup": 1},
+        },
+    )
+    while not many.done:
+        many.step()
+    together = {row["run"] + str(row["round"]): row for row in rows(many)[0]}
+    for name in ("uniform", "power-of-choice", "fedcbs", "fedacs", "flash", "fedcor"):
+        alone, _ = group(seeds=[2], selectors={name: {"warmup": 1} if name == "fedcor" else {}})
+        while not alone.done:
+            alone.step()
+        for row in rows(alone)[0]:
+            other = together[row["run"] + str(row["round"])]
+            assert row["cohort"] == other["cohort"]
+            assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        mine = next(run for run in many.runs if run.plan.id == f"{name}-s2")
+        torch.testing.assert_close(alone.models[0], many.models[mine.row], rtol=1e-4, atol=1e-5)
+        alone.close()
+    many.close()
+
+
+def test_the_same_twice_is_bit_identical():
+    tables = []
+    for _ in range(2):
+        made, _ = group(seeds=[1, 2], selectors={"uniform": {}, "flash": {}})
+        while not made.done:
+            made.step()
+        tables.append((made.models.clone(), rows(made)))
+        made.close()
+    assert torch.equal(tables[0][0], tables[1][0])
+    for one, other in zip(tables[0][1][0], tables[1][1][0], strict=True):
+        assert {k: v for k, v in one.items() if k != "wall_seconds"} == {
+            k: v for k, v in other.items() if k != "wall_seconds"
+        }
+    assert repr(tables[0][1][1]) == repr(tables[1][1][1])
+
+
+# -- a selector that asks for everything ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeState:
+    seen: FloatArray = per_client()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Probe(Selector[ProbeState]):
+    """Picks the first clients; asks and requires what the test says."""
+
+    wants: frozenset = frozenset()
+    asks: object = None
+    work: tuple | None = None
+    weights: tuple | None = None
+    stop_at: int | None = None
+    name = "probe"
+
+    @property
+    def requires(self):
+        return self.wants
+
+    def init(self, clients, rng):
+        return ProbeState(np.zeros(clients.n))
+
+    def query(self, state, request, rng):
+        return self.asks
+
+    def select(self, state, request, answer, rng):
+        if self.stop_at is not None and request.round >= self.stop_at:
+            return Cohort(np.zeros(0, np.int64), stop="enough"), state
+        clients = request.candidates[: request.size]
+        work = None if self.work is None else np.array(self.work[: len(clients)])
+        weights = None if self.weights is None else np.array(self.weights[: len(clients)])
+        return Cohort(clients, work=work, weights=weights), state
+
+    def update(self, state, report):
+        return state
+
+
+def test_every_signal_equals_its_definition():
+    made, prepared = group(selector=Probe(wants=REPORT_SIGNALS))
+    run = made.runs[0]
+    told = []
+    run.session.tell = lambda report, **_: told.append(report) or Session.tell(run.session, report)
+    old = made.models[0].clone()
+    made.step()
+    report = told[0]
+    clients = [PlainClient(prepared, int(c)) for c in report.clients]
+    local = run.plan.local
+    after = [client.train(old, local, run.plan.seed, 0) for client in clients]
+    gradients = torch.stack([client.gradient(old) for client in clients])
+    updates = torch.stack(after) - old
+    expected = {
+        Signal.LOSS: [c.loss(old) for c in clients],
+        Signal.LOSS_AFTER: [c.loss(w) for c, w in zip(clients, after, strict=True)],
+        Signal.VALIDATION_LOSS: [c.validation_loss(old) for c in clients],
+        Signal.PSEUDO_LOSS: [c.pseudo_loss(old, old) for c in clients],
+        Signal.PSEUDO_LOSS_AFTER: [c.pseudo_loss(w, old) for c, w in zip(clients, after, strict=True)],
+        Signal.UPDATE_NORM: updates.norm(dim=1),
+        Signal.UPDATE_DISTANCE: (updates - updates.mean(0)).norm(dim=1),
+        Signal.GRADIENT_NORM: gradients.norm(dim=1),
+        Signal.GRADIENT_DISTANCE: (gradients - gradients.mean(0)).norm(dim=1),
+        Signal.DURATION: [0.0] * 3,
+    }
+    for signal, values in expected.items():
+        np.testing.assert_allclose(report.metrics[signal], np.asarray(values), rtol=2e-4, atol=1e-5, err_msg=signal)
+    assert set(report.metrics) == REPORT_SIGNALS - {Signal.KEPT}
+    # the robust loss lies above the cross-entropy it contains, before and after
+    assert (report.metrics[Signal.ROBUST_LOSS] > report.metrics[Signal.LOSS]).all()
+    assert (report.metrics[Signal.ROBUST_LOSS_AFTER] > report.metrics[Signal.LOSS_AFTER]).all()
+    made.close()
+
+
+def test_losses_are_answered_by_available_clients_only():
+    asked = np.array([5, 0, 3])
+    query = Losses(asked, frozenset({Signal.LOSS, Signal.VALIDATION_LOSS}))
+    awake = {"name": "bernoulli", "probabilities": [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0]}
+    made, prepared = group(
+        {"scenario": {"availability": awake}},
+        selector=Probe(asks=query, wants=frozenset({Signal.LOSS_QUERY})),
+    )
+    answers = []
+    session = made.runs[0].session
+    session.ask = lambda request, answer: answers.append(answer) or Session.ask(session, request, answer)
+    old = made.models[0].clone()
+    made.step()
+    loss = answers[0][Signal.LOSS]
+    assert math.isnan(loss[0])
+    for place, client in ((1, 0), (2, 3)):
+        plain = PlainClient(prepared, client)
+        assert loss[place] == pytest.approx(plain.loss(old), rel=1e-4)
+        assert answers[0][Signal.VALIDATION_LOSS][place] == pytest.approx(plain.validation_loss(old), rel=1e-4)
+    row = rows(made)[0][0]
+    size = 4 * made.engine.n_params
+    assert row["query_bytes_down"] == 2 * size
+    assert row["query_bytes_up"] == 2 * 2 * 8
+    assert row["cohort"] == [0, 3, 6]
+    assert row["bytes_down"] == size  # 0 and 3 have the model from the question
+    assert row["bytes_up"] == 3 * size
+    assert row["available"] == 4
+    made.close()
+
+
+def test_a_trial_is_trained_averaged_and_forgotten():
+    cohorts = (np.array([1, 4]), np.array([2]))
+    made, prepared = group(selector=Probe(asks=Trial(cohorts), wants=frozenset({Signal.TRIAL_QUERY})))
+    run = made.runs[0]
+    answers = []
+    run.session.ask = lambda request, answer: answers.append(answer) or Session.ask(run.session, request, answer)
+    old = made.models[0].clone()
+    made.step()
+    change = answers[0][Signal.LOSS_CHANGE]
+    assert change.shape == (2, 8)
+    everyone = [PlainClient(prepared, client) for client in range(8)]
+    for number, cohort in enumerate(cohorts):
+        seed = int(stream(run.plan.seed, "trial", 0, number).integers(1 << 62))
+        trained = torch.stack([everyone[c].train(old, run.plan.local, seed, 0) for c in cohort])
+        share = run.ground.share[cohort]
+        average = torch.as_tensor(share / share.sum(), dtype=torch.float32) @ trained
+        expected = [client.loss(average) - client.loss(old) for client in everyone]
+        np.testing.assert_allclose(change[number], expected, rtol=1e-3, atol=1e-5)
+    # the round itself starts from the old model, with batches of its own
+    row = rows(made)[0][0]
+    own = [everyone[c].train(old, run.plan.local, run.plan.seed, 0) for c in row["cohort"]]
+    share = run.ground.share[row["cohort"]]
+    expected = torch.as_tensor(share / share.sum(), dtype=torch.float32) @ torch.stack(own)
+    torch.testing.assert_close(made.models[0], expected, rtol=1e-4, atol=1e-5)
+    size = 4 * made.engine.n_params
+    assert row["query_bytes_down"] == (8 + 8 + 8) * size
+    assert row["query_bytes_up"] == 3 * size + 3 * 8 * 8
+    assert row["bytes_down"] == 0
+    made.close()
+
+
+def test_simulated_seconds_by_hand():
+    latency = {"name": "shifted-exponential", "shift": 2.0, "straggling": 0.0, "unit": 1.0}
+    made, _ = group({"scenario": {"latency": latency}}, selector=Probe(wants=frozenset({Signal.LOSS})))
+    made.step()
+    made.step()
+    federation = made.runs[0].federation
+    got = rows(made)
+    sizes, train = federation.sizes[:3], federation.train_sizes[:3]
+    # one epoch is n samples forward and backward, 3 n passes (a short last batch counts in full); the loss n more
+    batches = np.ceil(train / 7)
+    usual = 3 * batches * np.minimum(train, 7)
+    seconds = 2.0 * sizes * (1 + train / usual)
+    row = got[0][1]
+    assert row["seconds"] == pytest.approx(seconds.max())
+    assert row["client_seconds"] == pytest.approx(seconds.sum())
+    assert row["clock"] == pytest.approx(2 * seconds.max())
+    np.testing.assert_allclose([c["seconds"] for c in got[1][:3]], seconds, rtol=1e-6)
+    made.close()
+
+
+def test_work_sets_the_number_of_local_steps():
+    made, prepared = group(selector=Probe(work=(0.01, 1.0, 2.0)))
+    run = made.runs[0]
+    old = made.models[0].clone()
+    made.step()
+    trained = []
+    for client, factor in ((0, 0.01), (1, 1.0), (2, 2.0)):
+        plain = PlainClient(prepared, client)
+        usual = run.plan.local.steps_for(len(plain.x))
+        steps = max(1, math.floor(usual * factor + 0.5))
+        model = plain.module(old)
+        plan = batch_plan(run.plan.seed, 0, client, len(plain.x), run.plan.local, steps)
+        train_plain(model, plain.x, plain.y, plan, run.plan.local)
+        trained.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    share = run.ground.share[:3]
+    expected = torch.as_tensor(share / share.sum(), dtype=torch.float32) @ torch.stack(trained)
+    torch.testing.assert_close(made.models[0], expected, rtol=1e-4, atol=1e-5)
+    made.close()
+
+
+def test_multiplicities_weigh_in_the_average():
+    made, _ = group({"aggregator": {"name": "mean"}}, selector=Probe(weights=(2.0, 1.0, 1.0)))
+    made.step()
+    np.testing.assert_allclose([row["weight"] for row in rows(made)[1]], [0.5, 0.25, 0.25])
+    made.close()
+
+
+def test_failed_and_late_clients_stay_out_of_the_average():
+    latency = {"name": "shifted-exponential", "straggling": 5.0, "unit": 1.0}
+    made, _ = group({"scenario": {"latency": latency, "failure": 0.3, "deadline": 150.0}, "run": {"rounds": 12}})
+    while not made.done:
+        made.step()
+    rounds, clients = rows(made)
+    seen = {row["status"] for row in clients}
+    assert {int(Status.OK), int(Status.FAILED), int(Status.LATE)} <= seen
+    size = 4 * made.engine.n_params
+    for row in rounds:
+        mine = [c for c in clients if c["round"] == row["round"]]
+        for client in mine:
+            assert client["kept"] == (client["status"] == Status.OK)
+            assert (client["weight"] > 0) == client["kept"]
+        assert row["seconds"] <= 150.0
+        assert row["bytes_up"] == size * sum(c["status"] != Status.FAILED for c in mine)
+        if any(c["kept"] for c in mine):
+            assert sum(c["weight"] for c in mine) == pytest.approx(1.0)
+    made.close()
+
+
+def test_nobody_available_leaves_the_model_alone():
+    night = {"name": "day-night", "period": 2, "zones": 1}
+    made, _ = group({"scenario": {"availability": night}})
+    made.step()
+    before = made.models.clone()
+    made.step()
+    assert torch.equal(made.models, before)
+    made.step()
+    assert not torch.equal(made.models, before)
+    rounds, clients = rows(made)
+    assert [len(row["cohort"]) for row in rounds] == [3, 0, 3]
+    assert rounds[1]["available"] == 0 and rounds[1]["qcid"] is None and rounds[1]["bytes_down"] == 0
+    assert {row["round"] for row in clients} == {0, 2}
+    assert made.runs[0].state == "finished"
+    made.close()
+
+
+def test_a_selector_can_end_its_run():
+    made, _ = group({"run": {"rounds": 9, "eval_every": 5}}, selector=Probe(stop_at=2))
+    while not made.done:
+        made.step()
+    info = made.infos()[0]
+    assert (info.state, info.reason, info.rounds_done) == ("stopped", "enough", 3)
+    rounds, _ = rows(made)
+    assert [row["accuracy"] is not None for row in rounds] == [False, False, True]
+    made.close()
+
+
+def test_the_early_stop_rule_ends_a_run(monkeypatch):
+    made, _ = group({"run": {"rounds": 9, "patience": 2}})
+    losses = iter([(1.0, 1.0), (0.9, 1.1), (0.8, 1.2), (0.7, 1.3)])
+    real = made.engine.client_losses
+
+    def drifting(*args, **kwargs):
+        found = real(*args, **kwargs)
+        training, validation = next(losses)
+        return {"loss": found["loss"] * 0 + training, "validation_loss": found["validation_loss"] * 0 + validation}
+
+    monkeypatch.setattr(made.engine, "client_losses", drifting)
+    while not made.done:
+        made.step()
+    info = made.infos()[0]
+    assert (info.state, info.rounds_done) == ("stopped", 3)
+    assert "2 rounds in a row" in info.reason
+    made.close()
+
+
+def test_a_diverged_run_ends_and_the_others_go_on():
+    alone, _ = group(seeds=[1])
+    made, _ = group(seeds=[1, 2])
+    alone.step()
+    made.step()
+    made.models[1] = float("nan")
+    while not made.done:
+        made.step()
+        if not alone.done:
+            alone.step()
+    first, second = made.infos()
+    assert (first.state, first.rounds_done) == ("finished", 3)
+    assert (second.state, second.rounds_done) == ("diverged", 2)
+    assert "NaN" in second.reason
+    torch.testing.assert_close(made.models[0], alone.models[0], rtol=1e-4, atol=1e-5)
+    alone.close()
+    made.close()
+
+
+def test_one_broken_model_is_invalid_and_left_out(monkeypatch):
+    made, _ = group()
+    real = made.engine.train
+
+    def breaking(*args, **kwargs):
+        trained = real(*args, **kwargs)
+        trained.params[1, 3] = float("inf")
+        return trained
+
+    monkeypatch.setattr(made.engine, "train", breaking)
+    made.step()
+    _, clients = rows(made)
+    assert [c["status"] for c in clients] == [Status.OK, Status.INVALID, Status.OK]
+    assert [c["weight"] > 0 for c in clients] == [True, False, True]
+    assert torch.isfinite(made.models).all()
+    assert made.runs[0].running
+    made.close()
+
+
+@pytest.mark.parametrize("score", ["accuracy", "loss"])
+def test_fedca_keeps_what_validates_best_at_the_server(score):
+    made, prepared = group({"filter": {"name": "fedca", "score": score}}, seeds=[1, 2])
+    dataset = next(iter(prepared.datasets.values()))
+    old = made.models.clone()
+    made.step()
+    _, clients = rows(made)
+    for run in made.runs:
+        mine = [c for c in clients if c["run"] == run.plan.id]
+        place = torch.as_tensor(dataset.x_train[run.federation.server_validation])
+        labels = torch.as_tensor(dataset.y_train[run.federation.server_validation])
+        logits = []
+        for client in mine:
+            plain = PlainClient(prepared, client["client"], prepared.federation_keys[run.row])
+            model = plain.module(plain.train(old[run.row], run.plan.local, run.plan.seed, 0))
+            with torch.no_grad():
+                logits.append(model(place))
+
+        def value(subset, logits=logits, labels=labels):
+            mean = torch.stack([logits[i] for i in subset]).mean(0)
+            if score == "loss":
+                return -float(F.cross_entropy(mean, labels))
+            return float((mean.argmax(1) == labels).float().mean())
+
+        subsets = [[i for i in range(3) if code >> i & 1] for code in range(1, 8)]
+        best = max(value(subset) for subset in subsets)
+        kept = [i for i, client in enumerate(mine) if client["kept"]]
+        assert value(kept) == pytest.approx(best, abs=1e-5)
+    made.close()
+
+
+def test_label_imbalance_of_the_cohort_is_of_true_training_labels():
+    made, _ = group({"scenario": {"noise": {"level": 0.5}}})
+    made.step()
+    row = rows(made)[0][0]
+    counts = made.runs[0].federation.label_counts(part="train", true=True)[row["cohort"]].sum(0)
+    share = counts / counts.sum()
+    assert row["qcid"] == pytest.approx(float(((share - 0.25) ** 2).sum()))
+    made.close()
