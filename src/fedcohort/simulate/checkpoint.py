@@ -85,6 +85,15 @@ def found(folder: Path, group: int) -> dict[int, Path]:
     return dict(sorted(files.items()))
 
 
+def ended(folder: Path, group: int) -> bool:
+    """Whether the group's last checkpoint is settled and all its runs have ended in it."""
+    files = found(folder, group)
+    if len(files) != 1:  # two: the journals were being committed when the machine died
+        return False
+    (path,) = files.values()
+    return all(run["state"] != "running" for run in load(path).facts["runs"].values())
+
+
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint file."""
     try:

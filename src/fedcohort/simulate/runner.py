@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +203,11 @@ class Simulation:
 
     def _writer(self) -> ExperimentWriter:
         if self._resume:
-            for info in load(self.out).runs:
-                self._infos[info.id] = info
+            self._infos = {info.id: info for info in load(self.out).runs}
+            for number, places in enumerate(self.prepared.groups):
+                if not self.ended(number):
+                    for plan in (self.experiment.plans[i] for i in places):
+                        self._infos[plan.id] = replace(self._infos[plan.id], state="running", reason="")
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out, to_toml(self.experiment.table), self._meta())
         for key, federation in self.prepared.federations.items():
@@ -325,9 +328,8 @@ class Simulation:
         return "finished"
 
     def ended(self, number: int) -> bool:
-        """Whether all runs of a group have ended, in an earlier attempt."""
-        plans = [self.experiment.plans[i] for i in self.prepared.groups[number]]
-        return all(self._infos[plan.id].state != "running" for plan in plans)
+        """Whether all runs of a group have ended and are on disk; runs.json may be ahead of the last checkpoint."""
+        return checkpoints.ended(self.out / "checkpoint", number)
 
     @property
     def stopping(self) -> bool:

@@ -1,0 +1,404 @@
+"""Whole experiments: directory, resume, interruption, bad input, full disk."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+
+from fedcohort.errors import DataError, DeviceError, FedcohortError, InputError, ScenarioError, SignalError
+from fedcohort.journal import read_journal
+from fedcohort.simulate import results
+from fedcohort.simulate.checkpoint import Checkpoint, found
+from fedcohort.simulate.config import Experiment, to_toml
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.results import ResultsError, load
+from fedcohort.simulate.runner import Simulation, default_out, prepare, run_experiment
+from fedcohort.simulate.summary import summarise
+
+TABLE = {
+    "name": "small",
+    "seeds": [0, 1],
+    "data": {"name": "synthetic", "samples": 400, "test_samples": 100, "classes": 4, "shape": [6]},
+    "scenario": {
+        "partition": {"name": "shards", "clients": 12, "per_client": 2},
+        "latency": {"name": "shifted-exponential"},
+        "validation": 0.1,
+    },
+    "model": {"name": "logistic"},
+    "local": {"batch_size": 8, "steps": 4, "lr": 0.1},
+    "run": {"rounds": 8, "cohort": 3, "eval_every": 3, "workers": 1, "device": "cpu", "checkpoint_seconds": 3600.0},
+    "selectors": {
+        "uniform": {},
+        "flash": {},
+        "fedcor": {"warmup": 2, "interval": 3},
+        "scaffolded": {"name": "fedcbs", "aggregator": {"name": "scaffold"}},
+    },
+}
+
+
+def table(**changes):
+    merged = json.loads(json.dumps(TABLE))
+    for key, value in changes.items():
+        merged[key] = {**merged[key], **value} if isinstance(value, dict) and key != "selectors" else value
+    return merged
+
+
+class StopAfter(Listener):
+    """Asks to stop after so many rows."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.simulation = None
+
+    def on_round(self, run, row):
+        self.rows -= 1
+        if self.rows == 0:
+            self.simulation.stop()
+
+
+def run(out, config=TABLE, stop_after=None, resume=False):
+    simulation = Simulation.open(out) if resume else Simulation(Experiment.from_dict(config), out)
+    if stop_after:
+        listener = StopAfter(stop_after)
+        listener.simulation = simulation
+        simulation.listeners.append(listener)
+    return simulation.run()
+
+
+def sorted_rows(out, kind):
+    rows = getattr(load(out), kind).to_pylist()
+    for row in rows:
+        row.pop("wall_seconds", None)
+    key = ("run", "round", "client") if kind == "clients" else ("run", "round")
+    return sorted(rows, key=lambda row: [row[name] for name in key])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "experiment"
+    assert run(out) == "finished"
+    return out
+
+
+def test_the_directory_holds_what_it_promises(whole):
+    found_results = load(whole)
+    assert found_results.status["state"] == "finished"
+    assert found_results.status["rounds_done"] == found_results.status["rounds_total"] == 4 * 2 * 8
+    assert found_results.meta["format"] == results.FORMAT_VERSION
+    assert {"fedcohort", "torch", "numpy", "python", "device", "command", "created", "datasets"} <= set(
+        found_results.meta
+    )
+    assert len(found_results.runs) == 8
+    assert {info.state for info in found_results.runs} == {"finished"}
+    assert found_results.rounds.num_rows == 8 * 8
+    assert found_results.clients.num_rows == sum(len(row["cohort"]) for row in found_results.rounds.to_pylist())
+    assert sorted(path.name for path in (whole / "rounds").iterdir()) == ["part-00000.parquet"]
+    evaluated = found_results.curves["uniform-s0"].rounds
+    assert evaluated.tolist() == [2, 5, 7]
+    facts = found_results.federation("uniform-s1")
+    assert facts.label_counts.shape == (12, 4)
+    assert facts.label_counts.sum() == facts.sizes.sum() == facts.true_counts.sum()
+    for info in found_results.runs:
+        journal = read_journal(found_results.journal(info))
+        assert journal.last()[0] == 7
+        journal.close()
+
+
+def test_selectors_of_one_seed_share_their_federation(whole):
+    runs = load(whole).runs
+    assert len({info.federation for info in runs}) == 2
+    assert len({info.federation for info in runs if info.seed == 0}) == 1
+
+
+def test_the_written_configuration_repeats_the_experiment(whole, tmp_path):
+    config = load(whole).config
+    assert run(tmp_path / "again", config) == "finished"
+    assert sorted_rows(tmp_path / "again", "rounds") == sorted_rows(whole, "rounds")
+
+
+@pytest.mark.parametrize("stop_after", [1, 20, 37])
+def test_a_resumed_experiment_equals_an_uninterrupted_one(whole, tmp_path, stop_after):
+    out = tmp_path / "stopped"
+    assert run(out, stop_after=stop_after) == "interrupted"
+    assert load(out).status["state"] == "interrupted"
+    assert run(out, resume=True) == "finished"
+    assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
+    assert repr(sorted_rows(out, "clients")) == repr(sorted_rows(whole, "clients"))
+    for info in load(out).runs:
+        one, other = (read_journal(load(path).journal(info)) for path in (out, whole))
+        assert one.metrics() == other.metrics()
+        assert [c.clients.tolist() for c in one.cohorts()] == [c.clients.tolist() for c in other.cohorts()]
+        one.close()
+        other.close()
+
+
+def test_a_crash_loses_only_what_came_after_the_last_checkpoint(whole, tmp_path):
+    """Stop at a checkpoint, then work on without one and die: parts beyond the checkpoint are made again."""
+    out = tmp_path / "crashed"
+    config = table(run={"checkpoint_seconds": 0.0})
+    config["run"]["checkpoint_seconds"] = 0.0
+
+    class Crash(Listener):
+        def __init__(self):
+            self.left = 30
+
+        def on_round(self, run, row):
+            self.left -= 1
+            if self.left == 0:
+                raise RuntimeError("the plug was pulled")
+
+    simulation = Simulation(Experiment.from_dict(config), out, listeners=[Crash()])
+    with pytest.raises(RuntimeError, match="plug"):
+        simulation.run()
+    assert load(out).status["state"] == "failed"
+    assert "plug" in load(out).status["message"]
+    assert run(out, resume=True) == "finished"
+    assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
+
+
+def test_a_crash_while_journals_are_committed(tmp_path, monkeypatch):
+    """Some journals at the new checkpoint, some at the old one: the runs behind catch up."""
+    config = table(selectors={"uniform": {}, "flash": {}})
+    assert run(tmp_path / "whole", config) == "finished"
+    out = tmp_path / "torn"
+    simulation = Simulation(Experiment.from_dict(config), out)
+    group = simulation.prepared.group(0, journals=out / "journal", device="cpu", workers=1)
+    simulation.begin(0, group)
+    for _ in range(3):
+        group.step()
+    simulation._checkpoint(0, group)
+    for _ in range(2):
+        group.step()
+    monkeypatch.setattr(group, "commit", lambda: [run.session.commit() for run in group.runs[:2]])
+    monkeypatch.setattr("fedcohort.simulate.checkpoint.prune", lambda *_: None)
+    simulation._checkpoint(0, group)
+    group.close()
+    monkeypatch.undo()
+    assert len(found(out / "checkpoint", 0)) == 2
+    assert run(out, resume=True) == "finished"
+    ours, theirs = sorted_rows(out, "rounds"), sorted_rows(tmp_path / "whole", "rounds")
+    assert [(r["run"], r["round"], r["cohort"]) for r in ours] == [(r["run"], r["round"], r["cohort"]) for r in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4) if one["loss"] else other["loss"] is None
+
+
+def test_dying_before_the_first_checkpoint_starts_again(whole, tmp_path):
+    out = tmp_path / "early"
+    simulation = Simulation(Experiment.from_dict(TABLE), out)
+    group = simulation.prepared.group(0, journals=out / "journal", device="cpu", workers=1)
+    simulation.begin(0, group)
+    group.step()
+    group.close()
+    assert run(out, resume=True) == "finished"
+    assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
+
+
+def test_resuming_a_finished_experiment_changes_nothing(tmp_path):
+    config = table(selectors={"uniform": {}})
+    assert run(tmp_path / "x", config) == "finished"
+    before = sorted_rows(tmp_path / "x", "rounds")
+    assert run(tmp_path / "x", resume=True) == "finished"
+    assert sorted_rows(tmp_path / "x", "rounds") == before
+
+
+def test_lockstep_limits_the_size_of_groups(whole, tmp_path):
+    config = table(run={"lockstep": 2})
+    prepared = prepare(Experiment.from_dict(config))
+    assert sorted(len(places) for places in prepared.groups) == [2, 2, 2, 2]
+    assert len(prepare(Experiment.from_dict(TABLE)).groups) == 2  # SCAFFOLD trains by another rule
+    assert run(tmp_path / "x", config) == "finished"
+    for one, other in zip(sorted_rows(tmp_path / "x", "rounds"), sorted_rows(whole, "rounds"), strict=True):
+        assert one["cohort"] == other["cohort"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4) if one["loss"] else other["loss"] is None
+
+
+def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(whole, tmp_path, monkeypatch):
+    out = tmp_path / "full"
+    assert run(out, stop_after=20) == "interrupted"
+    rows = sorted_rows(out, "rounds")
+    real = os.fsync
+
+    def full(descriptor):
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if "part-" in name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResultsError, match=r"disk is full(.|\n)*--resume"):
+        run(out, resume=True)
+    monkeypatch.undo()
+    assert sorted_rows(out, "rounds") == rows
+    assert not list(out.rglob("*.tmp"))
+    assert load(out).status["state"] == "failed"
+    assert run(out, resume=True) == "finished"
+    assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
+
+
+def test_a_diverged_run_is_marked_and_the_others_finish(tmp_path):
+    selectors = {"uniform": {}, "wild": {"name": "uniform", "local": {"lr": 3e38}}}
+    assert run(tmp_path / "x", table(selectors=selectors)) == "finished"
+    states = {info.id: info.state for info in load(tmp_path / "x").runs}
+    assert states == {
+        "uniform-s0": "finished",
+        "uniform-s1": "finished",
+        "wild-s0": "diverged",
+        "wild-s1": "diverged",
+    }
+    summary = summarise(load(tmp_path / "x"))
+    wild = next(row for row in summary.rows if row.label == "wild")
+    assert wild.diverged == 2
+    json.dumps(summary.to_dict())
+
+
+def test_summary_of_targets_and_baseline(whole):
+    curves = load(whole).curves
+    target = float(np.median(curves["uniform-s0"].accuracy))
+    summary = summarise(load(whole), targets=[target], terminal=3)
+    assert summary.baseline == "uniform"
+    uniform = next(row for row in summary.rows if row.label == "uniform")
+    reached = [curves[f"uniform-s{seed}"].rounds_to(target) for seed in (0, 1)]
+    known = [r for r in reached if r is not None]
+    assert uniform.to_target[0].rounds.mean == pytest.approx(np.mean(known))
+    assert uniform.best.mean == pytest.approx(np.mean([curves[f"uniform-s{s}"].best for s in (0, 1)]))
+    assert uniform.seeds == 2
+    cor = next(row for row in summary.rows if row.label == "fedcor")
+    assert cor.query_share > 0 and uniform.query_share == 0
+    assert cor.improvement == pytest.approx((cor.terminal.mean - uniform.terminal.mean) / uniform.terminal.mean)
+
+
+# -- bad input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"data": {"name": "cifar10", "folder": "nowhere"}}, DataError, "nowhere"),
+        ({"model": {"name": "lenet"}}, InputError, "images"),
+        ({"model": {"name": "mpl"}}, FedcohortError, "did you mean 'mlp'"),
+        ({"model": {"name": "torch.nn:Identity"}}, InputError, "does not fit the classes"),
+        ({"run": {"cohort": 13}}, InputError, "13 clients, its federation has 12"),
+        ({"run": {"device": "cuda:99"}}, DeviceError, "cuda"),
+        ({"run": {"device": "gpu"}}, DeviceError, "gpu"),
+        ({"scenario": {"partition": {"name": "shards", "clients": 5000}}}, ScenarioError, "5,?000"),
+        ({"scenario": {"validation": 0.0}}, SignalError, "scenario.validation"),
+        ({"filter": {"name": "fedca"}}, InputError, "server_validation"),
+    ],
+    ids=["dataset", "shape", "model", "output", "cohort", "cuda", "device", "partition", "validation", "filter"],
+)
+def test_impossible_experiments_are_refused_before_anything_is_written(tmp_path, change, error, message):
+    if "data" in change:
+        config = {**TABLE, "data": change["data"]}
+    else:
+        config = table(**{key: {**TABLE.get(key, {}), **value} for key, value in change.items() if key in TABLE})
+        config.update({key: value for key, value in change.items() if key not in TABLE})
+    with pytest.raises(error, match=message):
+        run(tmp_path / "x", config)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_truncated_dataset_is_named(tmp_path):
+    (tmp_path / "fashion_mnist.npz").write_bytes(b"PK\x03\x04 this is not all of it")
+    config = {**TABLE, "data": {"name": "fashion-mnist", "folder": str(tmp_path)}}
+    with pytest.raises(DataError, match="fashion_mnist"):
+        run(tmp_path / "x", config)
+
+
+def test_an_existing_directory_is_not_overwritten(whole):
+    before = sorted_rows(whole, "rounds")
+    with pytest.raises(ResultsError, match="exists already"):
+        run(whole)
+    assert sorted_rows(whole, "rounds") == before
+
+
+def test_directories_that_are_no_experiments(tmp_path, whole):
+    with pytest.raises(ResultsError, match="There is no experiment"):
+        load(tmp_path / "none")
+    with pytest.raises(ResultsError, match="is empty"):
+        load(tmp_path)
+    (tmp_path / "something.txt").write_text("else")
+    with pytest.raises(ResultsError, match=r"no meta\.json"):
+        load(tmp_path)
+    (tmp_path / "meta.json").write_text("{")
+    with pytest.raises(ResultsError, match="cannot be read"):
+        load(tmp_path)
+    (tmp_path / "meta.json").write_text("{}")
+    with pytest.raises(ResultsError, match="names no format"):
+        load(tmp_path)
+    (tmp_path / "meta.json").write_text('{"format": 99, "fedcohort": "9.9"}')
+    with pytest.raises(ResultsError, match=r"newer fedcohort(.|\n)*9\.9"):
+        load(tmp_path)
+    (tmp_path / "meta.json").write_text('{"format": 1}')
+    with pytest.raises(ResultsError, match="half-written"):
+        load(tmp_path)
+    (tmp_path / "config.toml").write_text((whole / "config.toml").read_text())
+    empty = load(tmp_path)
+    assert empty.rounds.num_rows == 0 and empty.runs == [] and empty.curves == {}
+    assert summarise(empty).rows == ()
+    (tmp_path / "runs.json").write_text("[3]")
+    with pytest.raises(ResultsError, match=r"runs\.json is damaged"):
+        load(tmp_path)
+
+
+def test_damaged_parts_and_checkpoints_are_named(tmp_path):
+    out = tmp_path / "x"
+    assert run(out, stop_after=10) == "interrupted"
+    (checkpoint,) = found(out / "checkpoint", 0).values()
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(ResultsError, match="damaged"):
+        run(out, resume=True)
+    part = next((out / "rounds").iterdir())
+    part.write_bytes(b"PAR1")
+    with pytest.raises(ResultsError, match="cannot be read"):
+        load(out).rounds
+
+
+def test_a_run_that_is_not_there(whole):
+    with pytest.raises(KeyError, match="did you mean 'uniform-s0'"):
+        load(whole).run("unifrom-s0")
+
+
+def test_an_interrupted_compaction_counts_nothing_twice(tmp_path, monkeypatch):
+    out = tmp_path / "x"
+    config = table(run={"checkpoint_seconds": 0.0}, selectors={"uniform": {}})
+    monkeypatch.setattr(results.ExperimentWriter, "compact", lambda self: None)
+    assert run(out, config) == "finished"
+    monkeypatch.undo()
+    rows = sorted_rows(out, "rounds")
+    assert len(list((out / "rounds").iterdir())) > 1
+    from pathlib import Path
+
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    results.ExperimentWriter(out).compact()
+    monkeypatch.undo()
+    assert sorted_rows(out, "rounds") == rows
+    results.ExperimentWriter(out).compact()
+    assert sorted_rows(out, "rounds") == rows
+    assert [p.name for p in (out / "clients").iterdir()] == ["part-00000.parquet"]
+    assert pyarrow.parquet.read_table(out / "rounds" / "part-00000.parquet").num_rows == len(rows)
+
+
+def test_checkpoints_are_plain_arrays():
+    point = Checkpoint(3, {"a": [1, None]}, {"models": np.arange(4.0)})
+    again = Checkpoint.from_bytes(point.to_bytes())
+    assert (again.round, again.facts) == (3, {"a": [1, None]})
+    np.testing.assert_array_equal(again.arrays["models"], np.arange(4.0))
+    with pytest.raises(ResultsError, match="damaged"):
+        Checkpoint.from_bytes(b"nonsense")
+
+
+def test_default_out_is_a_new_name(tmp_path):
+    first = default_out("a b/c", tmp_path)
+    first.mkdir(parents=True)
+    assert first.parent == tmp_path
+    assert default_out("a b/c", tmp_path) != first
+
+
+def test_run_experiment_takes_plain_values(tmp_path):
+    assert run_experiment(table(selectors={"uniform": {}}), tmp_path / "x") == "finished"
+    assert torch.get_default_dtype() == torch.float32
+    assert to_toml(load(tmp_path / "x").config)
