@@ -1,0 +1,1 @@
+"""The simulator: datasets, models, the batched training engine and the lock-step runner."""

@@ -1,0 +1,17 @@
+"""The training engine: many models over one shared set of samples, batched, on all cores or on CUDA."""
+
+from fedcohort.simulate.engine.engine import Engine, choose_device
+from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss, train_plain
+from fedcohort.simulate.engine.types import ClientData, Jobs, Trained, WorkerError
+
+__all__ = [
+    "ClientData",
+    "Engine",
+    "Jobs",
+    "Trained",
+    "WorkerError",
+    "choose_device",
+    "pseudo_labels",
+    "robust_loss",
+    "train_plain",
+]

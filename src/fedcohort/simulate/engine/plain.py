@@ -1,0 +1,104 @@
+"""Local training as everybody would write it: one model, one loop, ``torch.optim.SGD``.
+
+This is the definition the batched programs are tested against, the way models that cannot be batched are trained, and
+what a client of a live federation runs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedcohort.errors import InputError
+from fedcohort.simulate.local import BatchPlan, LocalTraining
+
+
+def robust_loss(logits: torch.Tensor, labels: torch.Tensor, pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
+    """Return FLASH's loss of each sample, shape (n,), from logits (n, C), labels (n,) and pseudo-labels (n,)."""
+    by_label = F.cross_entropy(logits, labels, reduction="none")
+    by_pseudo = F.cross_entropy(logits, pseudo, reduction="none")
+    reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
+    return by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
+
+
+def pseudo_labels(model: nn.Module, x: torch.Tensor, chunk: int = 512) -> torch.Tensor:
+    """Return the classes ``model`` predicts for ``x`` (n, ...), shape (n,)."""
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        parts = [model(x[start : start + chunk]).argmax(1) for start in range(0, len(x), chunk)]
+    model.train(training)
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=x.device)
+
+
+def train_plain(
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    plan: BatchPlan,
+    local: LocalTraining,
+    *,
+    round: int = 0,
+    batches_per_epoch: int | None = None,
+    prox: float = 0.0,
+    correction: torch.Tensor | None = None,
+) -> float:
+    """Train ``model`` in place for one round on one client's samples.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The global model; afterwards the client's.
+    x, y : torch.Tensor
+        The client's training samples (n, ...) and labels (n,).
+    plan : BatchPlan
+        From :func:`fedcohort.simulate.local.batch_plan`.
+    local : LocalTraining
+        Optimiser and loss.
+    round : int
+        For the learning rate.
+    batches_per_epoch : int, optional
+        For a learning rate that decays per local epoch; default is that of this client.
+    prox : float
+        Adds ``prox * (w - w_global)`` to the gradient (FedProx).
+    correction : torch.Tensor, optional
+        Flat vector (number of parameters,) added to the gradient (SCAFFOLD, FedDyn).
+
+    Returns
+    -------
+    float
+        Mean loss of the first batch at the global model; NaN when the plan has no steps.
+    """
+    if len(x) != len(y):
+        raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")
+    parameters = list(model.parameters())
+    start = [p.detach().clone() for p in parameters] if prox else []
+    corrections: list[torch.Tensor] = []
+    if correction is not None:
+        sizes = [p.numel() for p in parameters]
+        parts = torch.split(correction[: sum(sizes)], sizes)
+        corrections = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+    pseudo = pseudo_labels(model, x) if local.loss == "robust" else None
+    rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(x)))
+    optimizer = torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    first = float("nan")
+    model.train()
+    for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
+        batch = torch.as_tensor(row[:count], device=x.device)
+        logits = model(x[batch])
+        if pseudo is None:
+            loss = F.cross_entropy(logits, y[batch])
+        else:
+            loss = robust_loss(logits, y[batch], pseudo[batch], local).mean()
+        if step == 0:
+            first = float(loss.detach())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for p, origin in zip(parameters, start, strict=False):
+            p.grad.add_(p.detach() - origin, alpha=prox)  # type: ignore[union-attr]  # backward has filled it
+        for p, shift in zip(parameters, corrections, strict=False):
+            p.grad.add_(shift)  # type: ignore[union-attr]
+        optimizer.param_groups[0]["lr"] = float(rates[step])
+        optimizer.step()
+    return first

@@ -1,0 +1,137 @@
+"""The data of an engine: one tensor of samples, and the clients of every federation as slots that point into it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedcohort.arrays import AnyArray, IntArray
+from fedcohort.errors import InputError
+from fedcohort.simulate.engine.memory import SharedBlock
+from fedcohort.simulate.engine.types import ClientData
+
+_CHUNK = 4096  # samples converted at a time, so that building the tensor needs little beside it
+
+
+@dataclass(frozen=True)
+class StoreShape:
+    """The sizes of a store; with its blocks, all a worker needs to see the same one."""
+
+    features: int
+    n_train: int
+    n_test: int
+    n_slots: int
+    clients: tuple[int, ...]  # number of clients of each federation
+
+
+class Store:
+    """Samples and clients.
+
+    ``x`` holds the training samples, then the test samples. A *slot* is one sample of one client of one federation:
+    ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it. Client c of federation f
+    owns ``size`` slots from ``first[f][c]``; the first ``train[f][c]`` of these are trained on.
+    """
+
+    def __init__(self, shape: StoreShape, blocks: Sequence[SharedBlock]) -> None:
+        self.shape = shape
+        self.blocks = list(blocks)
+        x, slots, clients, test = self.blocks
+        rows = shape.n_train + shape.n_test
+        self.x = x.tensor(torch.float32, (rows, shape.features))
+        pair = slots.tensor(torch.int64, (2, shape.n_slots))
+        self.sample, self.label = pair[0], pair[1]
+        self.y_test = test.tensor(torch.int64, (shape.n_test,))
+        table = clients.array("int64", (3, sum(shape.clients)))
+        ends = np.cumsum(shape.clients)[:-1]
+        self.first = np.split(table[0], ends)
+        self.train = np.split(table[1], ends)
+        self.size = np.split(table[2], ends)
+        self.largest = [int(part.max(initial=0)) for part in self.train]
+
+    @property
+    def x_test(self) -> torch.Tensor:
+        """The test samples (n_test, F)."""
+        return self.x[self.shape.n_train :]
+
+    @staticmethod
+    def build(
+        x_train: AnyArray, x_test: AnyArray, y_test: AnyArray, federations: Sequence[ClientData], order: IntArray | None
+    ) -> Store:
+        """Convert the data into shared memory; ``order`` (F,) permutes the channels-first features of a sample."""
+        features = math.prod(sample_shape(x_train))
+        n_train, n_test = len(x_train), len(x_test)
+        shape = StoreShape(
+            features, n_train, n_test, sum(len(f.indices) for f in federations), tuple(f.n_clients for f in federations)
+        )
+        blocks = [
+            SharedBlock(4 * (n_train + n_test) * features),
+            SharedBlock(16 * shape.n_slots),
+            SharedBlock(24 * sum(shape.clients)),
+            SharedBlock(8 * n_test),
+        ]
+        x = blocks[0].array("float32", (n_train + n_test, features)) if n_train + n_test else np.zeros((0, features))
+        shift, scale = standardisation(x_train)
+        _convert(x_train, x[:n_train], shift, scale, order)
+        _convert(x_test, x[n_train:], shift, scale, order)
+        blocks[3].array("int64", (n_test,))[:] = y_test
+        slots = blocks[1].array("int64", (2, shape.n_slots))
+        table = blocks[2].array("int64", (3, sum(shape.clients)))
+        slot = client = 0
+        for federation in federations:
+            span = slice(slot, slot + len(federation.indices))
+            slots[0, span], slots[1, span] = federation.indices, federation.labels
+            sizes = np.diff(federation.offsets)
+            columns = slice(client, client + federation.n_clients)
+            table[0, columns] = slot + federation.offsets[:-1]
+            table[1, columns] = sizes - federation.validation
+            table[2, columns] = sizes
+            slot, client = span.stop, columns.stop
+        return Store(shape, blocks)
+
+
+def sample_shape(x: AnyArray) -> tuple[int, ...]:
+    """Return the shape of one sample, channels first: (n, F) -> (F,), (n, H, W) -> (1, H, W), (n, H, W, C) -> (C, H, W)."""
+    if x.ndim == 2:
+        return (x.shape[1],)
+    if x.ndim == 3:
+        return (1, x.shape[1], x.shape[2])
+    if x.ndim == 4:
+        return (x.shape[3], x.shape[1], x.shape[2])
+    raise InputError(f"Samples must be (n, F), (n, H, W) or (n, H, W, C). Got an array of shape {x.shape}.")
+
+
+def standardisation(x_train: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Return (shift, scale) per channel that make ``(x - shift) * scale`` of mean 0 and deviation 1 over the training set.
+
+    Bytes (images) are standardised; floating-point data is taken as it is.
+    """
+    if x_train.dtype != np.uint8 or not x_train.size:
+        return np.zeros(1, np.float32), np.ones(1, np.float32)
+    channels = x_train.shape[3] if x_train.ndim == 4 else 1
+    total, square, count = np.zeros(channels), np.zeros(channels), 0
+    for start in range(0, len(x_train), _CHUNK):
+        part = x_train[start : start + _CHUNK].reshape(-1, channels)
+        for channel in range(channels):
+            # A histogram of 256 values is exact and cheaper than converting the images twice.
+            seen = np.bincount(part[:, channel], minlength=256)
+            total[channel] += seen @ np.arange(256.0)
+            square[channel] += seen @ np.arange(256.0) ** 2
+        count += len(part)
+    mean = total / count
+    deviation = np.sqrt(np.maximum(square / count - mean**2, 0))
+    return mean.astype(np.float32), (1 / np.where(deviation > 0, deviation, 1)).astype(np.float32)
+
+
+def _convert(x: AnyArray, out: AnyArray, shift: AnyArray, scale: AnyArray, order: IntArray | None) -> None:
+    for start in range(0, len(x), _CHUNK):
+        part = x[start : start + _CHUNK].astype(np.float32)
+        part -= shift
+        part *= scale
+        if part.ndim == 4:
+            part = part.transpose(0, 3, 1, 2)
+        part = part.reshape(len(part), -1)
+        out[start : start + len(part)] = part if order is None else part[:, order]

@@ -1,0 +1,208 @@
+"""Models of the papers by name, and any ``nn.Module`` the user names as ``module:Class``.
+
+The built-in ones are plain ``nn.Sequential`` stacks without BatchNorm, dropout or other hidden state, so that a model
+is its parameter vector and nothing else, and many of them can be trained as one batched program.
+
+.. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
+   Learning", Appendix C.1, which follows the TensorFlow tutorial on convolutional networks.
+.. [Simonyan2015] K. Simonyan, A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition".
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fedcohort.errors import InputError, UnknownNameError
+from fedcohort.registry import Registry, nearest
+
+MODELS: Registry[nn.Module] = Registry("model")
+
+Shape = tuple[int, ...]
+
+
+def build_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Build the model ``name`` and check that it turns one input into one number per class.
+
+    Parameters
+    ----------
+    name : str
+        A registered name, or ``module:Class`` for a class of the user's, which is constructed with
+        ``(input_shape, classes)`` or, when it does not take these, without arguments.
+    input_shape : sequence of int
+        Shape of one sample: ``(features,)`` or ``(channels, height, width)``.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    torch.nn.Module
+        Initialised from torch's global generator, as modules are; see :meth:`Engine.init` for a seeded one.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in build_model("mlp", (1, 28, 28), 10).parameters())
+    52500
+    >>> build_model("lenet", (3, 32, 32), 10)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    shape = tuple(int(side) for side in input_shape)
+    if classes < 2:
+        raise InputError(f"A classifier needs at least 2 classes. Got {classes}.")
+    try:
+        model = _named_class(name, shape, classes) if ":" in name else MODELS.get(name)(shape, classes)
+    except RuntimeError as error:
+        raise InputError(f"The model {name!r} cannot be built for inputs of shape {shape}: {error}") from error
+    _check_output(model, name, shape, classes)
+    return model
+
+
+def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UnknownNameError(
+            f"The model {name!r} names the module {module_name!r}, which cannot be imported: {error}.",
+            hint="the part before ':' is a module on Python's path, for example 'mypackage.models:Net'",
+        ) from error
+    cls = getattr(module, class_name, None)
+    if cls is None:
+        near = nearest(class_name, [key for key in vars(module) if not key.startswith("_")])
+        raise UnknownNameError(
+            f"The module {module_name!r} has no {class_name!r}.", hint=f"did you mean {near!r}?" if near else None
+        )
+    signature = inspect.signature(cls)
+    for arguments in ((shape, classes), ()):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        model = cls(*arguments)
+        if not isinstance(model, nn.Module):
+            raise InputError(f"The model {name!r} is a {type(model).__name__}, not a torch.nn.Module.")
+        return model
+    raise InputError(
+        f"The model {name!r} has the constructor {signature}; it must take (input_shape, classes) or nothing."
+    )
+
+
+def _check_output(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(torch.zeros(2, *shape))
+    except RuntimeError as error:
+        raise InputError(
+            f"The model {name!r} cannot take inputs of shape {shape} (channels first): {error}",
+            hint="choose a model made for inputs of this size",
+        ) from error
+    finally:
+        model.train(training)
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, classes):
+        got = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise InputError(
+            f"The output of the model {name!r} does not fit the classes: for one sample it gives {got}, "
+            f"it must give ({classes},), one number per class.",
+            hint=f"give its last layer {classes} outputs",
+        )
+
+
+def _dense(shape: Shape, widths: Sequence[int], classes: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten()]
+    sides = [math.prod(shape), *widths, classes]
+    for inputs, outputs in itertools.pairwise(sides):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+@MODELS.register("mlp")
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """Two hidden layers of 64 and 30 units ([Tang2022]_, Fashion-MNIST)."""
+    return _dense(shape, (64, 30), classes)
+
+
+@MODELS.register("mlp-64")
+def mlp_64(shape: Shape, classes: int) -> nn.Module:
+    """One hidden layer of 64 units."""
+    return _dense(shape, (64,), classes)
+
+
+@MODELS.register("logistic")
+def logistic(shape: Shape, classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return _dense(shape, (), classes)
+
+
+@MODELS.register("fedcor-cnn")
+def fedcor_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Three 3x3 convolutions of 32, 64 and 64 kernels, a dense layer of 64 ([Tang2022]_, CIFAR-10).
+
+    As in the TensorFlow tutorial it cites: no padding, 2x2 max-pooling after the first two convolutions.
+    """
+    channels, height, width = _image(shape, "fedcor-cnn")
+    rows, columns = (_halve(_halve(side - 2) - 2) - 2 for side in (height, width))
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(64 * rows * columns, 64), nn.ReLU(), nn.Linear(64, classes)),
+    )
+
+
+@MODELS.register("lenet")
+def lenet(shape: Shape, classes: int) -> nn.Module:
+    """Network of the PyTorch CIFAR-10 tutorial: 5x5 convolutions of 6 and 16, dense 120 and 84."""
+    channels, height, width = _image(shape, "lenet")
+    rows, columns = (_halve(_halve(side - 4) - 4) for side in (height, width))
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * rows * columns, 120), nn.ReLU()),
+        *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
+    )
+
+
+@MODELS.register("vgg11")
+def vgg11(shape: Shape, classes: int) -> nn.Module:
+    """VGG-11 ([Simonyan2015]_, configuration A) for images of 32x32 and more.
+
+    Without BatchNorm and dropout, with one dense layer after the convolutions as is usual for CIFAR; convolutions start
+    from He's normal distribution, since torch's default start does not train a stack this deep.
+    """
+    channels, height, width = _image(shape, "vgg11")
+    if min(height, width) < 32:
+        raise InputError(
+            f"The model 'vgg11' halves its input five times and needs images of at least 32x32. Got {height}x{width}.",
+            hint="use 'lenet' or 'fedcor-cnn' for smaller images",
+        )
+    layers: list[nn.Module] = []
+    for width_of_block in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        for kernels in width_of_block:
+            convolution = nn.Conv2d(channels, kernels, 3, padding=1)
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a Conv2d of ours has one
+            layers += [convolution, nn.ReLU()]
+            channels = kernels
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes))
+
+
+def _halve(side: int) -> int:
+    return side // 2
+
+
+def _image(shape: Shape, name: str) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise InputError(
+            f"The model {name!r} takes images of shape (channels, height, width). Got samples of shape {shape}.",
+            hint="use 'mlp' or 'logistic' for flat features",
+        )
+    return shape[0], shape[1], shape[2]

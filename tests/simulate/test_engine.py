@@ -1,0 +1,412 @@
+"""The batched engine against the plain loop, client by client."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcohort.errors import DeviceError, InputError, ParameterError
+from fedcohort.simulate.engine import ClientData, Engine, Jobs, train_plain
+from fedcohort.simulate.engine.flat import FlatModel
+from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss
+from fedcohort.simulate.local import LocalTraining, batch_plan
+from fedcohort.simulate.models import build_model
+
+CLASSES = 5
+
+
+class WithBatchNorm(nn.Module):
+    """A user's model with state of its own."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class WithDropout(nn.Sequential):
+    """A user's model that draws random numbers."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 8), nn.Dropout(0.5), nn.Linear(8, classes))
+
+
+class Residual(nn.Module):
+    """A user's model that is no stack of layers."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.inner = nn.Linear(int(np.prod(input_shape)), 16)
+        self.outer = nn.Linear(16, 16)
+        self.head = nn.Linear(16, classes, bias=False)
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x.flatten(1)))
+        return self.head(h + torch.relu(self.outer(h)))
+
+
+def federation(sizes, samples, classes, seed=0, validation=None):
+    generator = np.random.default_rng(seed)
+    total = int(np.sum(sizes))
+    return ClientData(
+        indices=generator.permutation(samples)[:total] if total <= samples else generator.integers(0, samples, total),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        labels=generator.integers(0, classes, total),
+        validation=np.zeros(len(sizes), np.int64) if validation is None else np.asarray(validation),
+    )
+
+
+SHAPES = {"lenet": (20, 20, 3), "fedcor-cnn": (20, 20, 1), "vgg11": (32, 32, 3)}
+
+
+def problem(model, sizes=(37, 5, 64, 1, 20), validation=(0, 0, 4, 0, 3), n=200, seed=0):
+    generator = np.random.default_rng(seed)
+    shape = SHAPES.get(model, (6, 6))
+    x = generator.integers(0, 256, (n, *shape), dtype=np.uint8)
+    y = generator.integers(0, CLASSES, n)
+    clients = federation(sizes, n, CLASSES, seed, validation)
+    return (x, y, x[:50], y[:50]), clients
+
+
+def jobs_of(clients, *, rounds=None, run=None, seed=None, steps=None):
+    clients = np.asarray(clients)
+    zeros = np.zeros(len(clients), np.int64)
+    return Jobs(
+        run=zeros if run is None else np.asarray(run),
+        federation=zeros,
+        client=clients,
+        round=zeros if rounds is None else np.asarray(rounds),
+        seed=zeros if seed is None else np.asarray(seed),
+        steps=None if steps is None else np.asarray(steps),
+    )
+
+
+def reference(engine, clients, vector, job, jobs, *, prox=0.0, correction=None):
+    """Train one job with the plain loop in double precision."""
+    module = build_model(engine.model, engine.sample, CLASSES)
+    flat = FlatModel(module)
+    flat.load(vector.cpu())
+    module.double()
+    client = int(jobs.client[job])
+    start, stop = clients.offsets[client], clients.offsets[client + 1] - clients.validation[client]
+    rows = engine.inputs(clients.indices[start:stop]).cpu().double()
+    y = torch.from_numpy(clients.labels[start:stop])
+    largest = int((np.diff(clients.offsets) - clients.validation).max())
+    n = int(stop - start)
+    local = engine.local
+    steps = local.steps_for(n, largest) if jobs.steps is None else int(jobs.steps[job])
+    plan = batch_plan(int(jobs.seed[job]), int(jobs.round[job]), client, n, local, steps)
+    first = train_plain(
+        module,
+        rows,
+        y,
+        plan,
+        local,
+        round=int(jobs.round[job]),
+        batches_per_epoch=local.batches_per_epoch(largest if local.epochs_of_largest else n),
+        prox=prox,
+        correction=None if correction is None else correction[job].cpu().double(),
+    )
+    parts = [p.detach().reshape(-1) for p in module.parameters()]
+    parts += [b.reshape(-1) for b in module.buffers() if b.is_floating_point()]
+    return torch.cat(parts), first, plan
+
+
+def assert_equal(got, want, start):
+    got, want, start = got.cpu().double(), want.double(), start.cpu().double()
+    assert (got - want).norm() <= 1e-5 * want.norm()
+    # The update itself is small beside the weights: hold it to account too.
+    assert (got - want).norm() <= 1e-4 * (want - start).norm() + 1e-6
+
+
+LOCALS = {
+    "steps": LocalTraining(steps=7, batch_size=16, lr=0.05, weight_decay=1e-3),
+    "epochs": LocalTraining(epochs=2, batch_size=16, lr=0.05, lr_decay=0.9),
+    "largest": LocalTraining(epochs_of_largest=1, batch_size=16, lr=0.05, lr_decay_epoch=0.9, milestones=(1,)),
+    "epoch-decay": LocalTraining(epochs=3, batch_size=16, lr=0.05, lr_decay_epoch=0.7),
+    "momentum": LocalTraining(steps=7, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-2),
+    "robust": LocalTraining(steps=5, batch_size=16, lr=0.05, loss="robust", robust_alpha=0.7, robust_beta=1.3),
+}
+MODELS = ["mlp", "mlp-64", "logistic", "lenet", "fedcor-cnn", f"{__name__}:Residual"]
+
+
+def build(data, clients, model, local, device="cpu", **kwargs):
+    kwargs.setdefault("workers", 1)
+    return Engine(*data, classes=CLASSES, federations=[clients], model=model, local=local, device=device, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
+
+
+def _this_module():
+    import types
+
+    module = types.ModuleType(__name__)
+    module.__dict__.update(globals())
+    return module
+
+
+@pytest.mark.parametrize("rule", ["none", "prox", "correction", "both"])
+@pytest.mark.parametrize("how", LOCALS)
+@pytest.mark.parametrize("model", MODELS)
+def test_equals_plain_loop(model, how, rule):
+    if rule != "none" and how not in ("steps", "momentum"):
+        pytest.skip("the rules of aggregators are tested with and without momentum")
+    check_against_plain(model, LOCALS[how], rule, "cpu")
+
+
+def check_against_plain(model, local, rule, device):
+    data, clients = problem(model)
+    with build(data, clients, model, local, device) as engine:
+        models = torch.stack([engine.init(1), engine.init(2)])
+        jobs = jobs_of([0, 1, 2, 3, 4, 2], rounds=[3] * 6, run=[0, 1, 0, 1, 0, 1], seed=[5, 5, 5, 5, 5, 6])
+        generator = torch.Generator().manual_seed(3)
+        correction = None
+        if rule in ("correction", "both"):
+            correction = 0.01 * torch.randn(len(jobs), engine.n_params, generator=generator).to(engine.device)
+        prox = 0.3 if rule in ("prox", "both") else 0.0
+        trained = engine.train(models, jobs, prox=prox, correction=correction)
+        for job in range(len(jobs)):
+            start = models[jobs.run[job]]
+            want, first, plan = reference(engine, clients, start, job, jobs, prox=prox, correction=correction)
+            assert_equal(trained.params[job], want, start)
+            assert trained.steps[job] == len(plan.counts)
+            assert trained.first_loss[job] == pytest.approx(first, rel=1e-4)
+        assert trained.samples.tolist() == [37, 5, 60, 1, 17, 60]
+
+
+def test_steps_can_be_given_per_job():
+    data, clients = problem("mlp")
+    with build(data, clients, "mlp", LOCALS["momentum"]) as engine:
+        models = engine.init(1)[None]
+        jobs = jobs_of([0, 1, 2], steps=[0, 9, 2])
+        trained = engine.train(models, jobs)
+        assert trained.steps.tolist() == [0, 9, 2]
+        assert torch.equal(trained.params[0], models[0])
+        for job in (1, 2):
+            want, _, _ = reference(engine, clients, models[0], job, jobs)
+            assert_equal(trained.params[job], want, models[0])
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet", f"{__name__}:WithDropout"])
+def test_bit_identical_twice_and_pool_agrees(model):
+    data, clients = problem(model)
+    jobs = jobs_of([0, 1, 2, 3, 4])
+    results = []
+    for workers in (1, 1, 3):
+        if workers > 1 and ":" in model:
+            continue  # the class of this test module is not importable elsewhere
+        with build(data, clients, model, LOCALS["epochs"], workers=workers) as engine:
+            models = engine.init(1)[None]
+            trained = engine.train(models, jobs)
+            losses = engine.client_losses(models, jobs.run, jobs.federation, jobs.client, validation=True)
+            gradients = engine.client_gradients(models, jobs.run, jobs.federation, jobs.client)
+            results.append(
+                (trained.params, losses["loss"], losses["validation_loss"], gradients, *engine.evaluate(trained.params))
+            )
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_a_run_does_not_depend_on_its_company(model):
+    data, clients = problem(model)
+    with build(data, clients, model, LOCALS["momentum"]) as engine:
+        models = torch.stack([engine.init(seed) for seed in range(3)])
+        together = engine.train(models, jobs_of([0, 2, 0, 2, 0, 2], run=[0, 0, 1, 1, 2, 2]))
+        alone = engine.train(models[1:2], jobs_of([0, 2]))
+    assert torch.allclose(together.params[2:4], alone.params, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["mlp", "logistic", "lenet"])
+def test_nan_in_one_job_leaves_the_others_alone(model):
+    data, clients = problem(model)
+    with build(data, clients, model, LOCALS["steps"]) as engine:
+        models = torch.stack([engine.init(1), torch.full((engine.n_params,), torch.nan)])
+        mixed = engine.train(models, jobs_of([0, 1, 2, 1, 0], run=[0, 1, 0, 0, 1]))
+        clean = engine.train(models, jobs_of([0, 2, 1], run=[0, 0, 0]))
+        loss, _ = engine.evaluate(models)
+    assert torch.isnan(mixed.params[1]).all()
+    assert torch.isnan(mixed.params[4]).all()
+    for a, b in ((0, 0), (2, 1), (3, 2)):
+        assert torch.allclose(mixed.params[a], clean.params[b], rtol=1e-5, atol=1e-6)
+    assert np.isfinite(loss[0])
+    assert np.isnan(loss[1])
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_losses_gradients_evaluation_and_logits(model):
+    check_evaluation(model, "cpu")
+
+
+def check_evaluation(model, device):
+    data, clients = problem(model)
+    validation = np.array([3, 1, 4, 1, 5])
+    with build(data, clients, model, LOCALS["robust"], device, server_validation=validation) as engine:
+        models = torch.stack([engine.init(1), engine.init(2)])
+        run, client = np.array([0, 1, 1, 0]), np.array([0, 2, 4, 3])
+        zeros = np.zeros(4, np.int64)
+        got = engine.client_losses(
+            models, run, zeros, client, validation=True, robust=True, pseudo=True, pseudo_models=models.flip(0)
+        )
+        gradients = engine.client_gradients(models, run, zeros, client)
+        loss, accuracy = engine.evaluate(models)
+        logits = engine.logits(models)
+        modules = []
+        for vector in models:
+            flat = FlatModel(build_model(model, engine.sample, CLASSES))
+            modules.append(flat.load(vector.cpu()).double())
+        for q in range(4):
+            start, stop = clients.offsets[client[q] : client[q] + 2]
+            middle = stop - clients.validation[client[q]]
+            x = engine.inputs(clients.indices[start:stop]).cpu().double()
+            y = torch.from_numpy(clients.labels[start:stop])
+            cut = middle - start
+            module = modules[run[q]]
+            out = module(x[:cut])
+            assert got["loss"][q] == pytest.approx(float(nn.functional.cross_entropy(out, y[:cut])), rel=1e-5)
+            pseudo = pseudo_labels(modules[1 - run[q]], x[:cut])
+            robust = float(robust_loss(out, y[:cut], pseudo, engine.local).mean())
+            assert got["robust_loss"][q] == pytest.approx(robust, rel=1e-5)
+            by_pseudo = float(nn.functional.cross_entropy(out, pseudo))
+            assert got["pseudo_loss"][q] == pytest.approx(by_pseudo, rel=1e-5)
+            if stop > middle:
+                held = float(nn.functional.cross_entropy(module(x[cut:]), y[cut:]))
+                assert got["validation_loss"][q] == pytest.approx(held, rel=1e-5)
+            else:
+                assert np.isnan(got["validation_loss"][q])
+            grads = torch.autograd.grad(nn.functional.cross_entropy(out, y[:cut]), list(module.parameters()))
+            want = torch.cat([g.reshape(-1) for g in grads])
+            assert (gradients[q].cpu().double() - want).norm() <= 1e-5 * want.norm()
+        x = engine.inputs(np.arange(50)).cpu().double()  # the test set is the start of the training set
+        for m in range(2):
+            out = modules[m](x)
+            y = torch.from_numpy(data[3])
+            assert loss[m] == pytest.approx(float(nn.functional.cross_entropy(out, y)), rel=1e-5)
+            assert accuracy[m] == pytest.approx(float((out.argmax(1) == y).double().mean()))
+            want = modules[m](engine.inputs(validation).cpu().double())
+            assert torch.allclose(logits[m].cpu().double(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_flat_features_and_floats_are_taken_as_they_are():
+    x = np.random.default_rng(0).normal(size=(30, 7)).astype(np.float32)
+    y = np.arange(30) % CLASSES
+    clients = federation([10, 20], 30, CLASSES)
+    with build((x, y, x, y), clients, "mlp-64", LOCALS["steps"]) as engine:
+        assert engine.sample == (7,)
+        np.testing.assert_array_equal(engine.inputs(np.arange(30)).numpy(), x)
+
+
+def test_images_are_standardised_with_the_training_set():
+    data, clients = problem("lenet")
+    with build(data, clients, "lenet", LOCALS["steps"]) as engine:
+        x = engine.inputs(np.arange(200))
+        assert x.shape == (200, 3, 20, 20)
+        assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+        assert torch.allclose(x.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
+        raw = torch.from_numpy(data[0]).permute(0, 3, 1, 2).double()
+        want = (raw - raw.mean((0, 2, 3), keepdim=True)) / raw.std((0, 2, 3), keepdim=True, correction=0)
+        assert torch.allclose(x.double(), want, atol=1e-5)
+
+
+def test_a_stateful_model_falls_back_and_says_so(caplog):
+    model = f"{__name__}:WithBatchNorm"
+    data, clients = problem(model, sizes=(40, 24), validation=(0, 0))
+    with caplog.at_level("WARNING"), build(data, clients, model, LOCALS["steps"]) as engine:
+        assert sum("cannot be batched" in record.message for record in caplog.records) == 1
+        models = engine.init(1)[None]
+        jobs = jobs_of([0, 1])
+        trained = engine.train(models, jobs)
+        for job in range(2):
+            want, _, _ = reference(engine, clients, models[0], job, jobs)
+            assert_equal(trained.params[job], want, models[0])
+        assert engine.n_params == 36 * 8 + 8 + 16 + 8 * CLASSES + CLASSES + 16  # running mean and variance travel along
+        gradients = engine.client_gradients(models, jobs.run, jobs.federation, jobs.client)
+        assert (gradients[:, -16:] == 0).all()
+
+
+def test_global_generators_are_left_alone():
+    data, clients = problem("mlp")
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002  # the global generator is what is watched
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    with build(data, clients, "mlp", LOCALS["steps"]) as engine:
+        engine.train(engine.init(1)[None], jobs_of([0, 1]))
+    with build(data, clients, f"{__name__}:WithDropout", LOCALS["steps"]) as engine:
+        engine.train(engine.init(1)[None], jobs_of([0, 1]))
+    assert torch.equal(before, torch.get_rng_state())
+    np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_init_is_seeded():
+    data, clients = problem("mlp")
+    with build(data, clients, "mlp", LOCALS["steps"]) as engine:
+        assert torch.equal(engine.init(3), engine.init(3))
+        assert not torch.equal(engine.init(3), engine.init(4))
+
+
+def test_no_jobs_at_all():
+    data, clients = problem("mlp")
+    with build(data, clients, "mlp", LOCALS["steps"]) as engine:
+        trained = engine.train(engine.init(1)[None], jobs_of(np.zeros(0, np.int64)))
+        assert trained.params.shape == (0, engine.n_params)
+        assert engine.client_losses(engine.init(1)[None], *(np.zeros(0, np.int64),) * 3)["loss"].shape == (0,)
+
+
+def test_a_client_without_samples_returns_the_global_model():
+    data, clients = problem("mlp", sizes=(10, 0, 4), validation=(0, 0, 4))
+    with build(data, clients, "mlp", LOCALS["epochs"]) as engine:
+        models = engine.init(1)[None]
+        trained = engine.train(models, jobs_of([0, 1, 2]))
+        assert torch.equal(trained.params[1], models[0])
+        assert torch.equal(trained.params[2], models[0])
+        assert np.isnan(trained.first_loss[1:]).all()
+        losses = engine.client_losses(models, *(np.zeros(2, np.int64),) * 2, np.array([1, 2]), validation=True)
+        assert np.isnan(losses["loss"]).all()
+        assert np.isfinite(losses["validation_loss"]).tolist() == [False, True]
+
+
+def test_bad_input():
+    data, clients = problem("mlp")
+    local = LOCALS["steps"]
+    with pytest.raises(DeviceError, match="cuda:99|no CUDA"):
+        build(data, clients, "mlp", local, "cuda:99")
+    with pytest.raises(DeviceError, match="nonsense"):
+        build(data, clients, "mlp", local, "nonsense")
+    with pytest.raises(ParameterError, match="workers"):
+        build(data, clients, "mlp", local, workers=0)
+    with pytest.raises(InputError, match="labels"):
+        build((data[0], data[1][:-1], *data[2:]), clients, "mlp", local)
+    with pytest.raises(InputError, match="empty"):
+        build((data[0][:0], data[1][:0], *data[2:]), clients, "mlp", local)
+    with pytest.raises(InputError, match="does not fit|must be in"):
+        Engine(*data, classes=3, federations=[clients], model="mlp", local=local, device="cpu")
+    with pytest.raises(InputError, match="indices"):
+        bad = ClientData(clients.indices + 200, clients.offsets, clients.labels, clients.validation)
+        build(data, bad, "mlp", local)
+    with build(data, clients, "mlp", local) as engine:
+        models = engine.init(1)[None]
+        with pytest.raises(InputError, match="client"):
+            engine.train(models, jobs_of([0, 99]))
+        with pytest.raises(InputError, match="run"):
+            engine.train(models, jobs_of([0], run=[1]))
+        with pytest.raises(InputError, match="correction"):
+            engine.train(models, jobs_of([0]), correction=torch.zeros(2, engine.n_params))
+        with pytest.raises(InputError, match="flat vector"):
+            engine.evaluate(models[:, :-1])
+        with pytest.raises(InputError, match="validation"):
+            engine.logits(models)
+        with pytest.raises(InputError, match="Positions"):
+            engine.logits(models, np.array([200]))
+    with pytest.raises(InputError, match="closed"):
+        engine.evaluate(models)
