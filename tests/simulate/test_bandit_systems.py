@@ -1,0 +1,96 @@
+"""FedCM, FedACS and FLASH do on digits what they are for; each fails when its system stops doing it."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pyarrow")
+pytest.importorskip("sklearn")
+
+from fedcohort.selectors.fedacs import FedAcs, ranking
+from fedcohort.session import Session
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation
+
+SEEDS = [0, 1]
+
+
+def results_of(tmp_path, scenario, selectors, *, rounds, cohort, local=None):
+    table = {
+        "name": "bandits",
+        "seeds": SEEDS,
+        "data": {"name": "digits"},
+        "scenario": scenario,
+        "model": {"name": "mlp"},
+        "local": {"batch_size": 16, "steps": 10, "lr": 0.05, **(local or {})},
+        "run": {"rounds": rounds, "cohort": cohort, "eval_every": rounds, "device": "cpu"},
+        "selectors": selectors,
+    }
+    simulation = Simulation(Experiment.from_dict(table), tmp_path / "out", device="cpu")
+    assert simulation.run() == "finished"
+    return load(tmp_path / "out")
+
+
+def runs_of(results, label):
+    return [run for run in results.runs if run.label == label]
+
+
+def cohorts(results, run):
+    return [np.asarray(c) for c in results.column(run, "cohort")]
+
+
+def test_flash_lowers_the_noise_of_its_picks(tmp_path):
+    scenario = {
+        "partition": {"name": "iid", "clients": 30},
+        "noise": {"level": 0.4},
+        "latency": {"name": "shifted-exponential"},
+        "validation": 0.1,
+    }
+    selectors = {"uniform": {}, "flash": {}}
+    results = results_of(tmp_path, scenario, selectors, rounds=80, cohort=4, local={"loss": "robust"})
+
+    def late_noise(label):
+        """Noise of the picks of the last 20 rounds, relative to the federation's."""
+        found = []
+        for run in runs_of(results, label):
+            noise = results.federation(run).noise_rate
+            found.append(np.mean([noise[c].mean() for c in cohorts(results, run)[-20:]]) / noise.mean())
+        return np.mean(found)
+
+    assert late_noise("flash") < 0.75 < late_noise("uniform"), (late_noise("flash"), late_noise("uniform"))
+
+
+def skew(counts):
+    """Distance of each client's labels to the federation's."""
+    shares = counts / counts.sum(1, keepdims=True)
+    return ((shares - counts.sum(0) / counts.sum()) ** 2).sum(1)
+
+
+def test_fedacs_lowers_the_skew_of_its_pool(tmp_path):
+    scenario = {"partition": {"name": "skewness", "clients": 40, "samples": 40}}
+    selectors = {"uniform": {}, "fedacs": {"pool_share": 0.3}, "analytics": {"name": "fedacs", "pool_share": 1.0}}
+    results = results_of(tmp_path, scenario, selectors, rounds=60, cohort=6)
+    for run in runs_of(results, "fedacs"):
+        skews = skew(results.federation(run).label_counts)
+        late = np.mean([skews[c].mean() for c in cohorts(results, run)[30:]])
+        assert late < 0.75 * skews.mean(), (late, skews.mean())
+    for run in runs_of(results, "analytics"):
+        skews = skew(results.federation(run).label_counts)
+        with Session.open(results.journal(run), FedAcs(pool_share=1.0)) as session:
+            found = ranking(session.state)
+        assert skews[found.order[:10]].mean() < 0.6 * skews[found.order[-10:]].mean()
+
+
+def test_fedcm_raises_the_share_of_kept_models(tmp_path):
+    scenario = {"partition": {"name": "class-heterogeneity", "clients": 16, "alpha": 0.1}, "server_validation": 20}
+    fedca = {"name": "fedca"}
+    selectors = {"uniform": {"filter": fedca}, "fedcm-ucb": {"filter": fedca}, "fedcm-ts": {"filter": fedca}}
+    results = results_of(tmp_path, scenario, selectors, rounds=60, cohort=6)
+
+    def kept(label):
+        return np.mean([np.mean(k) for run in runs_of(results, label) for k in results.column(run, "kept")[20:]])
+
+    assert kept("uniform") < 0.95  # the filter does drop models
+    for label in ("fedcm-ucb", "fedcm-ts"):
+        assert kept(label) > kept("uniform") + 0.02, (label, kept(label), kept("uniform"))
