@@ -352,7 +352,7 @@ def draw_group(group: Group, size: int, weighting: Weighting, rng: np.random.Gen
     rng : numpy.random.Generator
         Source of randomness.
     swaps : int
-        0 is the paper.
+        0 is the paper. A single client, and everybody, are never swapped.
     """
     if not 1 <= size <= group.n:
         raise InputError(f"Between 1 and {group.n} clients can be drawn. Got size={size}.")
@@ -368,7 +368,7 @@ def draw_group(group: Group, size: int, weighting: Weighting, rng: np.random.Gen
     for m in range(2, size + 1):
         picks[m - 1], chance[m - 1] = draw_next(group.extended(values), m, weighting, rng.random())
         group.add(int(picks[m - 1]))
-    moves = swaps if group.n > size else 0
+    moves = swaps if 1 < size < group.n else 0
     order = np.empty(0, dtype=np.int64)
     for move in range(moves):
         if move % size == 0:
@@ -378,7 +378,7 @@ def draw_group(group: Group, size: int, weighting: Weighting, rng: np.random.Gen
         picks[place], chance[place] = draw_next(group.extended(values), size, weighting, rng.random())
         bonus[place] = 0.0
         group.add(int(picks[place]))
-    if size > 1 or moves:
+    if size > 1:
         last = weighting.balance(values, size)
         explored = np.zeros(group.n)
     highest = float(last.max())

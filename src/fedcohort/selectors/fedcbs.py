@@ -47,11 +47,14 @@ class FedCBS(Selector[BalancedState]):
 
     The step-by-step draw does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims for: of the four
     clients of its Figure 3 it finds the balanced three with probability 0.074. With ``swaps`` the drawn cohort is moved
-    towards that distribution, one member after the other.
+    towards that distribution, one member after the other. Ten swaps more than
+    halve the mean QCID (Dirichlet 0.1 labels, 60 of 200 clients available, 10 picked: 0.0037 to 0.0015; uniform cohorts
+    0.044). With one or two classes per client a target accuracy is then reached sooner, with Dirichlet labels as soon;
+    they are the default.
 
     Deviations from the paper: a client without samples counts as fully imbalanced (the formula would divide by 0, or
     prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of Theorem 3.1 in double
-    precision, counts as 0. ``swaps`` above 0 is an addition.
+    precision, counts as 0. The swaps are an addition; ``swaps=0`` leaves them out.
 
     Examples
     --------
@@ -69,7 +72,7 @@ class FedCBS(Selector[BalancedState]):
     beta: float = param(1.0, Interval(float, 0, None, "neither"), "growth of the exponents, beta_m = beta * m (beta_m)")
     floor: float = param(1e-20, Interval(float, 0, 1, "neither"), "least value of QCID (L_b)")
     swaps: int = param(
-        0, Interval(int, 0, None), "swap moves towards P(M) ~ QCID^-beta_M after the draw; 0 is the paper"
+        10, Interval(int, 0, None), "swap moves towards P(M) ~ QCID^-beta_M after the draw; 0 is the paper"
     )
 
     @property
