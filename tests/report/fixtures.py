@@ -283,7 +283,7 @@ def start_experiment(
     """Begin an experiment: every choice x seed x setting is a run; nothing is played yet."""
     writer = ExperimentWriter.create(
         path,
-        f'name = "{path.name}"\nrounds = {rounds}\nselectors = {json.dumps([c.selector for c in choices])}\n{extra_config}',
+        f'name = "{path.name}"\nrounds = {rounds}\n{extra_config}',
         {"fedcohort": "0.1.0", "torch": "none", "python": "3.11", "device": "cpu", "created": "2026-01-01T12:00:00",
          "command": "fedcohort compare", "dataset": {"name": "toy", "classes": CLASSES}},
     )  # fmt: skip
@@ -294,7 +294,6 @@ def start_experiment(
     for number, setting in enumerate(settings):
         for choice in choices:
             for seed, facts in federations.items():
-                file = path / "journal" / f"{number}.sqlite" if journal else None
                 run_id = f"{(choice.label or choice.selector).replace(' ', '-')}-s{seed}" + (
                     f"-{number}" if number else ""
                 )

@@ -270,10 +270,11 @@ def coefficients(sources: Sequence[Source]) -> Figure | None:
         views.append({"name": source.group.label, "x": {"label": "round", "format": "integer"}, "series": series})
         top = max(last, key=lambda name: abs(last[name]))
         effect = "raises" if last[top] > 0 else "lowers"
+        size = number(last[top]).replace("-", "−")
         sentences.append(
-            f"At the end {source.group.label} (seed {source.run.seed}) goes most by {top}: it {effect} a score, "
-            f"with coefficient {number(last[top])}.".replace("-", "−")
-            if abs(last[top]) > 0
+            f"At the end {source.group.label} (seed {source.run.seed}) goes most by {top}: it {effect} a client's "
+            f"score, with coefficient {size}."
+            if last[top]
             else f"{source.group.label} (seed {source.run.seed}) has learned nothing yet: all coefficients are 0."
         )
     if not views:

@@ -1,0 +1,113 @@
+"""The report in a real browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedcohort.report.page import assemble, build_report
+
+FIGURES = 11
+
+
+@pytest.fixture(scope="module")
+def report_url(experiment, tmp_path_factory):
+    path = tmp_path_factory.mktemp("html") / "report.html"
+    path.write_text(build_report(assemble([experiment])), encoding="utf-8")
+    return path.as_uri()
+
+
+def opened(page, url):
+    page.driver.get(url)
+    page.js("FC.drawAll()")
+    page.wait(f"document.querySelectorAll('.chart[data-state=drawn]').length === {FIGURES}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_every_plot_has_data_nothing_leaves_nothing_overflows(page, report_url, width, scheme):
+    page.size(width)
+    page.scheme(scheme)
+    opened(page, report_url)
+    assert (
+        page.js("return [...document.querySelectorAll('.chart')].filter(c => c.dataset.state !== 'drawn').length") == 0
+    )
+    marks = page.js(
+        """return [...document.querySelectorAll('.chart svg')].map(
+             s => s.querySelectorAll('path, circle, rect, image').length)"""
+    )
+    assert len(marks) == FIGURES and min(marks) > 0
+    assert page.overflow() == []
+    assert page.errors() == []
+    assert [url for url in page.requests() if url != report_url] == []
+    background = page.js("return getComputedStyle(document.documentElement).backgroundColor")
+    light = sum(map(int, re.findall(r"\d+", background)[:3])) > 380
+    assert light == (scheme == "light")
+
+
+def test_every_view_of_every_plot_draws(page, report_url):
+    opened(page, report_url)
+    empty = page.js(
+        """const bad = [];
+        for (const c of FC.charts) for (let i = 0; i < c.spec.views.length; i++) {
+          c.show(i);
+          if (c.host.dataset.state !== 'drawn') bad.push(c.spec.title + ' ' + c.spec.views[i].name);
+        }
+        return bad;"""
+    )
+    assert empty == [] and page.errors() == []
+
+
+def test_numbers_in_the_csv_are_those_of_the_picture(page, report_url):
+    opened(page, report_url)
+    rows = page.js("return FC.charts.map(c => [c.spec.file, c.csv().trim().split('\\n').length])")
+    assert dict(rows).keys() >= {"accuracy", "picks", "cost", "scenario", "fedcor-map"}
+    assert all(count > 1 for _, count in rows)
+    head, first = page.js("return FC.charts.find(c => c.spec.file === 'accuracy').csv().split('\\n').slice(0, 2)")
+    assert head == "view,series,x,test accuracy,low,high"
+    spec = page.js("return FC.charts.find(c => c.spec.file === 'accuracy').spec.views[0].series[0]")
+    assert float(first.split(",")[3]) == spec["y"][0]
+
+
+def test_hover_legend_and_zoom(page, report_url):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    opened(page, report_url)
+    plot = page.driver.find_element("css selector", "[data-figure='0-accuracy'] .plot")
+    page.js("arguments[0].scrollIntoView({block: 'center'})", plot)
+    ActionChains(page.driver).move_to_element(plot).perform()
+    tip = page.driver.find_element("css selector", "[data-figure='0-accuracy'] .tip")
+    assert tip.is_displayed() and "fedcbs" in tip.text and "%" in tip.text
+    lines = 'document.querySelectorAll(\'[data-figure="0-accuracy"] svg path[stroke-width="1.8"]\').length'
+    before = page.js(f"return {lines}")
+    page.driver.find_elements("css selector", "[data-figure='0-accuracy'] .legend button")[0].click()
+    assert page.js(f"return {lines}") == before - 1
+    ActionChains(page.driver).move_to_element(plot).click_and_hold().move_by_offset(150, 0).release().perform()
+    zoom = page.js("return FC.charts.find(c => c.spec.file === 'accuracy').zoom")
+    assert zoom is not None and 0 < zoom[0] < zoom[1] < 24
+    page.driver.find_element("css selector", "[data-figure='0-accuracy'] .reset").click()
+    assert page.js("return FC.charts.find(c => c.spec.file === 'accuracy').zoom") is None
+    assert page.errors() == []
+
+
+def test_explanations_can_be_browsed(page, report_url):
+    opened(page, report_url)
+    options = page.js("return [...document.querySelectorAll('.why select option')].map(o => o.textContent)")
+    assert any("fedcm-ts" in text for text in options)
+    text = page.js(
+        """const [s, r] = document.querySelectorAll('.why select');
+        s.value = [...s.options].findIndex(o => o.textContent.startsWith('fedcm-ts')); s.onchange();
+        r.value = '0'; r.onchange();
+        return document.querySelector('.why [data-role=table]').innerText"""
+    )
+    assert "Round 0: 5 of 20 candidates were picked" in text and "exploration" in text and "uniform" in text
+
+
+def test_the_theme_can_be_switched(page, report_url):
+    opened(page, report_url)
+    colours = set()
+    for _ in range(3):
+        page.driver.find_element("id", "theme").click()
+        colours.add(page.js("return getComputedStyle(document.documentElement).backgroundColor"))
+    assert len(colours) == 2

@@ -1,0 +1,287 @@
+"""The dashboard: what it reads, whom it lets in, and how soon a browser shows a new round."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from fedcohort.clients import ClientTable
+from fedcohort.errors import InputError
+from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
+from fedcohort.report.dashboard.feed import Watcher
+from fedcohort.report.dashboard.server import check
+from fedcohort.session import Session
+
+CHOICES = ("uniform", "fedcm-ts")
+
+
+@pytest.fixture
+def running(toy, tmp_path):
+    made = toy.start_experiment(
+        tmp_path / "runs" / "going", [toy.Choice(name) for name in CHOICES], seeds=2, rounds=30, clients=12, size=3
+    )
+    made.play(6)
+    return made
+
+
+def seen(watcher, name="going"):
+    watcher.poll()
+    return watcher.items[name].detail()
+
+
+# -- what it reads --------------------------------------------------------------------------------------------------
+
+
+def test_a_running_simulation_is_followed_line_by_line(running):
+    watcher = Watcher(running.path.parent)
+    first = seen(watcher)
+    assert first["state"] == "running" and first["done"] == 24 and first["total"] == 120
+    assert {line["round"] for line in first["table"]} == {5}
+    assert [f["name"] for f in first["sections"][0]["figures"]] == ["accuracy", "balance", "picks", "participation"]
+    version = watcher.version
+    watcher.poll()
+    assert watcher.version == version  # nothing new, nothing sent
+    row, _ = running.runs[0].step()
+    with (running.path / "live.jsonl").open("a") as feed:
+        feed.write(running.runs[0].live_line(row)[:20])
+        feed.flush()
+        watcher.poll()
+        assert watcher.version == version  # half a line is no line
+        feed.write(running.runs[0].live_line(row)[20:])
+        feed.flush()
+    after = seen(watcher)
+    assert next(line for line in after["table"] if line["id"] == "uniform-s1")["round"] == 6
+    shown = next(line for line in after["table"] if line["id"] == "uniform-s1")["cohort"]
+    assert [member["client"] for member in shown] == [str(c) for c in row["cohort"]]
+    json.dumps(after, allow_nan=False)
+
+
+def test_a_feed_that_starts_anew_is_read_anew(running):
+    watcher = Watcher(running.path)
+    assert seen(watcher)["done"] == 24
+    lines = (running.path / "live.jsonl").read_text().splitlines(keepends=True)
+    (running.path / "live.jsonl").write_text("".join(lines[:4]))
+    detail = seen(watcher)
+    assert {line["round"] for line in detail["table"]} == {0}
+
+
+def test_without_a_live_feed_the_parts_are_read(running):
+    (running.path / "live.jsonl").unlink()
+    watcher = Watcher(running.path)
+    assert {line["round"] for line in seen(watcher)["table"]} == {5}
+    running.play(1, live=False)
+    (running.path / "live.jsonl").unlink(missing_ok=True)
+    assert {line["round"] for line in seen(watcher)["table"]} == {6}
+
+
+def test_who_does_not_deliver_is_a_straggler(running):
+    row = {"run": "uniform-s1", "round": 6, "cohort": [3, 4, 5], "statuses": [0, 3, 0], "durations": [1.0, 1.0, 9.0]}
+    with (running.path / "live.jsonl").open("a") as feed:
+        feed.write(json.dumps(row) + "\n")
+    line = next(line for line in seen(Watcher(running.path))["table"] if line["id"] == "uniform-s1")
+    assert [m["status"] for m in line["cohort"]] == ["ok", "late", "ok"]
+    assert line["stragglers"][0]["client"] == "4" and line["stragglers"][0]["trouble"] == 1
+
+
+def test_spoilt_and_foreign_things_do_not_stop_it(running):
+    root = running.path.parent
+    (root / "broken").mkdir()
+    (root / "broken" / "meta.json").write_text("{")
+    (root / "notes.sqlite").write_text("not a journal")
+    (root / "empty").mkdir()
+    with (running.path / "live.jsonl").open("a") as feed:
+        feed.write('garbage\n{"no": "run"}\n')
+    watcher = Watcher(root)
+    assert seen(watcher)["done"] == 24
+    states = {line["id"]: line["state"] for line in watcher.overview()["items"]}
+    assert states == {"going": "running", "broken": "unreadable", "notes.sqlite": "unreadable"}
+    assert watcher.items["broken"].detail()["message"]
+
+
+def test_an_explanation_comes_from_the_runs_journal(running):
+    watcher = Watcher(running.path)
+    watcher.poll()
+    found = watcher.items["going"].why("fedcm-ts-s1", 3, None)
+    assert found["round"] == 3 and len(found["picked"]) == 3 and found["parts"] == ["kept", "exploration"]
+    with pytest.raises(Exception, match="no run 'nobody'"):
+        watcher.items["going"].why("nobody", 3, None)
+
+
+@pytest.fixture
+def session(tmp_path):
+    table = ClientTable(names=[f"site-{i}" for i in range(8)])
+    made = Session(SELECTORS.create("fedcm-ts"), table, seed=1, journal=tmp_path / "server.sqlite")
+    rng = np.random.default_rng(0)
+    for r in range(6):
+        cohort = made.ask(RoundRequest(size=3))
+        duration = rng.uniform(1, 2, 3) + np.where(cohort.clients == 2, 30.0, 0.0)
+        made.tell(RoundReport(cohort.ticket, cohort.clients, [0, 0, 0], {"duration": duration}, [True, True, False]))
+        made.record(r, {"accuracy": 0.1 * r, "loss": 1.0 - 0.1 * r})
+    yield made
+    made.close()
+
+
+def test_a_live_session_is_followed(session):
+    watcher = Watcher(session.journal.path)
+    watcher.poll()
+    (item,) = watcher.items.values()
+    detail = item.detail()
+    assert detail["state"] == "running" and detail["done"] == 6
+    assert [f["name"] for f in detail["sections"][0]["figures"]] == ["metrics", "picks", "participation"]
+    cohort = session.ask(RoundRequest(size=3))
+    session.tell(RoundReport(cohort.ticket, cohort.clients[:1], [1], {"duration": [1.0]}, complete=False))
+    before = item.version
+    watcher.poll()
+    assert item.version == before + 1
+    (line,) = item.detail()["table"]
+    assert line["round"] == 6
+    assert [m["client"] for m in line["cohort"]] == list(cohort.names)
+    assert [m["status"] for m in line["cohort"]] == ["failed", "training", "training"]
+    why = item.why("", 6, cohort.names[0])
+    assert why["was_picked"] and why["name"] == cohort.names[0]
+    json.dumps(item.detail(), allow_nan=False)
+
+
+def test_a_slow_site_is_a_straggler(session):
+    watcher = Watcher(session.journal.path)
+    watcher.poll()
+    (item,) = watcher.items.values()
+    (line,) = item.detail()["table"]
+    slow = [s["client"] for s in line["stragglers"] if (s["slow"] or 0) > 5]
+    asked = {name for row in session.journal.cohorts() for name in [f"site-{c}" for c in row.clients.tolist()]}
+    assert slow == (["site-2"] if "site-2" in asked else [])
+    assert "site-2" in asked  # otherwise this test shows nothing
+
+
+# -- whom it lets in ------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """The dashboard on a free port, in a thread."""
+
+    def __init__(self, root, token=None):
+        import uvicorn
+
+        from fedcohort.report.dashboard.app import create_app
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        config = uvicorn.Config(
+            create_app(root, token=token), port=self.port, log_level="error", timeout_graceful_shutdown=1
+        )
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        self.thread.start()
+        for _ in range(200):
+            if self.server.started:
+                return self
+            time.sleep(0.05)
+        raise AssertionError("the dashboard did not start")
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join(10)
+
+
+def test_the_world_needs_a_token(tmp_path):
+    for host in ("0.0.0.0", "192.168.1.5", "::", "example.org"):
+        with pytest.raises(InputError, match="without a token"):
+            check(tmp_path, host, None)
+        check(tmp_path, host, "long-enough-secret")
+    for host in ("127.0.0.1", "localhost", "::1"):
+        check(tmp_path, host, None)
+    with pytest.raises(InputError, match="8 characters"):
+        check(tmp_path, "0.0.0.0", "short")
+    with pytest.raises(InputError, match="no folder"):
+        check(tmp_path / "nowhere", "127.0.0.1", None)
+
+
+def test_token_is_asked_for_and_kept_out_of_the_address(running):
+    with Server(running.path.parent, token="correct-horse") as served:
+        assert httpx.get(served.url).status_code == 401
+        assert httpx.get(f"{served.url}/api/overview").status_code == 401
+        assert httpx.get(f"{served.url}/?token=wrong-horse").status_code == 401
+        bearer = {"Authorization": "Bearer correct-horse"}
+        assert httpx.get(f"{served.url}/api/overview", headers=bearer).json()["items"][0]["id"] == "going"
+        with httpx.Client(follow_redirects=True) as client:
+            answer = client.get(f"{served.url}/?token=correct-horse")
+            assert answer.status_code == 200 and "token" not in str(answer.url)
+            assert client.get(f"{served.url}/api/overview").status_code == 200
+
+
+def test_another_name_for_this_machine_is_refused(running):
+    with Server(running.path.parent) as served:
+        assert httpx.get(f"{served.url}/api/overview").status_code == 200
+        stranger = httpx.get(f"{served.url}/api/overview", headers={"Host": "evil.example"})
+        assert stranger.status_code == 403
+
+
+def test_the_interface_answers_clearly(running):
+    with Server(running.path.parent) as served:
+        page = httpx.get(served.url)
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        query = {"item": "going", "run": "fedcm-ts-s1", "round": 2}
+        found = httpx.get(f"{served.url}/api/explain", params=query).json()
+        assert found["round"] == 2 and len(found["picked"]) == 3
+        missing = httpx.get(f"{served.url}/api/explain", params={**query, "round": 99})
+        assert missing.status_code == 404 and "rounds 0 to 5" in missing.json()["error"]
+        assert httpx.get(f"{served.url}/api/detail", params={"item": "nothing"}).status_code == 404
+        assert httpx.get(f"{served.url}/api/explain", params={**query, "run": "../../etc/passwd"}).status_code == 404
+
+
+# -- in a browser ---------------------------------------------------------------------------------------------------
+
+
+def test_a_new_round_is_shown_within_two_seconds(page, running):
+    rounds = "Math.max(0, ...[...document.querySelectorAll('[data-run] [data-round]')].map(e => +e.textContent))"
+    with Server(running.path.parent) as served:
+        page.driver.get(f"{served.url}/#going")
+        page.wait(f"{rounds} === 6")
+        page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
+        waits = []
+        for expected in (7, 8, 9):
+            running.play(1)
+            start = time.monotonic()
+            page.wait(f"{rounds} === {expected}", 5)
+            waits.append(time.monotonic() - start)
+        assert max(waits) < 2.0, waits
+        curve = page.js("return FC.charts.find(c => c.spec.name === 'accuracy').spec.views[0].series[0].x")
+        assert curve[-1] == 8  # evaluated every other round, from 0
+        assert page.errors() == []
+        assert all(url.startswith(served.url) for url in page.requests())
+        page.driver.get("about:blank")
+
+
+def test_explanations_on_click_phone_width_and_dark(page, running):
+    with Server(running.path.parent) as served:
+        page.size(390)
+        page.scheme("dark")
+        page.driver.get(f"{served.url}/#going")
+        page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
+        page.js("document.querySelector('[data-run=\"fedcm-ts-s1\"]').click()")
+        page.js("document.querySelector('[data-client]').click()")
+        page.wait("document.getElementById('why').innerText.includes('was picked in round 5')")
+        assert "exploration" in page.js("return document.getElementById('why').innerText")
+        assert page.overflow() == []
+        assert page.errors() == []
+        page.driver.get("about:blank")
+
+
+def test_an_empty_folder_says_that_it_waits(page, tmp_path, toy):
+    with Server(tmp_path) as served:
+        page.driver.get(served.url)
+        page.wait("document.body.innerText.includes('Nothing here yet')")
+        toy.start_experiment(tmp_path / "new", [toy.Choice("uniform")], seeds=1, rounds=5, clients=6, size=2).play(1)
+        page.wait("document.body.innerText.includes('1 of 5 rounds')")
+        assert page.errors() == []
+        page.driver.get("about:blank")

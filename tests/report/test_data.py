@@ -1,0 +1,155 @@
+"""Reading experiments: whole, unfinished, spoilt, several at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fedcohort.errors import FedcohortError, InputError
+from fedcohort.report.data import load_bundle
+from fedcohort.simulate.results import RunInfo, load, rounds_schema
+
+
+def rewrite(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_runs_become_arrays(small):
+    bundle = load_bundle([small])
+    (setting,) = bundle.settings
+    assert [g.label for g in setting.groups] == ["uniform", "fedcm-ts", "power-of-choice"]
+    assert bundle.n_runs == 6 and not bundle.warnings and not bundle.running
+    table = load(small).rounds.to_pylist()
+    for run in setting.runs:
+        rows = sorted((row for row in table if row["run"] == run.id), key=lambda row: row["round"])
+        assert run.round.tolist() == [row["round"] for row in rows]
+        want = [np.nan if row["accuracy"] is None else row["accuracy"] for row in rows]
+        np.testing.assert_allclose(run.values["accuracy"], want)
+        picks = [(row["round"], client) for row in rows for client in row["cohort"]]
+        assert list(zip(run.pick_round.tolist(), run.pick_client.tolist(), strict=True)) == picks
+        both = [row["bytes_down"] + row["bytes_up"] + row["query_bytes_down"] + row["query_bytes_up"] for row in rows]
+        np.testing.assert_allclose(run.total_bytes, np.cumsum(both))
+
+
+def test_colours_are_the_selectors_own_in_every_report(toy, tmp_path):
+    one = load_bundle(
+        [toy.make_experiment(tmp_path / "a", [toy.Choice("fedcbs")], seeds=1, rounds=3, clients=8, size=2)]
+    )
+    two = load_bundle(
+        [
+            toy.make_experiment(
+                tmp_path / "b", [toy.Choice("fedcm-ts"), toy.Choice("fedcbs")], seeds=1, rounds=3, clients=8, size=2
+            )
+        ]
+    )
+    color = one.settings[0].groups[0].color
+    assert color == next(g.color for g in two.settings[0].groups if g.label == "fedcbs")
+
+
+def test_a_running_experiment_says_so(toy, tmp_path):
+    running = toy.start_experiment(tmp_path / "going", seeds=1, rounds=20, clients=8, size=2)
+    with pytest.raises(InputError, match="No round has been recorded"):
+        load_bundle([running.path])
+    running.play(5)
+    bundle = load_bundle([running.path])
+    assert bundle.running
+    assert any("still being written (15 of 60 rounds)" in text for text in bundle.warnings)
+
+
+def test_a_process_that_is_gone_is_noticed(toy, tmp_path):
+    running = toy.start_experiment(tmp_path / "dead", seeds=1, rounds=20, clients=8, size=2)
+    running.play(2)
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    rewrite(running.path / "status.json", pid=int(child.stdout))
+    assert any("process that wrote it is gone" in text for text in load_bundle([running.path]).warnings)
+
+
+@pytest.mark.parametrize(("state", "words"), [("interrupted", "--resume"), ("failed", "the disk is full")])
+def test_ended_early_says_why(small, state, words):
+    rewrite(small / "status.json", state=state, message="the disk is full")
+    assert any(words in text for text in load_bundle([small]).warnings)
+
+
+def test_a_diverged_run_is_named(small):
+    runs = json.loads((small / "runs.json").read_text())
+    runs[1].update(state="diverged", reason="loss is NaN")
+    (small / "runs.json").write_text(json.dumps(runs))
+    assert any(f"Run {runs[1]['id']} diverged" in text for text in load_bundle([small]).warnings)
+
+
+def test_spoilt_directories_are_refused_with_the_reason(small, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "notes.txt").write_text("hello")
+    for path, words in (
+        (empty, "empty"),
+        (foreign, "no experiment of fedcohort"),
+        (tmp_path / "nowhere", "no experiment at"),
+    ):
+        with pytest.raises(FedcohortError, match=words):
+            load_bundle([path])
+    rewrite(small / "meta.json", format=99)
+    with pytest.raises(FedcohortError, match="newer fedcohort"):
+        load_bundle([small])
+    rewrite(small / "meta.json", format=1)
+    (small / "config.toml").unlink()
+    with pytest.raises(FedcohortError, match="half-written"):
+        load_bundle([small])
+    with pytest.raises(InputError, match="at least one"):
+        load_bundle([])
+
+
+def test_a_missing_federation_costs_only_its_picture(small):
+    for file in small.glob("federation-*.npz"):
+        file.unlink()
+    bundle = load_bundle([small])
+    assert bundle.settings[0].federation() is None
+    assert any("Pictures of the scenario are left out" in text for text in bundle.warnings)
+
+
+def test_a_round_written_twice_counts_once(small):
+    from fedcohort.simulate.results import ExperimentWriter
+
+    table = load(small).rounds
+    again = table.slice(0, 6)
+    ExperimentWriter(small).append(again.cast(rounds_schema()), load(small).clients.slice(0, 1))
+    before = {run.id: len(run.round) for run in load_bundle([small]).settings[0].runs}
+    assert set(before.values()) == {10}
+    assert isinstance(table, pa.Table)
+
+
+def test_several_experiments_with_one_label_are_told_apart(toy, tmp_path):
+    one = toy.make_experiment(tmp_path / "one", [toy.Choice("uniform")], seeds=1, rounds=4, clients=8, size=2)
+    two = toy.make_experiment(
+        tmp_path / "two", [toy.Choice("uniform"), toy.Choice("fedcbs")], seeds=1, rounds=4, clients=8, size=2
+    )
+    labels = [g.label for g in load_bundle([one, two]).settings[0].groups]
+    assert labels == ["uniform (one)", "uniform (two)", "fedcbs"]
+
+
+def test_settings_are_kept_apart(toy, tmp_path):
+    path = toy.make_experiment(
+        tmp_path / "sweep", [toy.Choice("uniform")], seeds=2, rounds=4, clients=12, size=2,
+        settings=({"name": "small"}, {"name": "large", "size": 5}),
+    )  # fmt: skip
+    bundle = load_bundle([path])
+    assert [s.name for s in bundle.settings] == ["small", "large"]
+    assert all(len(s.runs) == 2 for s in bundle.settings)
+
+
+def test_targets_come_from_the_configuration(toy, tmp_path):
+    path = toy.make_experiment(
+        tmp_path / "aimed", [toy.Choice("uniform")], seeds=1, rounds=4, clients=8, size=2,
+        extra_config="[run]\ntargets = [0.8, 0.7]\n",
+    )  # fmt: skip
+    assert load_bundle([path]).targets == (0.7, 0.8)
+    assert isinstance(load(path).runs[0], RunInfo)

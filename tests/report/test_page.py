@@ -1,0 +1,84 @@
+"""The HTML file itself: self-contained, safe, honest about what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from fedcohort.report.page import assemble, build_report, embedded
+
+
+@pytest.fixture(scope="module")
+def html(experiment):
+    return build_report(assemble([experiment]))
+
+
+def test_nothing_outside_is_referred_to(html):
+    addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s\"'`<]*", html))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not an address that is fetched
+    assert not re.findall(r"<(?:script|img|iframe)[^>]+src=", html)
+    assert "default-src 'none'" in html
+
+
+def test_small_enough(html):
+    assert len(html.encode()) < 6_000_000
+
+
+def test_every_figure_has_a_sentence_and_downloads(html):
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
+    assert len(data["figures"]) == 11
+    assert html.count('<figure class="card"') == 11 == html.count('data-save="csv"')
+    for figure in data["figures"].values():
+        assert figure["sentence"]
+
+
+def test_names_cannot_break_out_of_the_page(toy, tmp_path):
+    evil = '</script><img src=x onerror=alert(1)>"&'
+    path = toy.make_experiment(tmp_path / "evil", [toy.Choice("uniform")], seeds=1, rounds=3, clients=6, size=2)
+    runs = json.loads((path / "runs.json").read_text())
+    runs[0]["label"] = evil
+    runs[0]["setting"] = {"name": evil}
+    (path / "runs.json").write_text(json.dumps(runs))
+    html = build_report(assemble([path], title=evil))
+    assert "<img" not in html and evil not in html
+    assert html.count("</script>") == 2
+
+
+def test_embedded_json_survives_the_round_trip():
+    value = {"a": "</script>\u2028<!--", "b": [1.5, None]}
+    assert json.loads(embedded(value)) == value and "<" not in embedded(value)
+
+
+def test_a_running_experiment_carries_a_warning(toy, tmp_path):
+    running = toy.start_experiment(tmp_path / "going", seeds=1, rounds=20, clients=8, size=2)
+    running.play(4)
+    assert "still being written" in build_report(assemble([running.path]))
+
+
+def test_without_journals_the_rest_is_there(toy, tmp_path):
+    path = toy.make_experiment(
+        tmp_path / "bare",
+        [toy.Choice("uniform"), toy.Choice("fedcm-ts")],
+        seeds=1,
+        rounds=6,
+        clients=8,
+        size=2,
+        journal=False,
+    )
+    report = assemble([path])
+    assert [f.name for f in report.sections[0].figures][-1] == "scenario"
+    assert "Why these clients?" not in build_report(report)
+
+
+def test_several_settings_get_a_tab_each(toy, tmp_path):
+    path = toy.make_experiment(
+        tmp_path / "sweep", [toy.Choice("uniform")], seeds=1, rounds=4, clients=12, size=2,
+        settings=({"name": "small"}, {"name": "large"}),
+    )  # fmt: skip
+    html = build_report(assemble([path]))
+    assert html.count('role="tab" aria-selected') >= 2 and html.count('class="pane"') == 2
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
+    files = [figure["file"] for figure in data["figures"].values()]
+    assert len(set(files)) == len(files)

@@ -1,0 +1,135 @@
+"""Trackers: TensorBoard with its own reader where it is installed, the others by stand-ins for their libraries."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from fedcohort.errors import MissingExtraError, UnknownNameError
+from fedcohort.report.trackers import TrackerError, numbers, tracker
+from fedcohort.simulate.results import RunInfo
+
+RUNS = [
+    RunInfo(id="fedcor-s1", selector="fedcor", label="fedcor", seed=1, params={"dimension": 15}),
+    RunInfo(id="uniform-s1", selector="uniform", label="uniform", seed=1, setting={"name": "2SPC"}),
+]
+
+
+def play(listener, state="finished"):
+    listener.on_start(RUNS, 0, 8)
+    for r in range(4):
+        for run in RUNS:
+            accuracy = 0.1 * r if r % 2 == 0 else None
+            listener.on_round(run, {"round": r, "accuracy": accuracy, "qcid": 0.2, "cohort": [1, 2, 3], "bytes_up": 7})
+    listener.on_end(state)
+
+
+def fake(monkeypatch, name, **parts):
+    module = ModuleType(name)
+    for key, value in parts.items():
+        setattr(module, key, value)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_only_known_numbers_are_sent():
+    assert numbers({"round": 3, "accuracy": None, "loss": float("nan"), "qcid": 0.5}) == {"qcid": 0.5}
+
+
+def test_unknown_and_missing(tmp_path, monkeypatch):
+    with pytest.raises(UnknownNameError, match="did you mean 'tensorboard'"):
+        tracker("tensorbord", tmp_path)
+    for name in ("tensorboard", "mlflow", "wandb"):
+        for module in list(sys.modules):
+            if module.split(".")[0] == name:
+                monkeypatch.delitem(sys.modules, module)
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(MissingExtraError, match=r"fedcohort\[trackers\]"):
+            tracker(name, tmp_path)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    play(tracker("tensorboard", tmp_path))
+    for run in RUNS:
+        events = EventAccumulator(str(tmp_path / "tensorboard" / run.id))
+        events.Reload()
+        assert [(e.step, round(e.value, 6)) for e in events.Scalars("accuracy")] == [(0, 0.0), (2, 0.2)]
+        assert [e.value for e in events.Scalars("bytes")] == [7.0] * 4
+
+
+def test_mlflow_gets_one_run_each(tmp_path, monkeypatch):
+    calls = []
+
+    class Client:
+        def __init__(self, tracking_uri):
+            calls.append(("open", tracking_uri))
+
+        def get_experiment_by_name(self, name):
+            return None
+
+        def create_experiment(self, name):
+            calls.append(("experiment", name))
+            return "7"
+
+        def create_run(self, experiment, run_name):
+            return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}/{run_name}"))
+
+        def log_param(self, run_id, key, value):
+            calls.append(("param", run_id, key, value))
+
+        def log_batch(self, run_id, metrics):
+            calls.append(("metrics", run_id, metrics))
+
+        def set_terminated(self, run_id, status):
+            calls.append(("end", run_id, status))
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    fake(monkeypatch, "mlflow", MlflowClient=Client)
+    fake(monkeypatch, "mlflow.entities", Metric=lambda key, value, timestamp, step: (key, value, step))
+    play(tracker("mlflow", tmp_path / "exp"), "interrupted")
+    assert calls[0] == ("open", (tmp_path / "exp" / "mlflow").as_uri()) and ("experiment", "exp") in calls
+    assert ("param", "7/fedcor-s1", "param.dimension", "15") in calls
+    assert ("param", "7/uniform-s1", "setting.name", "2SPC") in calls
+    sent = [c[2] for c in calls if c[0] == "metrics" and c[1] == "7/fedcor-s1"]
+    assert len(sent) == 4 and ("accuracy", 0.2, 2) in sent[2] and not any(m[0] == "accuracy" for m in sent[1])
+    assert ("end", "7/fedcor-s1", "KILLED") in calls
+
+
+def test_wandb_stays_offline(tmp_path, monkeypatch):
+    calls = []
+
+    class Run:
+        config = SimpleNamespace(update=lambda facts: calls.append(("config", facts)))
+
+        def define_metric(self, name, step_metric=None):
+            calls.append(("axis", name, step_metric))
+
+        def log(self, values):
+            calls.append(("log", values))
+
+        def finish(self, exit_code):
+            calls.append(("finish", exit_code))
+
+    def init(**options):
+        calls.append(("init", options))
+        return Run()
+
+    fake(monkeypatch, "wandb", init=init, Settings=lambda silent: silent)
+    play(tracker("wandb", tmp_path))
+    assert calls[0][1]["mode"] == "offline" and calls[0][1]["dir"] == str(tmp_path / "wandb")
+    logged = [c[1] for c in calls if c[0] == "log"]
+    assert logged[4]["fedcor-s1/round"] == 2 and logged[4]["fedcor-s1/accuracy"] == pytest.approx(0.2)
+    assert calls[-1] == ("finish", 0)
+
+
+def test_a_failing_library_is_named(tmp_path, monkeypatch):
+    def init(**_):
+        raise ValueError("no space")
+
+    fake(monkeypatch, "wandb", init=init, Settings=lambda silent: silent)
+    with pytest.raises(TrackerError, match="Weights & Biases failed: no space"):
+        tracker("wandb", tmp_path)
