@@ -4,6 +4,9 @@
 the answers a selector may ask for. Both sides work with Flower's message API (flwr 1.41).
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedcohort.errors import MissingExtraError
 
 try:
@@ -13,9 +16,10 @@ except ImportError as error:
         "fedcohort.flower needs Flower, which is not installed.", hint="pip install 'fedcohort[flower]'"
     ) from error
 
-from fedcohort.flower.client import Answers, Facts, client_name, cohort_client
-from fedcohort.flower.failures import Failure, failures
-from fedcohort.flower.strategy import CohortStrategy, FederationTimeoutError, ServerValidation
+if TYPE_CHECKING:
+    from fedcohort.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
+    from fedcohort.flower.failed import Failure, failures
+    from fedcohort.flower.strategy import CohortStrategy, FederationTimeoutError, ServerValidation
 
 __all__ = [
     "Answers",
@@ -27,4 +31,18 @@ __all__ = [
     "client_name",
     "cohort_client",
     "failures",
+    "torch_answers",
 ]
+# A SuperNode starts a process for every message; it should not import the server's side as well.
+_HOMES = {
+    "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
+    "failed": ("Failure", "failures"),
+    "strategy": ("CohortStrategy", "FederationTimeoutError", "ServerValidation"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -187,7 +187,7 @@ class _CohortClient(ClientApp):
         values = self._answers.losses(arrays, context, received)
         lacking = [s for s in sorted(wanted) if s.value not in values]
         if lacking:
-            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks {lacking[0]!r}.")
+            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
         return {signal: float(values[signal.value]) for signal in wanted}
 
     def _trained(self, message: Message, context: Context) -> Message:

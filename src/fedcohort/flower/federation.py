@@ -65,21 +65,27 @@ class Federation:
         self._required = frozenset(required)
         self._patience = patience
         self._unseal = unseal
-        self._roster = Roster(grid, clock, sleep)
+        self._roster = Roster.of(grid, clock, sleep)
         self._refused: set[str] = set()
+        self._looked_at: dict[str, Card] | None = None  # the roster `_fit` was worked out from
+        self._fit: dict[str, Card] = {}
 
     @property
     def online(self) -> dict[str, Card]:
         """The clients that are online and can tell what is required, by name in natural order."""
+        everyone = self._roster.online
+        if everyone is self._looked_at:
+            return self._fit
         sealed = self._unseal is not None
         fit = {}
-        for name, card in self._roster.online.items():
+        for name, card in everyone.items():
             lacking = card.lacks(self._required, sealed)
             if not lacking:
                 fit[name] = card
             elif name not in self._refused:
                 self._refused.add(name)
                 log.warning("client %r takes no part: it cannot supply %s", name, ", ".join(f"'{s}'" for s in lacking))
+        self._looked_at, self._fit = everyone, fit
         return fit
 
     def refresh(self) -> None:

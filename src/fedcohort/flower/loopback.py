@@ -144,8 +144,10 @@ class Loopback:
     certificates : Certificates, optional
         Serve and connect with TLS; default is plain HTTP.
     node_keys : sequence of path, optional
-        Private keys, one per node, for node authentication. The public key lies beside it with the suffix ``.pub``
-        and is registered under the name ``node-i``.
+        Private keys, one per node, for node authentication. The public key lies beside it with the suffix ``.pub``.
+    node_names : sequence of str or None, optional
+        With ``node_keys``, the name each key is registered under with the SuperLink; None leaves a node unregistered,
+        so that it is turned away. Default: ``node-0``, ``node-1``, ...
     keep_state : bool
         Whether the SuperLink keeps its state in a file, so that it survives a restart.
     """
@@ -159,9 +161,10 @@ class Loopback:
         env: Mapping[str, str] | None = None,
         certificates: Certificates | None = None,
         node_keys: Sequence[Path] | None = None,
+        node_names: Sequence[str | None] | None = None,
         keep_state: bool = False,
     ) -> None:
-        for name, values in (("node_config", node_config), ("node_keys", node_keys)):
+        for name, values in (("node_config", node_config), ("node_keys", node_keys), ("node_names", node_names)):
             if values is not None and len(values) != nodes:
                 raise InputError(f"{name} must have one entry per node ({nodes}). Got {len(values)}.")
         self.home = Path(home).resolve()
@@ -169,6 +172,7 @@ class Loopback:
         self.node_config = node_config
         self.certificates = certificates
         self.node_keys = node_keys
+        self.node_names = [f"node-{i}" for i in range(nodes)] if node_names is None else list(node_names)
         self.keep_state = keep_state
         self._ports = free_ports(nodes + 1)
         self._superlink: _Service | None = None
@@ -182,7 +186,7 @@ class Loopback:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "NO_COLOR": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
@@ -249,8 +253,9 @@ class Loopback:
         self._superlink = _Service(command, self._home_of("superlink"), self.home, self.home / "superlink.log")
         self._wait_for_port(self._superlink, self._ports[0], timeout)
         if self.node_keys is not None:
-            for node, key in enumerate(self.node_keys):
-                self.cli("supernode", "register", f"{key}.pub", _CONNECTION, "--name", f"node-{node}")
+            for name, key in zip(self.node_names, self.node_keys, strict=True):
+                if name is not None:
+                    self.cli("supernode", "register", f"{key}.pub", _CONNECTION, "--name", name)
 
     def kill_superlink(self) -> None:
         """Cut the SuperLink and its ServerApps off."""

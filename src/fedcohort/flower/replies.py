@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.common.constant import SType
 
-from fedcohort.arrays import BoolArray, FloatArray
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray
 from fedcohort.flower.exchange import Reply
-from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, only_arrays, reported, reported_gradient
+from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, reported, reported_gradient
 from fedcohort.protocol import Status
 from fedcohort.signals import Signal
 
 log = logging.getLogger("flwr.fedcohort")
+_NPY_1 = b"\x93NUMPY\x01\x00"
+_NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,12 @@ class Checked:
         Why it is not OK; empty when it is.
     message : Message or None
         The reply without fedcohort's own record, as the wrapped strategy sees it.
+    arrays : ArrayRecord
+        The model of an OK reply.
+    metrics : MetricRecord
+        The metrics of an OK reply.
+    kind : tuple
+        The names of its records and metrics; only replies of one kind can be averaged together.
     values : mapping of Signal to float
         What the client reported, and how long it took.
     gradient : (d,) array or None
@@ -50,14 +60,18 @@ class Checked:
     message: Message | None
     values: Mapping[Signal, float]
     gradient: FloatArray | None
+    arrays: ArrayRecord
+    metrics: MetricRecord
+    kind: tuple[Any, ...]
 
-    @property
-    def arrays(self) -> ArrayRecord:
-        """The model of an OK reply."""
-        assert self.message is not None
-        arrays = only_arrays(self.message.content)
-        assert arrays is not None
-        return arrays
+
+def peek(array: Array) -> AnyArray:
+    """Return the entries of an array in memory order, without a copy where its bytes allow it."""
+    data = array.data
+    if array.stype != SType.NUMPY or data[:8] != _NPY_1:
+        return array.numpy()
+    # The format of .npy files, version 1.0: magic, two bytes of length, a header of that length, the entries.
+    return np.frombuffer(data, np.dtype(array.dtype), offset=10 + int.from_bytes(data[8:10], "little"))
 
 
 def flat(arrays: ArrayRecord) -> FloatArray:
@@ -94,38 +108,57 @@ class Checker:
         if reply.message.has_error():
             # Lost on the way is not the client's error: it is as if it had never answered.
             status = Status.MISSING if reply.expired else Status.FAILED
-            return Checked(reply.name, status, _short(reply.error or ""), None, {}, None)
+            return Checked(reply.name, status, _short(reply.error or ""), None, {}, None, _NO_ARRAYS, _NO_METRICS, ())
         content = reply.message.content
-        record = content.config_records.get(RECORD)
+        arrays, metrics, record = {}, {}, None
+        for key, part in content.items():
+            if isinstance(part, ArrayRecord):
+                arrays[key] = part
+            elif isinstance(part, MetricRecord):
+                metrics[key] = part
+            elif key == RECORD:
+                record = part
         values = {**reported(record), Signal.DURATION: reply.seconds}
         gradient = reported_gradient(record)
-        reason = self._problem(content) or self._unreported(values, gradient)
+        reason = self._problem(arrays, metrics) or self._unreported(values, gradient)
         if record is not None:
-            reply.message.content = RecordDict({k: v for k, v in content.items() if k != RECORD})
-        status = Status.INVALID if reason else Status.OK
-        return Checked(reply.name, status, reason, reply.message, values, gradient)
+            del content[RECORD]
+        return Checked(
+            name=reply.name,
+            status=Status.INVALID if reason else Status.OK,
+            reason=reason,
+            message=reply.message,
+            values=values,
+            gradient=gradient,
+            arrays=next(iter(arrays.values()), _NO_ARRAYS),
+            metrics=next(iter(metrics.values()), _NO_METRICS),
+            kind=(
+                *arrays,
+                *metrics,
+                *(frozenset(m) for m in metrics.values()),
+                0 if gradient is None else len(gradient),
+            ),
+        )
 
-    def _problem(self, content: RecordDict) -> str:
-        arrays = only_arrays(content)
-        if arrays is None:
-            return f"the reply must carry exactly one ArrayRecord, not {len(content.array_records)}"
+    def _problem(self, arrays: Mapping[str, ArrayRecord], metrics: Mapping[str, MetricRecord]) -> str:
+        if len(arrays) != 1:
+            return f"the reply must carry exactly one ArrayRecord, not {len(arrays)}"
+        (model,) = arrays.values()
         if self._shapes is not None:
-            shapes = {key: tuple(array.shape) for key, array in arrays.items()}
-            if set(shapes) != set(self._shapes):
-                odd = sorted(set(shapes) ^ set(self._shapes))[0]
+            if model.keys() != self._shapes.keys():
+                odd = sorted(model.keys() ^ self._shapes.keys())[0]
                 return f"the model's arrays have other names than the ones sent: {odd!r}"
             for key, shape in self._shapes.items():
-                if shapes[key] != shape:
-                    return f"the array {key!r} has the shape {shapes[key]} instead of {shape}"
-        for key, array in arrays.items():
-            value = array.numpy()
+                if tuple(model[key].shape) != shape:
+                    return f"the array {key!r} has the shape {tuple(model[key].shape)} instead of {shape}"
+        for key, array in model.items():
+            value = peek(array)
             if value.dtype.kind == "f" and not np.isfinite(value).all():
                 return f"the array {key!r} has NaN or infinite entries"
-        metrics = list(content.metric_records.values())
         if len(metrics) != 1:
             return f"the reply must carry exactly one MetricRecord, not {len(metrics)}"
-        weight = metrics[0].get(self._weight_key)
-        if not isinstance(weight, (int, float)) or not np.isfinite(weight) or weight < 0:
+        weight = next(iter(metrics.values())).get(self._weight_key)
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
             return f"the metric {self._weight_key!r} must be a number of at least 0, not {weight!r}"
         return ""
 
@@ -141,31 +174,17 @@ class Checker:
 
 def agreeing(replies: Sequence[Checked]) -> list[Checked]:
     """Make OK replies INVALID that differ from most in names or lengths: they could not be averaged together."""
-    kinds = [_kind(reply) if reply.status == Status.OK else None for reply in replies]
-    common = Counter(kind for kind in kinds if kind is not None).most_common(1)
+    common = Counter(reply.kind for reply in replies if reply.status == Status.OK).most_common(1)
     if not common:
         return list(replies)
     usual = common[0][0]
-    checked = []
-    for reply, kind in zip(replies, kinds, strict=True):
-        if kind is not None and kind != usual:
-            reason = "its metrics, records or gradient are named or sized otherwise than those of most replies"
-            checked.append(dataclasses.replace(reply, status=Status.INVALID, reason=reason))
-        else:
-            checked.append(reply)
-    return checked
-
-
-def _kind(reply: Checked) -> tuple[Any, ...]:
-    assert reply.message is not None
-    content = reply.message.content
-    (metric_key, metrics), *_ = content.metric_records.items()
-    return (
-        next(iter(content.array_records)),
-        metric_key,
-        frozenset(metrics),
-        None if reply.gradient is None else len(reply.gradient),
-    )
+    reason = "its metrics, records or gradient are named or sized otherwise than those of most replies"
+    return [
+        dataclasses.replace(reply, status=Status.INVALID, reason=reason)
+        if reply.status == Status.OK and reply.kind != usual
+        else reply
+        for reply in replies
+    ]
 
 
 class Measures:
@@ -217,17 +236,12 @@ class Measures:
 
 def weight_of(reply: Checked, key: str) -> float:
     """Return the weight of an OK reply in an average."""
-    assert reply.message is not None
-    (metrics,) = reply.message.content.metric_records.values()
-    return float(metrics[key])  # type: ignore[arg-type]  # the checks let only numbers through
+    return float(reply.metrics[key])  # type: ignore[arg-type]  # the checks let only numbers through
 
 
 def scale_weight(reply: Checked, key: str, factor: float) -> None:
     """Let a client count ``factor`` times in the average."""
-    assert reply.message is not None
-    content = reply.message.content
-    ((name, metrics),) = content.metric_records.items()
-    content[name] = MetricRecord({**metrics, key: float(metrics[key]) * factor})  # type: ignore[arg-type]
+    reply.metrics[key] = weight_of(reply, key) * factor
 
 
 def averaged(replies: Sequence[Checked], key: str) -> ArrayRecord:

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fedcohort.flower.exchange import Outbox, Reply
 from fedcohort.flower.wire import DESCRIBE, RECORD, SERVER_SIGNALS, VERSION, Description
-from fedcohort.signals import TABLE_SIGNALS, Signal
+from fedcohort.signals import Signal
 
 log = logging.getLogger("flwr.fedcohort")
 _UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
@@ -86,11 +86,22 @@ class Roster:
         self._cards: dict[int, Card] = {}
         self._unfit: dict[int, float] = {}  # node id -> when to ask again
         self._by_name: dict[str, int] = {}
+        self._sorted: dict[str, Card] | None = None  # `online`, until something changes
+
+    @classmethod
+    def of(cls, grid: Grid, clock: Callable[[], float], sleep: Callable[[float], None]) -> Roster:
+        """Return the roster of a grid; strategies started one after the other on it ask every node only once."""
+        # Kept on the grid itself, so that it lives exactly as long.
+        found = vars(grid).setdefault("_fedcohort_roster", None) or cls(grid, clock, sleep)
+        vars(grid)["_fedcohort_roster"] = found
+        return found
 
     @property
     def online(self) -> dict[str, Card]:
         """The clients that are online, by name, in natural order of the names."""
-        return {name: self._cards[self._by_name[name]] for name in sorted(self._by_name, key=natural)}
+        if self._sorted is None:
+            self._sorted = {name: self._cards[self._by_name[name]] for name in sorted(self._by_name, key=natural)}
+        return self._sorted
 
     @property
     def unanswered(self) -> int:
@@ -104,9 +115,14 @@ class Roster:
 
     def refresh(self) -> None:
         """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
-        self._registered = {int(n.node_id): n.name if n.HasField("name") else "" for n in self._grid.get_nodes()}
-        for node in [n for n in self._cards if n not in self._registered]:
-            self._forget(node)
+        ids = set(self._grid.get_node_ids())
+        if ids != self._registered.keys():
+            # Only newcomers are worth the longer question, which brings the names they were registered under.
+            self._registered = {int(n.node_id): n.name if n.HasField("name") else "" for n in self._grid.get_nodes()}
+            for node in [n for n in self._cards if n not in self._registered]:
+                self._forget(node)
+        elif len(self._cards) == len(ids):
+            return
         now = self._clock()
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
             if int(asked_node) not in self._registered or now - sent > _UNANSWERED_AFTER:
@@ -125,6 +141,7 @@ class Roster:
             self._read(int(reply.name), reply)
 
     def _forget(self, node: int) -> None:
+        self._sorted = None
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
             del self._by_name[card.name]
@@ -153,10 +170,6 @@ class Roster:
             log.warning("node %d answers to the name %r, so node %d is taken for its past and left alone",
                         node, name, rival)  # fmt: skip
             self._cards[rival] = Card(f"{name} (replaced)", rival, Description(""), False)
+        self._sorted = None
         self._cards[node] = Card(name, node, description, answers)
         self._by_name[name] = node
-
-
-def has_table_facts(card: Card, facts: frozenset[Signal], sealed: bool) -> bool:
-    """Whether a newcomer carries the facts that every client of the table carries."""
-    return facts & TABLE_SIGNALS <= card.signals(sealed)

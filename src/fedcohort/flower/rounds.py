@@ -19,7 +19,7 @@ from fedcohort.arrays import BoolArray
 from fedcohort.errors import InputError
 from fedcohort.filters import Replies
 from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
-from fedcohort.flower.failures import EVENT, event
+from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.federation import Federation, FederationTimeoutError
 from fedcohort.flower.inner import GridView, Memory, addressed, grows, keys, needed, offered, wanted
 from fedcohort.flower.replies import Checked, Checker, Measures, agreeing, alike, averaged, scale_weight, weight_of

@@ -1,0 +1,191 @@
+"""The client side: what it answers, and that it changes nothing for servers that do not ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch.nn.functional import cross_entropy
+
+from fedcohort.errors import InputError
+from fedcohort.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
+from fedcohort.flower.wire import (
+    DESCRIBE,
+    LOSSES,
+    RECORD,
+    Description,
+    ask_record,
+    reported,
+    reported_gradient,
+)
+from fedcohort.signals import Signal
+from fedcohort.simulate.local import LocalTraining
+
+
+def context(**config: Any) -> Context:
+    return Context(run_id=1, node_id=5, node_config=config, state=RecordDict(), run_config={}, series_id=1)
+
+
+@pytest.fixture(autouse=True)
+def _identity(empty_fleet: Any) -> None:
+    """Messages can be written outside Flower's processes."""
+
+
+def ask(kind: str, *signals: Signal, arrays: ArrayRecord | None = None) -> Message:
+    content = RecordDict({RECORD: ask_record(signals)})
+    if arrays is not None:
+        content["arrays"] = arrays
+        content["config"] = ConfigRecord({"server-round": 1})
+    return Message(content, dst_node_id=5, message_type=kind)
+
+
+def test_names() -> None:
+    assert client_name(context(**{"client-name": "north", "partition-id": 3})) == "north"
+    assert client_name(context(**{"client-name": 12})) == "12"
+    assert client_name(context(**{"partition-id": 3})) == "partition-3"
+    assert client_name(context()) == ""
+
+
+def test_describe(kit: Any) -> None:
+    reply = cohort_client(kit.client_app(), kit.ANSWERS)(ask(DESCRIBE), context(**{"partition-id": 3}))
+    description = Description.from_record(reply.content[RECORD])
+    assert description == Description(
+        name="partition-3",
+        size=40,
+        label_counts=(3, 10),
+        signals=frozenset(
+            {
+                Signal.LOSS,
+                Signal.LOSS_AFTER,
+                Signal.LOSS_QUERY,
+                Signal.TRIAL_QUERY,
+                Signal.GRADIENT_NORM,
+                Signal.GRADIENT_DISTANCE,
+            }
+        ),
+    )
+
+
+def test_describe_with_sealed_labels(kit: Any) -> None:
+    answers = Answers(facts=lambda c: Facts(size=3, sealed_labels=b"\x00cipher"))
+    reply = cohort_client(kit.client_app(), answers)(ask(DESCRIBE), context())
+    description = Description.from_record(reply.content[RECORD])
+    assert description.sealed_labels == b"\x00cipher" and description.label_counts is None
+    assert description.signals == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"name": 3}, "lacks 'name'"),
+        ({"size": -1}, "'size'"),
+        ({"label-counts": [1, -1]}, "'label-counts'"),
+        ({"sealed-labels": "text"}, "'sealed-labels'"),
+    ],
+)
+def test_a_malformed_description_is_refused(change: dict[str, Any], message: str) -> None:
+    record = {**Description("a", 1).to_record(), **change}
+    with pytest.raises(ValueError, match=message):
+        Description.from_record(record)
+
+
+def test_losses_and_reports(kit: Any) -> None:
+    app = cohort_client(kit.client_app(), kit.ANSWERS)
+    reply = app(ask(LOSSES, Signal.LOSS, arrays=kit.model(1.0)), context(**{"partition-id": 3}))
+    assert reported(reply.content[RECORD]) == {Signal.LOSS: 2.5}
+    wanted = (Signal.LOSS, Signal.LOSS_AFTER, Signal.GRADIENT_DISTANCE, Signal.DURATION)
+    reply = app(ask("train", *wanted, arrays=kit.model(1.0)), context(**{"partition-id": 3}))
+    assert reported(reply.content[RECORD]) == {Signal.LOSS: 2.5, Signal.LOSS_AFTER: 2.5}  # 1 and 5 are both 2 from 3
+    np.testing.assert_array_equal(reported_gradient(reply.content[RECORD]), np.full(9, 3.0))
+    assert reply.content[RECORD]["train-seconds"] >= 0
+    assert len(reply.content.array_records) == len(reply.content.metric_records) == 1
+
+
+def test_nothing_changes_for_a_server_that_does_not_ask(kit: Any) -> None:
+    plain = kit.client_app()
+    content = RecordDict({"arrays": kit.model(), "config": ConfigRecord({"server-round": 1})})
+    replies = [
+        app(Message(content, dst_node_id=5, message_type="train"), context(**{"partition-id": 1})).content
+        for app in (plain, cohort_client(plain, kit.ANSWERS))
+    ]
+    assert set(replies[0]) == set(replies[1]) == {"arrays", "metrics"}
+    with pytest.raises(ValueError, match="No query function registered"):
+        plain(ask(DESCRIBE), context())
+
+
+def test_what_a_client_cannot_measure_is_an_error(kit: Any) -> None:
+    app = cohort_client(kit.client_app(), kit.ANSWERS)
+    with pytest.raises(InputError, match="cannot measure validation-loss"):
+        app(ask(LOSSES, Signal.VALIDATION_LOSS, arrays=kit.model()), context(**{"partition-id": 1}))
+    with pytest.raises(InputError, match="exactly one model"):
+        app(ask(LOSSES, Signal.LOSS), context(**{"partition-id": 1}))
+    broken = cohort_client(kit.client_app(), Answers(losses=lambda a, c, r: {"lost": 1.0}))
+    with pytest.raises(InputError, match="lacks 'loss'"):
+        broken(ask(LOSSES, Signal.LOSS, arrays=kit.model()), context())
+    with pytest.raises(InputError, match="The losses of a client are"):
+        Answers(signals=frozenset({Signal.DURATION}))
+
+
+def test_torch_answers() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 4), torch.randint(0, 3, (30,))
+    held = torch.randn(7, 4), torch.randint(0, 3, (7,))
+    local = LocalTraining(steps=1)
+    answers = torch_answers(
+        model=lambda c: torch.nn.Linear(4, 3),
+        data=lambda c: (x, y),
+        classes=4,
+        validation=lambda c: held,
+        robust=local,
+        batch_size=8,
+    )
+    assert answers.facts is not None and answers.losses is not None and answers.gradient is not None
+    assert answers.facts(context()).size == 30
+    assert list(answers.facts(context()).label_counts) == [*np.bincount(y, minlength=3), 0]
+    net, received = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    arrays, before = ArrayRecord(net.state_dict()), ArrayRecord(received.state_dict())
+    values = answers.losses(arrays, context(), before)
+    pseudo = received(x).argmax(1)
+    by_label, by_pseudo = (cross_entropy(net(x), z, reduction="none").detach() for z in (y, pseudo))
+    expected = {
+        "loss": by_label.mean(),
+        "validation-loss": cross_entropy(net(held[0]), held[1]),
+        "pseudo-loss": by_pseudo.mean(),
+        "robust-loss": (by_label + by_pseudo + 4 * (1 - torch.exp(-by_label))).mean(),
+    }
+    assert set(values) == set(expected)
+    for key, value in expected.items():
+        assert values[key] == pytest.approx(float(value), rel=1e-5)
+    cross_entropy(net(x), y).backward()
+    flat = torch.cat([p.grad.ravel() for p in net.parameters()]).numpy()
+    np.testing.assert_allclose(answers.gradient(arrays, context()), flat, rtol=1e-4, atol=1e-6)
+    private = torch_answers(lambda c: net, lambda c: (x, y), classes=3, share_labels=False)
+    assert private.facts is not None and private.facts(context()).label_counts is None
+
+
+def test_legacy_client_functions_are_left_alone(kit: Any) -> None:
+    """An app built on client_fn cannot answer; the roster takes it for a client without fedcohort."""
+    from flwr.client import NumPyClient
+
+    class Legacy(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return [p + 1 for p in parameters], 1, {}
+
+    app = ClientApp(client_fn=lambda context: Legacy().to_client())
+    with pytest.raises(ValueError, match="Invalid message type"):
+        app(ask(DESCRIBE), context())
+    reply = cohort_client(app)(ask(DESCRIBE), context(**{"client-name": "old"}))
+    assert Description.from_record(reply.content[RECORD]).name == "old"
+
+
+def test_reports_skip_what_is_no_finite_number() -> None:
+    record = ConfigRecord({"loss": float("nan"), "loss-after": 1.0, "name": "x", "odd": 2.0, "gradient": b"abc"})
+    assert reported(record) == {Signal.LOSS_AFTER: 1.0}
+    assert reported_gradient(record) is None
+    assert reported(None) == {}
+    assert MetricRecord({"a": 1.0})  # a metric record stays what it is: averaged by the strategy

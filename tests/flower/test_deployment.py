@@ -1,0 +1,257 @@
+"""Real processes: TLS with node authentication, and everything that can break, breaking."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from safetensors.numpy import load_file
+
+from fedcohort.flower import failures
+from fedcohort.flower.loopback import Certificates, LoopbackError
+from fedcohort.journal import is_blank, read_journal
+from fedcohort.protocol import Status
+
+_PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "small"
+version = "1.0.0"
+description = "a model that counts"
+license = "Apache-2.0"
+dependencies = []
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "me"
+[tool.flwr.app.components]
+serverapp = "small.server:app"
+clientapp = "small.client:app"
+[tool.flwr.app.config]
+rounds = 2
+cohort = 2
+wait-for = 2
+deadline = 30.0
+journal = ""
+"""
+_SERVER = """
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from fedcohort.flower import CohortStrategy
+
+app = ServerApp()
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    strategy = CohortStrategy(
+        "uniform", strategy=FedAvg(fraction_evaluate=0.0), journal=config["journal"], seed=3,
+        cohort_size=config["cohort"], wait_for=config["wait-for"], deadline=config["deadline"], patience=120.0,
+    )
+    strategy.start(grid, ArrayRecord([np.zeros((2, 3))]), num_rounds=config["rounds"])
+"""
+_CLIENT = """
+import time
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from fedcohort.flower.client import cohort_client
+
+app = ClientApp()
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    (value,) = message.content["arrays"].to_numpy_ndarrays()
+    value = value + 1
+    match context.node_config.get("trouble"):
+        case "late":
+            time.sleep(20)
+        case "nan":
+            value[0, 0] = np.nan
+        case "shape":
+            value = value.T
+    reply = {"arrays": ArrayRecord([value]), "metrics": MetricRecord({"num-examples": 1})}
+    return Message(RecordDict(reply), reply_to=message)
+
+app = cohort_client(app)
+"""
+
+
+def small_app(folder: Path) -> Path:
+    """An app without torch whose model grows by one in every round that averages anything."""
+    (folder / "small").mkdir(parents=True)
+    for name, text in (("pyproject.toml", _PROJECT), ("small/server.py", _SERVER), ("small/client.py", _CLIENT)):
+        (folder / name).write_text(text)
+    (folder / "small" / "__init__.py").touch()
+    return folder
+
+
+def certificates(folder: Path) -> Certificates:
+    """An authority of our own and a certificate for the loopback address, as in Flower's documentation."""
+    now = datetime.datetime.now(datetime.UTC)
+    keys = [rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2)]
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("Test authority", "localhost")]
+    made = []
+    for key, name in zip(keys, names, strict=True):
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(names[0])
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=name == names[0], path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(keys[0].public_key()), critical=False)
+        )
+        if name != names[0]:
+            addresses = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            builder = builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+        else:
+            usage = dict.fromkeys(
+                ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+                 "encipher_only", "decipher_only"), False,
+            )  # fmt: skip
+            builder = builder.add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
+        made.append(builder.sign(keys[0], hashes.SHA256()))
+    files = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    files.authority.write_bytes(made[0].public_bytes(serialization.Encoding.PEM))
+    files.certificate.write_bytes(made[1].public_bytes(serialization.Encoding.PEM))
+    files.key.write_bytes(
+        keys[1].private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+    return files
+
+
+def node_key(folder: Path, name: str) -> Path:
+    """A key as ``ssh-keygen -t ecdsa -b 384`` writes it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    path = folder / name
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    )
+    Path(f"{path}.pub").write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    )
+    return path
+
+
+@pytest.mark.timeout(400)
+def test_tls_with_node_authentication(kit: Any, tmp_path: Path) -> None:
+    """Two registered nodes take part under the names they were registered with; one with an unknown key does not."""
+    app = small_app(tmp_path / "app")
+    journal = tmp_path / "journal"
+    federation = kit.Loopback(
+        tmp_path / "home",
+        nodes=3,
+        certificates=certificates(tmp_path),
+        node_keys=[node_key(tmp_path, f"key-{i}") for i in range(3)],
+        node_names=["clinic-north", "clinic-south", None],
+        node_config=['client-name="says-north"', 'client-name="says-south"', 'client-name="intruder"'],
+    )
+    with federation:
+        done = federation.run(app, {"journal": str(journal)}, timeout=300)
+        assert done.status == 0 and "raised an exception" not in done.log, done.log
+    record = read_journal(journal)
+    assert record.table()[0].names == ("clinic-north", "clinic-south")
+    assert len(record.cohorts()) == 2 and {r.status for r in record.replies()} == {Status.OK}
+
+
+def rounds_told(journal: Path) -> int:
+    if is_blank(journal):
+        return 0
+    record = read_journal(journal)
+    try:
+        return sum(row.told_at is not None for row in record.cohorts())
+    finally:
+        record.close()
+
+
+def until(what: str, condition: Callable[[], bool], timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise LoopbackError(f"{what} did not happen within {timeout:g} s.")
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> None:
+    """20 rounds: nodes killed and restarted, one always late, one NaN, one of another shape, two ServerApp kills."""
+    app = small_app(tmp_path / "app")
+    journal = tmp_path / "journal"
+    trouble = ["", "", "", "", "late", "nan", "shape"]
+    federation = kit.Loopback(
+        tmp_path / "home",
+        nodes=7,
+        node_config=[f'client-name="client-{i}"' + (f' trouble="{t}"' if t else "") for i, t in enumerate(trouble)],
+    )
+    config = {"rounds": 20, "cohort": 4, "wait-for": 4, "deadline": 12.0, "journal": str(journal)}
+
+    def reach(rounds: int) -> None:
+        until(f"round {rounds}", lambda: rounds_told(journal) >= rounds, 300)
+
+    with federation:
+        federation.start_run(app, config)
+        reach(2)
+        federation.kill_node(3)
+        reach(4)
+        assert federation.kill_serverapp()
+        federation.start_run(app, config)
+        reach(6)
+        federation.start_node(3)
+        federation.kill_node(0)
+        reach(9)
+        federation.start_node(0)
+        reach(11)
+        assert federation.kill_serverapp()
+        run = federation.start_run(app, config)
+        reach(13)
+        federation.kill_node(1)
+        federation.kill_node(3)
+        reach(15)
+        federation.start_node(1)
+        federation.start_node(3)
+        done = federation.wait(run, 400)
+        assert done.status == 0 and "raised an exception" not in done.log, done.log
+    record = read_journal(journal)
+    rows, replies = record.cohorts(), record.replies()
+    assert Counter(row.round for row in rows) == Counter(range(20))
+    assert all(row.told_at is not None for row in rows)
+    assert len({(r.ticket, r.client) for r in replies}) == len(replies) == sum(len(row.clients) for row in rows)
+    assert set(record.table()[0].names) == {f"client-{i}" for i in range(7)}
+    # Every round with a sound model moved the global model by one, exactly once.
+    averaged = {r.ticket for r in replies if r.kept}
+    (last,) = [f for f in (tmp_path / "journal.checkpoints").iterdir() if "000020" in f.name]
+    np.testing.assert_allclose(load_file(last)["model/0"], np.full((2, 3), len(averaged)), rtol=1e-6)
+    # The report says who failed and why.
+    found = failures(journal)
+    by_client: dict[str, list[Any]] = {}
+    for failure in found:
+        by_client.setdefault(failure.client, []).append(failure)
+    assert {f.status for f in by_client["client-5"]} <= {Status.INVALID, Status.MISSING}
+    assert any("NaN" in f.reason for f in by_client["client-5"])
+    assert any("the shape (3, 2) instead of (2, 3)" in f.reason for f in by_client["client-6"])
+    assert {f.status for f in by_client["client-4"]} <= {Status.LATE, Status.MISSING}
+    assert any(f.status == Status.LATE and "answered after" in f.reason for f in by_client["client-4"])
+    assert all(f.reason for f in found)
+    assert "client-2" not in by_client or {f.status for f in by_client["client-2"]} <= {Status.LATE, Status.MISSING}
