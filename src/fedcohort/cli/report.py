@@ -65,7 +65,14 @@ def report(  # the command line's options are this signature
     """
     messages = err(quiet)
     with messages.status("reading the results"):
-        found = assemble(runs, title=title, targets=target or (), baseline=baseline, rounds=round_ or ())
+        found = assemble(
+            runs,
+            title=title,
+            targets=target or (),
+            baseline=baseline,
+            rounds=round_ or (),
+            pictures=tables is None,
+        )
     for warning in found.warnings:
         messages.print(f"[yellow]note:[/] {warning}", highlight=False)
     if tables is not None:

@@ -81,12 +81,27 @@ def _ranked(name: str, order: IntArray, mid: FloatArray, lo: FloatArray, hi: Flo
 
 
 def _correlation(ours: FloatArray, theirs: FloatArray) -> float:
-    """Return the rank correlation; NaN when one of them does not vary."""
+    """Return Spearman's rank correlation, ties with their mean rank; NaN when one of them does not vary.
+
+    >>> _correlation(np.array([1.0, 2.0, 3.0, 3.0]), np.array([10.0, 20.0, 30.0, 30.0]))
+    1.0
+    """
     if len(ours) < 3 or np.ptp(ours) == 0 or np.ptp(theirs) == 0:
         return math.nan
-    from scipy.stats import spearmanr
+    return round(float(np.corrcoef(_mean_ranks(ours), _mean_ranks(theirs))[0, 1]), 12)
 
-    return float(spearmanr(ours, theirs).statistic)
+
+def _mean_ranks(values: FloatArray) -> FloatArray:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[which])
+
+
+def _credible(wins: FloatArray, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the 90% credible interval of Beta(wins, losses)."""
+    from scipy.special import betaincinv
+
+    return np.asarray(betaincinv(wins, losses, 0.05)), np.asarray(betaincinv(wins, losses, 0.95))
 
 
 def _signed(value: float) -> str:
@@ -102,11 +117,9 @@ def arms(sources: Sequence[Source]) -> Figure | None:
     for source in sources:
         state = source.journal.state("")
         if {"kept", "dropped"} <= set(state):  # Thompson: Beta(alpha, beta), 90% credible interval
-            from scipy.stats import beta
-
             good, bad = state["kept"], state["dropped"]
             mid = good / (good + bad)
-            lo, hi = beta.ppf(0.05, good, bad), beta.ppf(0.95, good, bad)
+            lo, hi = _credible(good, bad)
             pulls = good + bad - 2
         elif {"mean", "pulls"} <= set(state):  # UCB: mean and the width of its bound
             mid, pulls = state["mean"], state["pulls"] - 1
@@ -138,15 +151,13 @@ def arms(sources: Sequence[Source]) -> Figure | None:
 
 def skewness(sources: Sequence[Source]) -> Figure | None:
     """Chance of each client to win a duel of low skewness, as FedACS estimates it from its duels."""
-    from scipy.stats import beta
-
     views, sentences = [], []
     for source in sources:
         state = source.journal.state("")
         wins, losses = state["wins"] + 1, state["losses"] + 1
         mid = wins / (wins + losses)
         order = np.argsort(-mid, kind="stable")
-        view = _ranked(source.group.label, order, mid, beta.ppf(0.05, wins, losses), beta.ppf(0.95, wins, losses))
+        view = _ranked(source.group.label, order, mid, *_credible(wins, losses))
         view["note"] = [f"duelled in {number(float(state['rounds'][int(c)]))} rounds" for c in view["names"]]
         views.append(view)
         text = (

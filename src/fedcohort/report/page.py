@@ -50,6 +50,7 @@ def assemble(
     targets: Sequence[float] = (),
     baseline: str | None = None,
     rounds: Sequence[int] = (),
+    pictures: bool = True,
 ) -> Report:
     """Read result directories and work out every table, figure and explanation.
 
@@ -65,17 +66,23 @@ def assemble(
         Label or selector everybody is compared with; default uniform.
     rounds : sequence of int
         Rounds whose choices the report explains, beside the evenly spread ones.
+    pictures : bool
+        Whether figures and explanations are wanted, or the tables alone.
     """
     bundle = load_bundle(paths)
     warnings = list(bundle.warnings)
     sections = []
     for setting in bundle.settings:
         board = leaderboard(setting, targets=targets or bundle.targets, baseline=baseline)
-        special, unread = selector_figures(setting)
-        explanations, unexplained = report_explanations(setting, rounds)
-        warnings += unread + unexplained
         tables = (leaderboard_table(board), participation_table(setting))
-        sections.append(Section(setting, board, tables, (*general_figures(setting, board), *special), explanations))
+        figures: tuple[Figure, ...] = ()
+        explanations: list[dict[str, Any]] = []
+        if pictures:
+            special, unread = selector_figures(setting)
+            explanations, unexplained = report_explanations(setting, rounds)
+            warnings += unread + unexplained
+            figures = (*general_figures(setting, board), *special)
+        sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)
 
