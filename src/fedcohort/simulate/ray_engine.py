@@ -158,7 +158,23 @@ class _Driver:
             simulation.device == "auto" and self.ray.cluster_resources().get("GPU", 0) >= 1
         )
         self.resources = {"num_cpus": self.workers, "num_gpus": 1 if wants_gpu else 0}
+        self._check_resources()
         self.seconds = min(_SLICE_SECONDS, options.checkpoint_seconds)
+
+    def _check_resources(self) -> None:
+        """Refuse what no machine of the cluster has; Ray would wait for it without end."""
+        nodes = [node.get("Resources", {}) for node in self.ray.nodes() if node.get("Alive")]
+        if self.resources["num_gpus"] and not any(node.get("GPU", 0) >= 1 for node in nodes):
+            raise ClusterError(
+                f"The device {self.simulation.device!r} was asked for, but no machine of the Ray cluster has a GPU.",
+                hint="use --device cpu or --device auto",
+            )
+        most = int(max((node.get("CPU", 0) for node in nodes), default=0))
+        if self.workers > most:
+            raise ClusterError(
+                f"A group is to use {self.workers} workers, the largest machine of the Ray cluster has {most} CPUs.",
+                hint="lower run.workers",
+            )
 
     def launch(self, number: int) -> None:
         """Start an actor for a group and its first slice."""

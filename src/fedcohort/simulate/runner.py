@@ -90,7 +90,8 @@ def _group_key(plan: RunPlan) -> str:
 
 def prepare(experiment: Experiment, device: str | None = None) -> Prepared:
     """Load data, divide it, form groups, and check that every run can be made."""
-    choose_device(device or experiment.options.device)
+    if experiment.options.engine == "local":  # with Ray it is the workers' devices that count
+        choose_device(device or experiment.options.device)
     datasets: dict[str, Dataset] = {}
     federations: dict[str, Federation] = {}
     names: dict[str, str] = {}

@@ -1,0 +1,150 @@
+"""``fedcohort analytics``: rank a federation's clients by skewness, with confidence."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedcohort.cli.experiment import DeviceOption, SetOption
+from fedcohort.cli.output import Format, FormatOption, QuietOption, err, out, print_json, table
+from fedcohort.errors import InputError
+
+if TYPE_CHECKING:
+    from fedcohort.arrays import FloatArray
+    from fedcohort.selectors.fedacs import Ranking
+
+
+def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
+    """Rank by the duels a session with the selector fedacs has on record."""
+    from fedcohort.journal import read_journal
+    from fedcohort.selectors.fedacs import FedAcsState, ranking
+
+    with contextlib.closing(read_journal(path)) as journal:
+        selector = journal.meta()["selector"]["name"]
+        if selector != "fedacs":
+            raise InputError(
+                f"The journal {path} is of the selector {selector!r}; duels are on record with 'fedacs' only.",
+                hint="rank with a session of fedacs, pool_share=1",
+            )
+        state = journal.state("")
+        clients, _ = journal.table()
+        return ranking(FedAcsState(**state), level), list(clients.names)
+
+
+def _rows(found: Ranking, names: list[str], truth: FloatArray | None) -> list[dict[str, Any]]:
+    rows = []
+    for place, client in enumerate(found.order.tolist()):
+        row = {
+            "rank": place + 1,
+            "client": names[client],
+            "win_rate": float(found.win_rate[client]),
+            "low": float(found.low[client]),
+            "high": float(found.high[client]),
+            "best_rank": int(found.best_rank[client]),
+            "worst_rank": int(found.worst_rank[client]),
+            "rounds": int(found.rounds[client]),
+        }
+        if truth is not None:
+            row["true_skewness"] = float(truth[client])
+        rows.append(row)
+    return rows
+
+
+def analytics(
+    config: Annotated[
+        str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Dataset, e.g. digits, synthetic, fashion-mnist.")] = None,
+    folder: Annotated[str | None, typer.Option("--folder", help="Where the dataset's files are.")] = None,
+    scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedacs-high.")] = None,
+    cohort: Annotated[int | None, typer.Option("--cohort", min=2, help="Clients per round.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Rounds; default: each client duels 20 times on average.")
+    ] = None,
+    level: Annotated[float, typer.Option("--level", min=0.5, max=0.999, help="Of the credible intervals.")] = 0.95,
+    show: Annotated[int, typer.Option("--show", min=0, help="Rows at each end of the table; 0 shows all.")] = 10,
+    journal: Annotated[
+        Path | None,
+        typer.Option("--journal", help="Rank by the journal of a live session with fedacs.", dir_okay=False),
+    ] = None,
+    set_: SetOption = None,
+    device: DeviceOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Rank clients by how skewed their labels are (FedACS), without training a model for its own sake.
+
+    Each round some clients compute one gradient; gradients far from the round's mean lose duels. The ranks an interval
+    leaves open are shown beside each client.
+
+    Examples: fedcohort analytics --scenario fedacs-high --data synthetic; fedcohort analytics --journal server.sqlite
+    """
+    console = err(quiet or format is Format.JSON)
+    summary: dict[str, Any] = {"level": level}
+    if journal is not None:
+        found, names = _from_journal(journal, level)
+        rows = _rows(found, names, None)
+    else:
+        wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
+        settings = _settings(config, wanted, set_ or [])
+        report = _simulated(settings, rounds, level, device, console)
+        rows = _rows(report.ranking, list(report.federation.names), report.true_skewness)
+        summary |= {"rounds": report.rounds, "megabytes": report.megabytes, "agreement": report.agreement}
+    if format is Format.JSON:
+        print_json({**summary, "clients": rows})
+        return
+    shown = rows if not show or len(rows) <= 2 * show else [*rows[:show], None, *rows[-show:]]
+    columns = ["#rank", "client", "#duels won", f"{level:.0%} interval", "ranks left open", "#rounds"]
+    columns += ["#true skewness"] if "true_skewness" in rows[0] else []
+    cells = []
+    for row in shown:
+        if row is None:
+            cells.append(["...", *[""] * (len(columns) - 1)])
+            continue
+        ranks = f"{row['best_rank']} to {row['worst_rank']}"
+        line = [row["rank"], row["client"], f"{row['win_rate']:.0%}", f"{row['low']:.0%} to {row['high']:.0%}", ranks]
+        line.append(row["rounds"])
+        line += [f"{row['true_skewness']:.3f}"] if "true_skewness" in row else []
+        cells.append(line)
+    out().print(table(columns, cells, title="clients from the least to the most skewed"))
+    if "agreement" in summary:
+        console.print(
+            f"{summary['rounds']} rounds, {summary['megabytes']:.3g} MB; rank correlation with the true skewness "
+            f"{summary['agreement']:.2f}",
+            highlight=False,
+        )
+
+
+def _settings(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+    """Return the configuration with the command line's wishes laid over it."""
+    from fedcohort.simulate.config import find_table, merged, override
+
+    source = {key: wanted[option] for key, option in (("name", "data"), ("folder", "folder")) if wanted[option]}
+    change: dict[str, Any] = {"data": source} if source else {}
+    if wanted["scenario"]:
+        change["scenario"] = {"preset": wanted["scenario"]}
+    if wanted["cohort"]:
+        change["run"] = {"cohort": wanted["cohort"]}
+    return override(merged(find_table(config or "demo"), change), changes)
+
+
+def _simulated(settings: dict[str, Any], rounds: int | None, level: float, device: str | None, console: Any) -> Any:
+    from fedcohort.simulate.analytics import rank_by_skewness
+
+    bar = Progress(
+        TextColumn("duels"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+    with bar:
+        task = bar.add_task("rounds", total=None)
+        return rank_by_skewness(
+            settings,
+            rounds=rounds,
+            level=level,
+            device=device,
+            on_start=lambda total: bar.update(task, total=total),
+            on_round=lambda run, row: bar.advance(task),
+        )

@@ -1,0 +1,137 @@
+"""Federated skewness analytics: rank a federation's clients without training a model for its own sake.
+
+.. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
+   IWQoS 2021.
+
+In a round some clients, drawn uniformly, make one full-batch gradient step from the same model (Eqs. 6 to 8); their
+steps duel by their distance to the mean step. One step of rate eta moves a client's model by minus eta times its
+full-batch gradient, so the distance of updates is the distance of gradients times eta, and a client computes one
+gradient a round and nothing else. The mean step is taken (FedSGD), so that the next round compares at a new point.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray
+from fedcohort.errors import InputError
+from fedcohort.scenario import Federation
+from fedcohort.selectors.fedacs import FedAcsState, Ranking, ranking
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.group import OnRound
+from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.runner import prepare
+
+ROUNDS_PER_CLIENT = 20  # in which a client duels, on average
+
+
+@dataclass(frozen=True, eq=False)
+class SkewnessReport:
+    """What analytics found out.
+
+    Attributes
+    ----------
+    ranking : Ranking
+        Clients by skewness, with credible intervals.
+    federation : Federation
+        The clients; being simulated, their true skewness is known.
+    rounds : int
+    megabytes : float
+        Sent both ways.
+    """
+
+    ranking: Ranking
+    federation: Federation
+    rounds: int
+    megabytes: float
+
+    @property
+    def true_skewness(self) -> FloatArray:
+        """(N,) squared distance of each client's true class distribution to that of all together."""
+        return self.federation.skewness()
+
+    @property
+    def agreement(self) -> float:
+        """Spearman's rank correlation between the ranking and the true skewness; 1 is perfect."""
+        from scipy.stats import spearmanr
+
+        return float(spearmanr(-self.ranking.win_rate, self.true_skewness).statistic)
+
+
+def rounds_needed(clients: int, cohort: int, per_client: int = ROUNDS_PER_CLIENT) -> int:
+    """Return how many rounds let every client duel ``per_client`` times on average.
+
+    >>> rounds_needed(200, 10)
+    400
+    """
+    return math.ceil(clients * per_client / cohort)
+
+
+def rank_by_skewness(
+    table: Mapping[str, Any],
+    *,
+    rounds: int | None = None,
+    level: float = 0.95,
+    rate: float = 0.1,
+    device: str | None = None,
+    on_start: Callable[[int], None] | None = None,
+    on_round: OnRound | None = None,
+) -> SkewnessReport:
+    """Rank the clients of a configuration's federation.
+
+    Parameters
+    ----------
+    table : mapping
+        A configuration; its data, scenario, model, cohort and first seed are used.
+    rounds : int, optional
+        Default: :func:`rounds_needed`.
+    level : float
+        Of the credible intervals.
+    rate : float
+        Learning rate of the mean step, positive.
+    device : str, optional
+    on_start : callable, optional
+        Called with the number of rounds before the first.
+    on_round : callable, optional
+        Called after every round, as by :meth:`fedcohort.simulate.group.Group.step`.
+    """
+    if not rate > 0:
+        raise InputError(f"The learning rate of analytics must be positive. Got {rate!r}.")
+    config = copy.deepcopy({key: value for key, value in table.items() if key in ("data", "scenario", "model", "run")})
+    config["selectors"] = {"fedacs": {"pool_share": 1.0, "insight": "update"}}
+    seeds = table.get("seeds", [0])
+    config["seeds"] = seeds[:1] if isinstance(seeds, list) else [0]
+    options = config.setdefault("run", {})
+    for key in ("baseline", "reference", "patience", "targets"):
+        options.pop(key, None)
+    options["eval_every"] = 10**9
+    prepared = prepare(Experiment.from_dict(config), device)
+    (plan,) = prepared.experiment.plans
+    federation = prepared.federations[prepared.federation_keys[0]]
+    cohort = len(federation) if plan.options.size is None else plan.options.size
+    if cohort < 2:
+        raise InputError(f"Clients duel with each other: analytics needs at least two a round. Got {cohort}.")
+    # The whole of every client's data in one batch: its step is its full-batch gradient.
+    local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=rate)
+    chosen = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
+    experiment = replace(prepared.experiment, plans=(replace(plan, local=local, options=chosen),))
+    prepared = replace(prepared, experiment=experiment)
+    group = prepared.group(0, journals=None, device=device or plan.options.device, workers=plan.options.workers)
+    try:
+        group.start()
+        if on_start is not None:
+            on_start(chosen.rounds)
+        while not group.done:
+            group.step(on_round)
+        state: FedAcsState = group.runs[0].session.state
+        made, _ = group.drain()
+        traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
+        return SkewnessReport(ranking(state, level), federation, group.runs[0].round, traffic / 1e6)
+    finally:
+        group.close()

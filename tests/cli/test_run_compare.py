@@ -1,0 +1,201 @@
+"""The commands run, compare and analytics as a user calls them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedcohort.simulate.results import load
+
+CONFIG = """
+name = "tiny"
+seeds = [0, 1]
+[data]
+name = "synthetic"
+samples = 300
+test_samples = 80
+classes = 4
+shape = [6]
+[scenario]
+partition = {name = "shards", clients = 10, per_client = 2}
+[model]
+name = "logistic"
+[local]
+steps = 3
+batch_size = 8
+lr = 0.1
+[run]
+rounds = 5
+cohort = 3
+targets = [0.3]
+workers = 1
+device = "cpu"
+[selectors.uniform]
+[selectors.fedcbs]
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def command(*arguments, cwd=None, **extra):
+    return subprocess.run(
+        [sys.executable, "-m", "fedcohort.cli.app", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
+        check=False,
+        **extra,
+    )
+
+
+def test_run_prints_data_on_stdout_and_messages_on_stderr(config, tmp_path):
+    done = command("run", config, "--out", tmp_path / "out", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["out"] == str(tmp_path / "out")
+    assert {row["label"] for row in data["selectors"]} == {"uniform", "fedcbs"}
+    assert data["selectors"][0]["best_accuracy"]["count"] == 2
+    assert "results in" in done.stderr
+    assert load(tmp_path / "out").meta["command"].startswith("fedcohort run")
+
+
+def test_run_prints_a_table_and_chooses_a_directory(config, tmp_path):
+    done = command("run", config, "-s", "run.rounds=2", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rounds to 30.0%" in done.stdout and "uniform" in done.stdout and "fedcbs" in done.stdout
+    assert done.stderr == ""
+    (out,) = (tmp_path / "runs").iterdir()
+    assert out.name.startswith("tiny-")
+    assert load(out).rounds.num_rows == 2 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run"], 2, "give a configuration"),
+        (["run", "{config}", "--resume", "x"], 2, "give a configuration"),
+        (["run", "{config}", "-s", "run.round=3"], 1, "did you mean 'rounds'"),
+        (["run", "{config}", "--device", "cuda:9"], 1, "cuda"),
+        (["run", "nothing.toml"], 1, "There is no configuration"),
+        (["run", "--resume", "nowhere"], 1, "There is no experiment"),
+        (["compare", "{config}", "--selectors", "unifrom"], 1, "did you mean 'uniform'"),
+        (["compare", "{config}", "--selectors", "uniform,,fedcbs"], 2, "separated by commas"),
+        (["compare", "{config}", "--seeds", "many"], 2, "how many"),
+        (["compare", "{config}", "--targets", "high"], 2, "must be numbers"),
+        (["compare", "{config}", "--rounds", "0"], 2, "0"),
+        (["run", "{config}", "--engine", "cloud"], 1, "'engine' parameter"),
+    ],
+)
+def test_mistakes_have_exit_codes_and_hints(config, tmp_path, arguments, code, message):
+    done = command(*[a.format(config=config) for a in arguments], cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_diverged_run_gives_exit_code_three(config, tmp_path):
+    done = command("run", config, "--out", tmp_path / "out", "-s", "local.lr=3e38")
+    assert done.returncode == 3
+    assert "diverged" in done.stderr and "diverged" in done.stdout
+
+
+def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(config, tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedcohort.cli.app", "run", str(config), "--out", str(out), "-s", "run.rounds=100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if (out / "status.json").exists() and load(out).status.get("rounds_done", 0) > 0:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert f"fedcohort run --resume {out}" in errors
+    status = load(out).status
+    assert status["state"] == "interrupted"
+    assert load(out).rounds.num_rows == status["rounds_done"] > 0
+
+
+def test_resume_continues_to_the_end(config, tmp_path):
+    from fedcohort.simulate.config import read
+    from fedcohort.simulate.listener import Listener
+    from fedcohort.simulate.runner import Simulation
+
+    class Stop(Listener):
+        def on_round(self, run, row):
+            simulation.stop()
+
+    simulation = Simulation(read(config), tmp_path / "out", listeners=[Stop()])
+    assert simulation.run() == "interrupted"
+    done = command("run", "--resume", tmp_path / "out", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "out").rounds.num_rows == 4 * 5
+
+
+def test_compare_takes_names_and_makes_the_comparison_fair(config, tmp_path):
+    done = command(
+        *("compare", config, "--selectors", "uniform,flash,fedcm-ts", "--seeds", "1", "--rounds", "2"),
+        *("--out", tmp_path / "out", "--format", "json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "holds out 10%" in done.stderr and "the server keeps 20 samples" in done.stderr
+    found = load(tmp_path / "out")
+    assert [run.label for run in found.runs] == ["uniform", "flash", "fedcm-ts"]
+    assert found.config["selectors"]["fedcm-ts"]["filter"]["name"] == "fedca"
+    assert found.config["scenario"]["validation"] == 0.1
+    assert len({run.federation for run in found.runs}) == 1
+
+
+def test_compare_on_a_preset_and_another_dataset(tmp_path):
+    done = command(
+        *("compare", "--data", "synthetic", "--scenario", "fedcor-1spc", "--selectors", "uniform", "--seeds", "2,5"),
+        *("--rounds", "2", "--cohort", "4", "--targets", "0.1,0.2", "--model", "logistic"),
+        *("-s", "data.samples=1000", "--out", tmp_path / "out", "--quiet"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = load(tmp_path / "out")
+    assert [run.id for run in found.runs] == ["uniform-s2", "uniform-s5"]
+    assert found.federation("uniform-s2").sizes.shape == (100,)
+    assert "rounds to 10.0%" in done.stdout and "rounds to 20.0%" in done.stdout
+
+
+def test_analytics_ranks_clients(config):
+    done = command("analytics", config, "--rounds", "4", "--show", "2")
+    assert done.returncode == 0, done.stderr
+    assert "least to the most skewed" in done.stdout and "..." in done.stdout
+    assert "rank correlation" in done.stderr
+    data = json.loads(command("analytics", config, "--rounds", "4", "--format", "json").stdout)
+    assert len(data["clients"]) == 10
+    assert [row["rank"] for row in data["clients"]] == list(range(1, 11))
+
+
+def test_analytics_of_a_journal(config, tmp_path):
+    out = tmp_path / "out"
+    assert command("compare", config, "--selectors", "fedacs,uniform", "--seeds", "1", "--out", out).returncode == 0
+    done = command("analytics", "--journal", out / "journal" / "fedacs-s0.sqlite", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert sum(row["rounds"] for row in json.loads(done.stdout)["clients"]) == 5 * 3
+    refused = command("analytics", "--journal", out / "journal" / "uniform-s0.sqlite")
+    assert refused.returncode == 1
+    assert "fedacs" in refused.stderr

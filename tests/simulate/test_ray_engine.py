@@ -1,0 +1,150 @@
+"""The Ray engine against the local one, on a local Ray."""
+
+import json
+
+import pytest
+
+from fedcohort.errors import JournalError
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.ray_engine import ClusterError
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation
+
+ray = pytest.importorskip("ray")
+
+TABLE = {
+    "seeds": [0, 1],
+    "data": {"name": "synthetic", "samples": 300, "test_samples": 80, "classes": 4, "shape": [6]},
+    "scenario": {
+        "partition": {"name": "shards", "clients": 10, "per_client": 2},
+        "latency": {"name": "shifted-exponential"},
+        "validation": 0.1,
+    },
+    "model": {"name": "logistic"},
+    "local": {"batch_size": 8, "steps": 3, "lr": 0.1},
+    "run": {"rounds": 6, "cohort": 3, "lockstep": 2, "device": "cpu", "checkpoint_seconds": 0.0, "workers": 1},
+    "selectors": {"uniform": {}, "flash": {}, "scaffolded": {"name": "uniform", "aggregator": "scaffold"}},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def table(**options):
+    copy = json.loads(json.dumps(TABLE))
+    copy["run"].update(options)
+    return copy
+
+
+def rows(out, kind):
+    found = getattr(load(out), kind).to_pylist()
+    for row in found:
+        row.pop("wall_seconds", None)
+    return sorted(found, key=lambda row: [row[k] for k in ("run", "round", "client") if k in row])
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    out = tmp_path_factory.mktemp("local") / "x"
+    assert Simulation(Experiment.from_dict(table()), out).run() == "finished"
+    return out
+
+
+def test_ray_gives_the_same_results_as_local(cluster, local, tmp_path):
+    seen = []
+
+    class Watch(Listener):
+        def on_round(self, run, row):
+            seen.append((run.id, row["round"]))
+
+    out = tmp_path / "x"
+    simulation = Simulation(Experiment.from_dict(table(engine="ray")), out, listeners=[Watch()])
+    assert len(simulation.prepared.groups) == 3
+    assert simulation.run() == "finished"
+    assert rows(out, "rounds") == rows(local, "rounds")
+    assert repr(rows(out, "clients")) == repr(rows(local, "clients"))
+    assert sorted(seen) == sorted((row["run"], row["round"]) for row in rows(local, "rounds"))
+    assert {info.state for info in load(out).runs} == {"finished"}
+    for info in load(out).runs:
+        assert load(out).journal(info).exists()
+
+
+class Interrupt(Listener):
+    """Asks to stop after the first hand-over."""
+
+    simulation: Simulation
+
+    def on_round(self, run, row):
+        self.simulation.stop()
+
+
+@pytest.mark.slow
+def test_begun_on_ray_and_continued_locally(cluster, local, tmp_path):
+    out = tmp_path / "x"
+    listener = Interrupt()
+    simulation = Simulation(Experiment.from_dict(table(engine="ray")), out, listeners=[listener])
+    listener.simulation = simulation
+    assert simulation.run() == "interrupted"
+    assert 0 < load(out).rounds.num_rows < len(rows(local, "rounds"))
+    assert Simulation.open(out, engine="local").run() == "finished"
+    assert rows(out, "rounds") == rows(local, "rounds")
+
+
+@pytest.mark.slow
+def test_begun_locally_and_continued_on_ray(cluster, local, tmp_path):
+    out = tmp_path / "x"
+    listener = Interrupt()
+    simulation = Simulation(Experiment.from_dict(table()), out, listeners=[listener])
+    listener.simulation = simulation
+    assert simulation.run() == "interrupted"
+    assert Simulation.open(out, engine="ray").run() == "finished"
+    assert rows(out, "rounds") == rows(local, "rounds")
+
+
+@pytest.mark.slow
+def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_path, monkeypatch):
+    from fedcohort.simulate import ray_engine
+
+    killed = []
+    real = ray_engine._Driver.collect
+
+    def collect(self, future):
+        number, _ = self.pending[future]
+        real(self, future)
+        again = [f for f, (n, a) in self.pending.items() if n == number]
+        if not killed and again:
+            killed.append(number)
+            ray.kill(self.pending[again[0]][1])
+
+    monkeypatch.setattr(ray_engine._Driver, "collect", collect)
+    out = tmp_path / "x"
+    assert Simulation(Experiment.from_dict(table(engine="ray")), out).run() == "finished"
+    assert killed
+    assert rows(out, "rounds") == rows(local, "rounds")
+
+
+@pytest.mark.slow
+def test_an_error_in_an_actor_is_the_error_of_the_experiment(cluster, tmp_path):
+    out = tmp_path / "x"
+    listener = Interrupt()
+    simulation = Simulation(Experiment.from_dict(table()), out, listeners=[listener])
+    listener.simulation = simulation
+    assert simulation.run() == "interrupted"
+    load(out).journal("uniform-s0").unlink()
+    with pytest.raises(JournalError, match="uniform-s0"):
+        Simulation.open(out, engine="ray").run()
+    assert load(out).status["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"device": "cuda"}, "no machine of the Ray cluster"), ({"workers": 64}, "64 workers")]
+)
+def test_what_no_machine_has_is_refused(cluster, tmp_path, options, message):
+    simulation = Simulation(Experiment.from_dict(table(engine="ray", **options)), tmp_path / "x")
+    with pytest.raises(ClusterError, match=message):
+        simulation.run()
