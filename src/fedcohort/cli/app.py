@@ -10,6 +10,7 @@ import click
 import typer
 
 import fedcohort
+from fedcohort.cli.analytics import analytics
 from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
@@ -48,7 +49,7 @@ def root(
     )
 
 
-for _command in (compare, run, report, explain, dashboard, check):
+for _command in (compare, run, report, explain, dashboard, analytics, check):
     app.command()(_command)
 app.command("list")(list_)
 
