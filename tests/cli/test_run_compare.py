@@ -1,14 +1,18 @@
 """The commands run, compare and analytics as a user calls them."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 
+from fedcohort.cli.app import main
 from fedcohort.simulate.results import load
 
 CONFIG = """
@@ -46,17 +50,20 @@ def config(tmp_path):
     return path
 
 
-def command(*arguments, cwd=None, **extra):
-    return subprocess.run(
-        [sys.executable, "-m", "fedcohort.cli.app", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
-        check=False,
-        **extra,
-    )
+def command(*arguments, cwd=None):
+    """Call the command line in this process, as the installed script does."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    code = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "argv", ["fedcohort", *map(str, arguments)])
+        patch.setenv("COLUMNS", "160")
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
 def test_run_prints_data_on_stdout_and_messages_on_stderr(config, tmp_path):
