@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,19 +13,46 @@ import torch
 from fedcohort import rng
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.errors import DeviceError, InputError, ParameterError
+from fedcohort.simulate.engine.device import DeviceProgram
+from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable
-from fedcohort.simulate.engine.pool import Arena, Pool
+from fedcohort.simulate.engine.pool import Recipe
+from fedcohort.simulate.engine.processes import ProcessBackend
 from fedcohort.simulate.engine.program import ModuleProgram
+from fedcohort.simulate.engine.stacked import stack, why_not_stacked
 from fedcohort.simulate.engine.store import Store, sample_shape
-from fedcohort.simulate.engine.tasks import EVALUATION_CHUNK, Executor, Work, choose_program, train_work
+from fedcohort.simulate.engine.tasks import choose_program
 from fedcohort.simulate.engine.types import ClientData, Jobs, Trained
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
 
 log = logging.getLogger(__name__)
 
-_POOL_AFTER = 1.0  # seconds of work after which starting workers is worth its second or two
-_POOL_FROM = 1.5e-3  # seconds a call must be expected to last for waking the workers to pay
+
+class Backend(Protocol):
+    """What computes: processes on the CPU, or a device. Models are flat vectors, checked by the engine."""
+
+    def train(
+        self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
+    ) -> tuple[torch.Tensor, FloatArray]:
+        """Return vectors (J, P) and first losses (J,)."""
+
+    def losses(
+        self, models: torch.Tensor, queries: IntArray, wanted: dict[str, bool], pseudo_models: torch.Tensor | None
+    ) -> FloatArray:
+        """Return (Q, 4): loss, validation loss, robust loss, pseudo-label loss."""
+
+    def gradients(self, models: torch.Tensor, queries: IntArray) -> torch.Tensor:
+        """Return full-batch gradients (Q, P)."""
+
+    def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
+        """Return test loss (M,) and accuracy (M,)."""
+
+    def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
+        """Return logits (M, V, C) on training samples."""
+
+    def close(self) -> None:
+        """Let go of everything."""
 
 
 class Engine:
@@ -98,29 +123,29 @@ class Engine:
         self.server_validation = None if server_validation is None else np.asarray(server_validation, dtype=np.int64)
         with torch.random.fork_rng(devices=[]):
             module = build_model(model, self.sample, classes)
-        program = choose_program(module, self.sample, local)
-        if isinstance(program, ModuleProgram) and program.flat.stateful:
+        flat = FlatModel(module)
+        self.n_params = flat.n_params
+        reason = why_not_stacked(flat, self.sample)
+        if reason is not None:
             log.warning(
-                "the model %r keeps state of its own (BatchNorm?) and cannot be batched: its clients are trained one "
-                "after the other; its running statistics are averaged like parameters",
-                model,
+                "the model %r cannot be batched, its clients are trained one after the other: %s", model, reason
             )
-        self.n_params = program.flat.n_params
-        self.store = Store.build(x_train, x_test, y_test, federations, program.order)
-        self._executor = Executor(self.store, program)
-        self._arena = Arena()
-        self._pool: Pool | None = None
-        self._processes = workers or os.cpu_count() or 1
-        if model.startswith("__main__:") or not hasattr(os, "register_at_fork"):
-            self._processes = 1  # a worker could not import the model, or could not be given files
-        self._spent = 0.0
-        self._cost: dict[str, float] = {}  # seconds of one call by kind, as last seen
         self._closed = False
-        if workers is not None and workers > 1 and self._processes > 1:
-            self._start_pool()
-            self._explicit = True
+        self._backend: Backend
+        if self.device.type == "cuda" and reason is None:
+            self._order = None
+            self.store = Store.build(x_train, x_test, y_test, federations, None)
+            net = stack(flat, self.sample)
+            self._backend = DeviceProgram(net, self.store, local, classes=classes, device=self.device)
         else:
-            self._explicit = False
+            program = choose_program(module, self.sample, local)
+            if self.device.type == "cuda":
+                module.to(self.device)
+                program = ModuleProgram(FlatModel(module), self.sample, local)
+            self._order = program.order
+            self.store = Store.build(x_train, x_test, y_test, federations, program.order)
+            recipe = Recipe(model, self.sample, classes, local)
+            self._backend = ProcessBackend(self.store, program, recipe, device=self.device, workers=workers)
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -129,8 +154,7 @@ class Engine:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.stream(seed, rng.MODEL).integers(2**63)))
             module = build_model(self.model, self.sample, self.classes)
-        flat = type(self._executor.program.flat)(module)
-        return flat.vector().to(self.device)
+        return FlatModel(module).vector().to(self.device)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -159,17 +183,8 @@ class Engine:
                 f"The correction must be ({len(jobs)}, {self.n_params}), one vector per job. Got {tuple(correction.shape)}."
             )
         table = JobTable.of(jobs, self.store, self.local)
-        work = train_work(table, self._executor.program, prox, self._tensor, correction is not None, len(models))
-        work.tensors["models"].copy_(models)
-        if correction is not None:
-            work.tensors["correction"].copy_(correction)
-        self._run(work)
-        return Trained(
-            params=work.tensors["out"].clone(),
-            steps=table.steps,
-            samples=table.n,
-            first_loss=work.tensors["first_loss"].numpy().copy(),
-        )
+        params, first_loss = self._backend.train(table, models, prox, correction)
+        return Trained(params=params, steps=table.steps, samples=table.n, first_loss=first_loss)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -208,14 +223,9 @@ class Engine:
         self._check_models(models)
         queries = self._queries(run, federation, client, len(models))
         wanted = {"train": train, "validation": validation, "robust": robust, "pseudo": pseudo}
-        tensors = {"queries": self._filled("queries", queries), "models": self._filled("models", models)}
         if pseudo_models is not None:
             self._check_models(pseudo_models)
-            tensors["pseudo_models"] = self._filled("pseudo_models", pseudo_models)
-        tensors["out"] = self._tensor("out", torch.float64, (len(queries), 4))
-        tensors["out"].fill_(float("nan"))
-        self._run(Work("losses", len(queries), tensors, {name: float(flag) for name, flag in wanted.items()}))
-        columns = tensors["out"].numpy().T.copy()
+        columns = self._backend.losses(models, queries, wanted, pseudo_models).T.copy()
         names = {"train": "loss", "validation": "validation_loss", "robust": "robust_loss", "pseudo": "pseudo_loss"}
         return {names[key]: columns[row] for row, key in enumerate(names) if wanted[key]}
 
@@ -225,26 +235,12 @@ class Engine:
         """Return the full-batch gradient (Q, P) of each client's mean cross-entropy at the given models (R, P)."""
         self._check_models(models)
         queries = self._queries(run, federation, client, len(models))
-        tensors = {
-            "queries": self._filled("queries", queries),
-            "models": self._filled("models", models),
-            "out": self._tensor("out", torch.float32, (len(queries), self.n_params)),
-        }
-        self._run(Work("gradients", len(queries), tensors))
-        return tensors["out"].clone()
+        return self._backend.gradients(models, queries)
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return the test loss (M,) and accuracy (M,) of models (M, P)."""
         self._check_models(models)
-        count = self.store.shape.n_test
-        chunks = -(-count // EVALUATION_CHUNK)
-        tensors = {
-            "models": self._filled("models", models),
-            "out": self._tensor("out", torch.float64, (len(models) * chunks, 2)),
-        }
-        self._run(Work("evaluate", len(models) * chunks, tensors, {"chunks": chunks}))
-        sums = tensors["out"].numpy().reshape(len(models), chunks, 2).sum(1)
-        return sums[:, 0] / count, sums[:, 1] / count
+        return self._backend.evaluate(models)
 
     def logits(self, models: torch.Tensor, positions: IntArray | None = None) -> torch.Tensor:
         """Return the logits (M, V, C) of models (M, P) on training samples, by default the server's validation set."""
@@ -256,81 +252,20 @@ class Engine:
         positions = np.asarray(positions, dtype=np.int64)
         if len(positions) and not 0 <= positions.min() <= positions.max() < self.store.shape.n_train:
             raise InputError(f"Positions must be in [0, {self.store.shape.n_train}), the training set.")
-        chunks = -(-len(positions) // EVALUATION_CHUNK)
-        tensors = {
-            "models": self._filled("models", models),
-            "positions": self._filled("positions", positions),
-            "out": self._tensor("out", torch.float32, (len(models), len(positions), self.classes)),
-        }
-        self._run(Work("logits", len(models) * chunks, tensors, {"chunks": chunks}))
-        return tensors["out"].clone()
+        return self._backend.logits(models, positions)
 
     def inputs(self, positions: IntArray) -> torch.Tensor:
         """Return training samples as a model sees them, (V, *sample): standardised, channels first."""
         rows = self.store.x[torch.as_tensor(positions, dtype=torch.int64)]
-        order = self._executor.program.order
-        if order is not None:
-            rows = rows[:, torch.from_numpy(np.argsort(order))]
+        if self._order is not None:
+            rows = rows[:, torch.from_numpy(np.argsort(self._order))]
         return rows.view(len(rows), *self.sample)
-
-    # -- running -------------------------------------------------------------------------------------------------
-
-    def _run(self, work: Work) -> None:
-        """Do the work here, or here and in the workers, whichever is expected to be sooner."""
-        if self._closed:
-            raise InputError("This engine is closed.")
-        claims = self._tensor("claims", torch.uint8, (max(work.units, 1),))
-        claims.zero_()
-        began = time.perf_counter()
-        expected = self._cost.get(work.kind, 0.0) * work.units
-        pool = self._pool
-        pooled = (
-            pool is not None
-            and work.units > 1
-            and (self._explicit or expected > _POOL_FROM)
-            and pool.ready(wait=self._explicit)
-        )
-        with _one_thread():
-            if pooled and pool is not None:
-                try:
-                    pool.start(work, claims)
-                    self._executor.run(work, claims, 0)
-                    pool.finish()
-                except BaseException:
-                    # Workers may still be writing; a pool whose answers are out of step is of no use to anybody.
-                    pool.close()
-                    self._pool = None
-                    raise
-            else:
-                self._executor.run(work, claims, 0)
-        elapsed = time.perf_counter() - began
-        if not pooled and work.units:
-            self._cost[work.kind] = elapsed / work.units
-        self._spent += elapsed
-        if self._pool is None and self._processes > 1 and self._spent > _POOL_AFTER and not self._explicit:
-            self._start_pool()
-
-    def _start_pool(self) -> None:
-        self._pool = Pool(
-            self._processes - 1,
-            self.store,
-            model=self.model,
-            sample=self.sample,
-            classes=self.classes,
-            local=self.local,
-            arena=self._arena,
-        )
-
-    def _tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._arena.tensor(name, dtype, shape)
-
-    def _filled(self, name: str, values: torch.Tensor | IntArray) -> torch.Tensor:
-        source = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-        return self._tensor(name, source.dtype, tuple(source.shape)).copy_(source)
 
     # -- checks --------------------------------------------------------------------------------------------------
 
     def _check_models(self, models: torch.Tensor) -> None:
+        if self._closed:
+            raise InputError("This engine is closed.")
         if models.ndim != 2 or models.shape[1] != self.n_params:
             raise InputError(
                 f"Models must be (number, {self.n_params}), one flat vector each. Got {tuple(models.shape)}."
@@ -374,10 +309,9 @@ class Engine:
 
     def close(self) -> None:
         """End the workers and let go of the data."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._backend.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -386,10 +320,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_pool", None) is not None:
-            self.close()
 
 
 def choose_device(device: str) -> torch.device:
@@ -430,14 +360,3 @@ def _check_range(name: str, values: IntArray, limit: int) -> None:
     if values.min() < 0 or values.max() >= limit:
         wrong = int(values[(values < 0) | (values >= limit)][0])
         raise InputError(f"A {name} must be in [0, {limit}). Got {wrong}.")
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: the workers are the parallelism, and results do not depend on who does a unit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

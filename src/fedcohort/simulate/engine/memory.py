@@ -1,4 +1,4 @@
-"""Memory that worker processes share with their parent: anonymous files, mapped by both, freed with the last of them."""
+"""Memory that worker processes share with their parent: anonymous files that both map, freed with the last of them."""
 
 from __future__ import annotations
 

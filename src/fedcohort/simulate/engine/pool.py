@@ -13,7 +13,7 @@ import selectors
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -78,6 +78,16 @@ def receive(channel: socket.socket) -> tuple[dict[str, object], list[int]]:
     return result, list(fds)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """From which a worker builds the parent's program."""
+
+    model: str
+    sample: tuple[int, ...]
+    classes: int
+    local: LocalTraining
+
+
 class _Worker:
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self.process = process
@@ -95,30 +105,17 @@ class Pool:
         Worker processes to start; the caller is one more.
     store : Store
         The data, in shared memory.
-    model, sample, classes, local
+    recipe : Recipe
         From which a worker builds the same program.
     arena : Arena
         Where the tensors of every call will lie.
     """
 
-    def __init__(
-        self,
-        count: int,
-        store: Store,
-        *,
-        model: str,
-        sample: tuple[int, ...],
-        classes: int,
-        local: LocalTraining,
-        arena: Arena,
-    ) -> None:
+    def __init__(self, count: int, store: Store, recipe: Recipe, arena: Arena) -> None:
         self.arena = arena
         self.workers: list[_Worker] = []
         hello: dict[str, object] = {
-            "model": model,
-            "sample": sample,
-            "classes": classes,
-            "local": asdict(local),
+            **asdict(recipe),
             "shape": asdict(store.shape),
             "sizes": [block.size for block in store.blocks],
             "path": sys.path,

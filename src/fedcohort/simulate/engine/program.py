@@ -57,7 +57,7 @@ class ModuleProgram(Program):
             first, n = int(task.table.first[job]), int(task.table.n[job])
             x = store.x[store.sample[first : first + n]].view(n, *self.sample)
             module = self.flat.load(out)
-            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
                 # Modules that draw (dropout) do so from a stream of the job, never from the caller's generator.
                 torch.manual_seed(job_seed(task, int(job)))
                 task.first_loss[job] = train_plain(

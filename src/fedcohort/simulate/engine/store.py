@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,15 @@ class Store:
         self.size = np.split(table[2], ends)
         self.largest = [int(part.max(initial=0)) for part in self.train]
 
+    def to(self, device: torch.device) -> Store:
+        """Return a store whose tensors are on ``device``; itself for the CPU."""
+        if device.type == "cpu":
+            return self
+        result = copy.copy(self)
+        for name in ("x", "sample", "label", "y_test"):
+            setattr(result, name, getattr(self, name).to(device))
+        return result
+
     @property
     def x_test(self) -> torch.Tensor:
         """The test samples (n_test, F)."""
@@ -94,7 +104,7 @@ class Store:
 
 
 def sample_shape(x: AnyArray) -> tuple[int, ...]:
-    """Return the shape of one sample, channels first: (n, F) -> (F,), (n, H, W) -> (1, H, W), (n, H, W, C) -> (C, H, W)."""
+    """Return the shape of one sample, channels first: (F,), (1, H, W) or (C, H, W)."""
     if x.ndim == 2:
         return (x.shape[1],)
     if x.ndim == 3:
@@ -105,7 +115,7 @@ def sample_shape(x: AnyArray) -> tuple[int, ...]:
 
 
 def standardisation(x_train: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Return (shift, scale) per channel that make ``(x - shift) * scale`` of mean 0 and deviation 1 over the training set.
+    """Return (shift, scale) per channel: ``(x - shift) * scale`` has mean 0 and deviation 1 over the training set.
 
     Bytes (images) are standardised; floating-point data is taken as it is.
     """

@@ -88,25 +88,26 @@ class Executor:
     def _losses(self, work: Work, unit: int) -> None:
         t, wanted = work.tensors, work.numbers
         run, first, n, size = t["queries"][unit].tolist()
-        out = t["out"][unit].numpy()
+        out = t["numbers"][unit].numpy()
         model = t["models"][run]
         if n and (wanted["train"] or wanted["robust"] or wanted["pseudo"]):
             x, y = self._samples(first, first + n)
             logits = self.program.scores(model, x)
             normaliser = logits.logsumexp(0)
             by_label = normaliser - logits.gather(0, y[None])[0]
-            out[0] = by_label.mean(dtype=torch.float64)
+            out[0] = float(by_label.mean(dtype=torch.float64))
             if wanted["robust"] or wanted["pseudo"]:
                 teacher = self.program.scores(t["pseudo_models"][run], x) if "pseudo_models" in t else logits
                 by_pseudo = normaliser - logits.gather(0, teacher.argmax(0)[None])[0]
                 local = self.program.local
                 reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
                 robust = by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
-                out[2], out[3] = robust.mean(dtype=torch.float64), by_pseudo.mean(dtype=torch.float64)
+                out[2] = float(robust.mean(dtype=torch.float64))
+                out[3] = float(by_pseudo.mean(dtype=torch.float64))
         if size > n and wanted["validation"]:
             x, y = self._samples(first + n, first + size)
             logits = self.program.scores(model, x)
-            out[1] = (logits.logsumexp(0) - logits.gather(0, y[None])[0]).mean(dtype=torch.float64)
+            out[1] = float((logits.logsumexp(0) - logits.gather(0, y[None])[0]).mean(dtype=torch.float64))
 
     def _gradients(self, work: Work, unit: int) -> None:
         t = work.tensors
@@ -125,13 +126,13 @@ class Executor:
         y = self.store.y_test[rows]
         logits = self.program.scores(t["models"][model], self.store.x_test[rows])
         loss = (logits.logsumexp(0) - logits.gather(0, y[None])[0]).sum(dtype=torch.float64)
-        t["out"][unit, 0], t["out"][unit, 1] = loss, (logits.argmax(0) == y).sum()
+        t["numbers"][unit, 0], t["numbers"][unit, 1] = loss, (logits.argmax(0) == y).sum()
 
     def _logits(self, work: Work, unit: int) -> None:
         t = work.tensors
         model, chunk = divmod(unit, int(work.numbers["chunks"]))
         rows = slice(chunk * EVALUATION_CHUNK, (chunk + 1) * EVALUATION_CHUNK)
-        x = self.store.x[t["positions"][rows]]
+        x = self.store.x[t["positions"][rows].to(self.store.x.device)]
         t["out"][model, rows] = self.program.scores(t["models"][model], x).t()
 
     def _samples(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,141 @@
+"""The stacked program that runs on CUDA, here on the CPU without graphs; and, with -m gpu, on CUDA itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedcohort.simulate.engine import Engine
+from fedcohort.simulate.engine.device import DeviceProgram
+from fedcohort.simulate.engine.flat import FlatModel
+from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, stack
+from fedcohort.simulate.models import build_model
+
+
+def _load_common():
+    name = "fedcohort_test_engine_common"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name("test_engine.py"))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+common = _load_common()
+MODELS = ["mlp", "logistic", "lenet", "fedcor-cnn", "fedcohort_test_engine_common:Residual"]
+
+
+@pytest.fixture
+def on_stack(monkeypatch):
+    """Let engines compute with the stacked program on the CPU."""
+    original = Engine.__init__
+
+    def build(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self._backend.close()
+        net = stack(FlatModel(build_model(self.model, self.sample, self.classes)), self.sample)
+        assert isinstance(net, FunctionalNet if ":" in self.model else LayerNet)
+        if self._order is not None:
+            back = torch.from_numpy(np.argsort(self._order))
+            self.store.x.copy_(self.store.x[:, back].clone())
+            self._order = None
+        self._backend = DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device)
+
+    monkeypatch.setattr(Engine, "__init__", build)
+
+
+@pytest.mark.parametrize("rule", ["none", "both"])
+@pytest.mark.parametrize("how", common.LOCALS)
+@pytest.mark.parametrize("model", MODELS)
+def test_stack_equals_plain_loop(on_stack, model, how, rule):
+    if rule == "both" and how not in ("steps", "momentum"):
+        rule = "prox"
+    common.check_against_plain(model, common.LOCALS[how], rule, "cpu")
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:Residual"])
+def test_stack_evaluates(on_stack, model):
+    common.check_evaluation(model, "cpu")
+
+
+def test_stack_handles_empty_clients_and_nan(on_stack):
+    common.test_a_client_without_samples_returns_the_global_model()
+    common.test_nan_in_one_job_leaves_the_others_alone("mlp")
+    common.test_steps_can_be_given_per_job()
+    common.test_no_jobs_at_all()
+
+
+def test_vgg_is_a_stack_of_layers():
+    flat = FlatModel(build_model("vgg11", (3, 32, 32), 10))
+    net = stack(flat, (3, 32, 32))
+    assert isinstance(net, LayerNet)
+    vectors = flat.vector().expand(2, -1).index_select(1, net.order)
+    x = torch.randn(2, 3, 3 * 32 * 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = net.logits(vectors, x)
+        want = flat.module(x.view(6, 3, 32, 32)).view(2, 3, 10)
+    assert torch.allclose(logits, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", ["none", "both"])
+@pytest.mark.parametrize("how", common.LOCALS)
+@pytest.mark.parametrize("model", MODELS)
+def test_cuda_equals_plain_loop(model, how, rule):
+    common.check_against_plain(model, common.LOCALS[how], rule, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", MODELS)
+def test_cuda_evaluates(model):
+    common.check_evaluation(model, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:WithBatchNorm"])
+def test_cuda_is_bit_identical_twice(model):
+    data, clients = common.problem(model, sizes=(40, 24, 8), validation=(0, 0, 2))
+    results = []
+    for _ in range(2):
+        with common.build(data, clients, model, common.LOCALS["momentum"], "cuda") as engine:
+            trained = engine.train(engine.init(1)[None], common.jobs_of([0, 1, 2]))
+            again = engine.train(engine.init(1)[None], common.jobs_of([0, 1, 2]))
+            assert torch.equal(trained.params, again.params)
+            results.append(trained.params.cpu())
+    assert torch.equal(*results)
+
+
+@pytest.mark.gpu
+def test_cuda_follows_changing_shapes_and_rates():
+    data, clients = common.problem("mlp")
+    local = common.LOCALS["epoch-decay"]
+    with common.build(data, clients, "mlp", local, "cuda") as engine:
+        models = engine.init(1)[None]
+        for round, chosen in enumerate([[0, 1, 2], [3], [0, 1, 2], [4, 2], [2, 1, 0]]):
+            jobs = common.jobs_of(chosen, rounds=[round] * len(chosen))
+            trained = engine.train(models, jobs)
+            for job in range(len(chosen)):
+                want, _, _ = common.reference(engine, clients, models[0], job, jobs)
+                common.assert_equal(trained.params[job], want, models[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["fedcohort_test_engine_common:WithBatchNorm"])
+def test_cuda_falls_back_for_stateful_models(model):
+    data, clients = common.problem(model, sizes=(40, 24), validation=(0, 0))
+    with common.build(data, clients, model, common.LOCALS["steps"], "cuda") as engine:
+        models = engine.init(1)[None]
+        jobs = common.jobs_of([0, 1])
+        trained = engine.train(models, jobs)
+        for job in range(2):
+            want, _, _ = common.reference(engine, clients, models[0], job, jobs)
+            common.assert_equal(trained.params[job], want, models[0])
+        loss, accuracy = engine.evaluate(trained.params)
+        assert np.isfinite(loss).all()
+        assert (accuracy >= 0).all()
