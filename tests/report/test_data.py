@@ -149,7 +149,8 @@ def test_settings_are_kept_apart(toy, tmp_path):
 def test_targets_come_from_the_configuration(toy, tmp_path):
     path = toy.make_experiment(
         tmp_path / "aimed", [toy.Choice("uniform")], seeds=1, rounds=4, clients=8, size=2,
-        extra_config="[run]\ntargets = [0.8, 0.7]\n",
+        extra_config="[run]\ntargets = [0.8, 0.7]\nterminal = 3\n",
     )  # fmt: skip
-    assert load_bundle([path]).targets == (0.7, 0.8)
+    bundle = load_bundle([path])
+    assert bundle.targets == (0.7, 0.8) and bundle.terminal == 3
     assert isinstance(load(path).runs[0], RunInfo)

@@ -114,6 +114,7 @@ class Bundle:
     warnings: tuple[str, ...]
     running: bool
     targets: tuple[float, ...] = ()
+    terminal: int | None = None
 
     @property
     def n_runs(self) -> int:
@@ -156,6 +157,7 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         metas=tuple(r.meta for r in results),
         warnings=tuple(dict.fromkeys(warnings)),
         running=any(r.status.get("state") == "running" for r in results),
+        terminal=next((n for r in results if (n := _configured_terminal(r.config))), None),
         targets=next((t for r in results if (t := _configured_targets(r.config))), ()),
     )
 
@@ -165,6 +167,13 @@ def _configured_targets(config: Mapping[str, Any]) -> tuple[float, ...]:
     run = config.get("run")
     found = run.get("targets", ()) if isinstance(run, Mapping) else ()
     return tuple(sorted({float(value) for value in found})) if isinstance(found, list) else ()
+
+
+def _configured_terminal(config: Mapping[str, Any]) -> int | None:
+    """Return over how many last rounds a configuration takes terminal accuracy."""
+    run = config.get("run")
+    found = run.get("terminal") if isinstance(run, Mapping) else None
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def abandoned(status: Mapping[str, Any]) -> bool:

@@ -168,7 +168,12 @@ def skewness(sources: Sequence[Source]) -> Figure | None:
         if counts is not None:
             share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
             own = ((share - 1 / counts.shape[1]) ** 2).sum(axis=1)
-            text += f"; rank correlation with the clients' true skewness {_signed(_correlation(mid, own))}"
+            agreement = _correlation(mid, own)
+            text += (
+                "; but in truth all clients are equally skewed, so the ranking follows something else"
+                if math.isnan(agreement)
+                else f"; rank correlation with the clients' true skewness {_signed(agreement)}"
+            )
         sentences.append(text + ".")
     spec = {
         "kind": "intervals",

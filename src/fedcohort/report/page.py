@@ -73,7 +73,7 @@ def assemble(
     warnings = list(bundle.warnings)
     sections = []
     for setting in bundle.settings:
-        board = leaderboard(setting, targets=targets or bundle.targets, baseline=baseline)
+        board = leaderboard(setting, targets=targets or bundle.targets, baseline=baseline, terminal=bundle.terminal)
         tables = (leaderboard_table(board), participation_table(setting))
         figures: tuple[Figure, ...] = ()
         explanations: list[dict[str, Any]] = []

@@ -98,19 +98,18 @@ def find_baseline(setting: Setting, name: str | None) -> Group:
     return next((g for g in setting.groups if g.selector == "uniform"), setting.groups[0])
 
 
-def terminal_window(setting: Setting) -> int:
+def terminal_window(setting: Setting, asked: int | None = None) -> int:
     """Return over how many last rounds terminal accuracy is taken: 50 as in FedACS, a fifth of shorter runs."""
-    return min(TERMINAL_ROUNDS, max(1, setting.rounds // 5))
+    return asked or min(TERMINAL_ROUNDS, max(1, setting.rounds // 5))
 
 
-def choose_target(setting: Setting, baseline: Group, targets: Sequence[float]) -> tuple[float, str]:
+def choose_target(baseline: Group, targets: Sequence[float], window: int) -> tuple[float, str]:
     """Return the target accuracy that speed-ups are about, and where it comes from."""
     for target in targets:
         if not 0 < target <= 1:
             raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
     if targets:
         return max(targets), "as asked for"
-    window = terminal_window(setting)
     level = Spread.of([curve(run).terminal(window) for run in baseline.runs]).mean
     if math.isnan(level):
         return math.nan, "unknown, the baseline was never evaluated"
@@ -122,7 +121,9 @@ def curve(run: RunCurve) -> Curve:
     return Curve(run.round, run.values["accuracy"])
 
 
-def leaderboard(setting: Setting, *, targets: Sequence[float] = (), baseline: str | None = None) -> Leaderboard:
+def leaderboard(
+    setting: Setting, *, targets: Sequence[float] = (), baseline: str | None = None, terminal: int | None = None
+) -> Leaderboard:
     """Compute the leaderboard of a setting.
 
     Parameters
@@ -133,16 +134,16 @@ def leaderboard(setting: Setting, *, targets: Sequence[float] = (), baseline: st
         terminal accuracy, rounded down to a whole percent.
     baseline : str, optional
         Label or selector to compare with; default uniform.
+    terminal : int, optional
+        Over how many last rounds terminal accuracy is taken; default 50, or a fifth of a shorter run.
     """
     base = find_baseline(setting, baseline)
-    level, source = choose_target(setting, base, targets)
+    window = terminal_window(setting, terminal)
+    level, source = choose_target(base, targets, window)
     lower = tuple(sorted({t for t in targets if t != level}))
-    window = terminal_window(setting)
     base_rounds = _mean_if_all([curve(run).rounds_to(level) for run in base.runs])
-    terminal = {g.label: {run.seed: curve(run).terminal(window) for run in g.runs} for g in setting.groups}
-    paired = {
-        g.label: _paired(terminal[g.label], terminal[base.label]) for g in setting.groups if g.label != base.label
-    }
+    ends = {g.label: {run.seed: curve(run).terminal(window) for run in g.runs} for g in setting.groups}
+    paired = {g.label: _paired(ends[g.label], ends[base.label]) for g in setting.groups if g.label != base.label}
     corrected = dict(zip(paired, holm([p.p for p in paired.values()]), strict=True))
     rows = []
     for group in setting.groups:

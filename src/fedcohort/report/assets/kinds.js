@@ -273,11 +273,10 @@ FC.kinds.points = {
     const frame = FC.frame(chart, { ...view.x, domain: pad(FC.extent([view.px])), hidden: true }, { ...spec.y, domain: pad(FC.extent([view.py])), ticks: [], names: [] }, { left: 14 });
     const { sx, sy } = frame;
     const shown = view.px.map((_, i) => i).filter((i) => !chart.hidden.has(spec.categories[view.category[i]]));
-    const many = view.px.length > 400;
     let body = "";
     for (const i of shown) {
       const x = sx(view.px[i]).toFixed(1), y = sy(view.py[i]).toFixed(1);
-      body += `<circle cx="${x}" cy="${y}" r="${many ? 3 : 5}" fill="${theme.series[spec.colors[view.category[i]]]}" fill-opacity="0.85" stroke="${theme.surface}"/>`;
+      body += `<circle cx="${x}" cy="${y}" r="${view.px.length > 400 ? 3 : view.px.length > 100 ? 5 : 7}" fill="${theme.series[spec.colors[view.category[i]]]}" fill-opacity="0.85" stroke="${theme.surface}"/>`;
     }
     const hover = (px, py) => {
       let best = null, distance = 400;
@@ -305,23 +304,23 @@ FC.kinds.intervals = {
     if (!(hi > lo)) hi = lo + 1;
     const pad = (hi - lo) * 0.05;
     const y = { ...spec.y, domain: [spec.y.zero ? 0 : lo - pad, hi + pad] };
-    const frame = FC.frame(chart, { ...view.x, format: "integer", domain: chart.zoom || [-0.5, view.mid.length - 0.5] }, y, {});
+    const frame = FC.frame(chart, { ...view.x, format: "integer", domain: chart.zoom || [0.5, view.mid.length + 0.5] }, y, {});
     const { box, sx, sy } = frame;
     const clip = `${chart.id}-clip`;
     const color = (i) => theme.series[spec.categories ? spec.colors[view.category[i]] : 1];
     let body = `<clipPath id="${clip}"><rect x="${box.left}" y="${box.top - 4}" width="${box.right - box.left}" height="${box.bottom - box.top + 8}"/></clipPath><g clip-path="url(#${clip})">`;
     const size = Math.min(5, Math.max(1.6, Math.abs(sx(1) - sx(0)) * 0.32));
     for (const i of shown) {
-      const x = sx(i).toFixed(1);
+      const x = sx(i + 1).toFixed(1);
       body += `<line x1="${x}" x2="${x}" y1="${sy(view.lo[i]).toFixed(1)}" y2="${sy(view.hi[i]).toFixed(1)}" stroke="${color(i)}" stroke-opacity="0.45" stroke-width="${Math.max(1, size * 0.5)}"/>`;
       body += `<circle cx="${x}" cy="${sy(view.mid[i]).toFixed(1)}" r="${size.toFixed(1)}" fill="${color(i)}"/>`;
     }
     body += "</g>";
     const hover = (px) => {
-      const i = Math.round(sx.invert(px));
+      const i = Math.round(sx.invert(px)) - 1;
       if (i < 0 || i >= view.mid.length) return null;
       const group = spec.categories ? `<div>${FC.escape(spec.categories[view.category[i]])}</div>` : "";
-      return { x: sx(i), marks: [[sx(i), sy(view.mid[i]), color(i)]], html: `<b>client ${FC.escape(view.names[i])}</b><div>rank ${i + 1}</div><div>${FC.escape(spec.y.label)} <b>${FC.format(spec.y.format, view.mid[i])}</b> <i>${FC.format(spec.y.format, view.lo[i])} to ${FC.format(spec.y.format, view.hi[i])}</i></div>${group}${view.note ? `<div>${FC.escape(view.note[i])}</div>` : ""}` };
+      return { x: sx(i + 1), marks: [[sx(i + 1), sy(view.mid[i]), color(i)]], html: `<b>client ${FC.escape(view.names[i])}</b><div>rank ${i + 1}</div><div>${FC.escape(spec.y.label)} <b>${FC.format(spec.y.format, view.mid[i])}</b> <i>${FC.format(spec.y.format, view.lo[i])} to ${FC.format(spec.y.format, view.hi[i])}</i></div>${group}${view.note ? `<div>${FC.escape(view.note[i])}</div>` : ""}` };
     };
     return { frame, body, hover, zoom: sx, empty: !shown.length };
   },
