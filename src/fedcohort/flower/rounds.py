@@ -117,6 +117,7 @@ class Run:
             if cohort.stop is not None:
                 log.info("the selector declares the run finished: %s", cohort.stop)
                 break
+        session.commit()
         log.info("Strategy execution finished in %.2fs", self.settings.clock() - begun)
         for line in io.StringIO(str(self.result)):
             log.info("\t%s", line.rstrip("\n"))
@@ -125,7 +126,7 @@ class Run:
     def _open(self) -> Session:
         settings = self.settings
         if settings.journal is not None and not is_blank(settings.journal):
-            session = Session.open(settings.journal, settings.selector, shadows=settings.shadows)
+            session = Session.open(settings.journal, settings.selector, shadows=settings.shadows, commit="manual")
             if session.seed != settings.seed:
                 session.close()
                 raise InputError(
@@ -143,6 +144,8 @@ class Run:
             signals=self.federation.supplied(),
             journal=settings.journal,
             shadows=settings.shadows,
+            # A round is made durable twice, when it is chosen and when it is closed; the rest can wait for these.
+            commit="manual",
         )
 
     def _resumed(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
@@ -211,6 +214,7 @@ class Run:
         query = session.query(request)
         answer = None if query is None else self._answer(session, query, arrays, names)
         cohort = session.ask(request, answer)
+        session.commit()
         log.info("selected %d of %d available clients (%d known)", cohort.size, len(names), session.table.n)
         return cohort
 
@@ -329,6 +333,7 @@ class Run:
         else:
             name = store.save(server_round, arrays, self.memory)
             session.tell(report, host={"checkpoint": name})
+            session.commit()
             store.prune(name)
         numbers = {f"train/{key}": value for key, value in _scalars(metrics).items()}
         numbers.update(self._evaluated_there(server_round, arrays))
