@@ -265,5 +265,6 @@ def print_summary(summary: Summary) -> None:
         rows.append(cells)
     gain = f"against {summary.baseline}" + (f", IID is {summary.reference}" if summary.reference else "")
     console = out()
-    shown = table(columns, rows, title=f"mean ± std over seeds; speed-up and gain {gain}")
-    console.print(shown, width=None if console.is_terminal else 200)
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no width of its own
+    console.print(table(columns, rows, title=f"mean ± std over seeds; speed-up and gain {gain}"))
