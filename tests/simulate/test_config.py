@@ -1,6 +1,8 @@
 """Configurations: every key is checked, and what is written can be read back."""
 
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -206,3 +208,12 @@ def test_bad_values_of_every_option(section):
 def test_toml_of_awkward_values():
     table = {"a b": 'say "no"\n', "t": {"x": [1.5, True], "empty": {}}, "many": [{"p": {"q": 1}}, {"p": {"q": 2}}]}
     assert tomllib.loads(to_toml(table)) == table
+
+
+def test_the_configurations_in_the_documentation_are_valid():
+    pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+    blocks = [block for page in pages for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.S)]
+    experiments = [block for block in blocks if "[selectors" in block]
+    assert experiments
+    for block in experiments:
+        assert Experiment.from_dict(tomllib.loads(block)).plans
