@@ -600,3 +600,49 @@ def test_a_losses_query_names_clients_that_left(fleet: Any, kit: Any) -> None:
     names = [f"client-{i}" for i in query.clients]
     values = federation.losses(kit.model(), names, query.signals, 5.0)[Signal.LOSS]
     np.testing.assert_allclose(values, [0.5, 1.5, 2.5, 3.5, np.nan, 5.5])
+
+
+def test_shadows_see_the_round_and_change_nothing(kit: Any, tmp_path: Path) -> None:
+    from fedcohort.selectors import ActiveFL
+
+    def run(name: str, shadows: Any) -> Any:
+        fleet = kit.Fleet()
+        fleet.fill(6)
+        strategy = fleet.strategy("uniform", FedAvg(fraction_train=0.5), journal=tmp_path / name, shadows=shadows)
+        return strategy.start(fleet.grid, kit.model(), num_rounds=3)
+
+    plain, watched = run("plain", {}), run("watched", {"afl": ActiveFL()})
+    np.testing.assert_array_equal(plain.arrays["bias"].numpy(), watched.arrays["bias"].numpy())
+    record = read_journal(tmp_path / "watched")
+    rows = record.cohorts()
+    assert all(set(record.scores(row.ticket)) == {"", "afl"} for row in rows)
+    assert all("loss" in reply.metrics for reply in record.replies())
+
+
+def test_when_all_are_slow_the_slow_ones_are_asked(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    for node in fleet.grid.nodes.values():
+        node.latency = 500.0
+    strategy = fleet.strategy(
+        "all", FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline=400.0, patience=30.0
+    )
+    strategy.start(fleet.grid, kit.model(), num_rounds=2)
+    assert {r for _, r in fleet.trained()} == {1, 2}
+
+
+def test_the_older_node_of_a_name_comes_back_when_the_newer_one_goes(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    from fedcohort.flower.federation import Federation
+
+    federation = Federation(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
+    federation.assemble(6)
+    old = fleet.grid.node_of("client-3")
+    new = fleet.grid.add(fleet.node(3))
+
+    def settle() -> int:
+        for _ in range(30):
+            federation.refresh()
+            fleet.clock.sleep(0.1)
+        return federation.online["client-3"].node
+
+    assert settle() == new
+    fleet.grid.remove(new)
+    assert settle() == old

@@ -62,16 +62,28 @@ def test_an_unknown_selector_is_named() -> None:
         rendered("app", "unifrom")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_app_runs_as_it_is_in_a_deployment(kit: Any, tmp_path: Path) -> None:
+def run_app(federation: Any, folder: Path, wait_for: int) -> None:
+    """Run the app as it is for two rounds and look at what it left."""
     for path, text in rendered("my-app", "power-of-choice").items():
-        (tmp_path / "my-app" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "my-app" / path).write_text(text)
-    config = {"num-server-rounds": 2, "wait-for": 3, "journal": str(tmp_path / "journals")}
-    with kit.Loopback(tmp_path / "home", nodes=3) as federation:
-        done = federation.run(tmp_path / "my-app", config, timeout=500)
+        (folder / "my-app" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "my-app" / path).write_text(text)
+    config = {"num-server-rounds": 2, "wait-for": wait_for, "journal": str(folder / "journals")}
+    with federation:
+        done = federation.run(folder / "my-app", config, timeout=800)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
-    record = read_journal(tmp_path / "journals" / "power-of-choice.journal")
+    record = read_journal(folder / "journals" / "power-of-choice.journal")
     assert len(record.cohorts()) == 2 and {r.status for r in record.replies()} == {Status.OK}
-    assert (tmp_path / "journals" / "power-of-choice.pt").is_file()
+    assert (folder / "journals" / "power-of-choice.pt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_app_runs_as_it_is_in_a_deployment(kit: Any, tmp_path: Path) -> None:
+    run_app(kit.Loopback(tmp_path / "home", nodes=3), tmp_path, wait_for=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_app_runs_as_it_is_in_flowers_simulation(kit: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    run_app(kit.Loopback(tmp_path / "home", nodes=0, simulated=10), tmp_path, wait_for=0)

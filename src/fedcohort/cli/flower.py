@@ -72,9 +72,9 @@ def rendered(name: str, selector: str) -> dict[str, str]:
     scenario, answers, filter_ = "", "", ""
     if Signal.VALIDATION_LOSS in requires:
         scenario += "validation = 0.1\n"
-        answers += ", validation=task.load_held_out"
+        answers += "        validation=task.load_held_out,\n"
     if requires & {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}:
-        answers += ", robust=next(iter(task.plans().values())).local"
+        answers += "        robust=next(iter(task.plans().values())).local,\n"
     if Signal.KEPT in requires:
         scenario += "server_validation = 5\n"
         filter_ = '\n[filter]\nname = "fedca"\n'

@@ -148,6 +148,8 @@ class Loopback:
     node_names : sequence of str or None, optional
         With ``node_keys``, the name each key is registered under with the SuperLink; None leaves a node unregistered,
         so that it is turned away. Default: ``node-0``, ``node-1``, ...
+    simulated : int
+        So many more nodes are simulated by Flower inside the SuperLink (needs Ray); then ``nodes`` is 0.
     keep_state : bool
         Whether the SuperLink keeps its state in a file, so that it survives a restart.
     """
@@ -162,8 +164,11 @@ class Loopback:
         certificates: Certificates | None = None,
         node_keys: Sequence[Path] | None = None,
         node_names: Sequence[str | None] | None = None,
+        simulated: int = 0,
         keep_state: bool = False,
     ) -> None:
+        if simulated and nodes:
+            raise InputError(f"Nodes are either real or simulated. Got nodes={nodes} and simulated={simulated}.")
         for name, values in (("node_config", node_config), ("node_keys", node_keys), ("node_names", node_names)):
             if values is not None and len(values) != nodes:
                 raise InputError(f"{name} must have one entry per node ({nodes}). Got {len(values)}.")
@@ -173,6 +178,7 @@ class Loopback:
         self.certificates = certificates
         self.node_keys = node_keys
         self.node_names = [f"node-{i}" for i in range(nodes)] if node_names is None else list(node_names)
+        self.simulated = simulated
         self.keep_state = keep_state
         self._ports = free_ports(nodes + 1)
         self._superlink: _Service | None = None
@@ -220,6 +226,9 @@ class Loopback:
                 lines.append("insecure = true")
             else:
                 lines.append(f"root-certificates = {json.dumps(str(self.certificates.authority))}")
+            if self.simulated:
+                lines.append(f"options.num-supernodes = {self.simulated}")
+                lines.append("options.backend.client-resources.num-cpus = 1")
             (self.home / "cli").mkdir(exist_ok=True)
             (self.home / "cli" / "config.toml").write_text("\n".join(lines) + "\n")
             self.start_superlink()
@@ -248,6 +257,8 @@ class Loopback:
             command += ["--ssl-keyfile", str(self.certificates.key)]
         if self.node_keys is not None:
             command.append("--enable-supernode-auth")
+        if self.simulated:
+            command.append("--simulation")
         if self.keep_state:
             command += ["--database", str(self.home / "superlink.db")]
         self._superlink = _Service(command, self._home_of("superlink"), self.home, self.home / "superlink.log")

@@ -26,6 +26,7 @@ from fedcohort.protocol import Status
 from fedcohort.signals import Signal
 
 log = logging.getLogger("flwr.fedcohort")
+MEASURED = frozenset({Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})  # by the server, from the models
 _NPY_1 = b"\x93NUMPY\x01\x00"
 _NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
 
@@ -163,7 +164,7 @@ class Checker:
         return ""
 
     def _unreported(self, values: Mapping[Signal, float], gradient: FloatArray | None) -> str:
-        measured_here = {Signal.KEPT, Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE, *GRADIENT_SIGNALS}
+        measured_here = {Signal.KEPT, *MEASURED, *GRADIENT_SIGNALS}
         for signal in sorted(self._required - measured_here):
             if signal not in values:
                 return f"it reported no finite '{signal}' ({signal.meaning})"

@@ -145,6 +145,9 @@ class Roster:
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
             del self._by_name[card.name]
+            # Whoever answered to the name before may still be there; it is asked again.
+            for other in [n for n, c in self._cards.items() if c.name == card.name]:
+                del self._cards[other]
 
     def _read(self, node: int, reply: Reply) -> None:
         if node not in self._registered or reply.vanished or reply.expired:
@@ -167,9 +170,9 @@ class Roster:
         name = self._registered[node] or description.name or f"node-{node}"
         rival = self._by_name.get(name)
         if rival is not None and rival != node:
-            log.warning("node %d answers to the name %r, so node %d is taken for its past and left alone",
-                        node, name, rival)  # fmt: skip
-            self._cards[rival] = Card(f"{name} (replaced)", rival, Description(""), False)
+            log.warning(
+                "node %d answers to the name %r, so node %d is taken for its past and left alone", node, name, rival
+            )
         self._sorted = None
         self._cards[node] = Card(name, node, description, answers)
         self._by_name[name] = node

@@ -22,13 +22,23 @@ from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.federation import Federation, FederationTimeoutError
 from fedcohort.flower.inner import GridView, Memory, addressed, grows, keys, needed, offered, wanted
-from fedcohort.flower.replies import Checked, Checker, Measures, agreeing, alike, averaged, scale_weight, weight_of
+from fedcohort.flower.replies import (
+    MEASURED,
+    Checked,
+    Checker,
+    Measures,
+    agreeing,
+    alike,
+    averaged,
+    scale_weight,
+    weight_of,
+)
 from fedcohort.flower.roster import Card
 from fedcohort.flower.wire import RECORD, SEED, WORK, ask_record
 from fedcohort.journal import is_blank
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
 from fedcohort.session import Session
-from fedcohort.signals import Signal
+from fedcohort.signals import REPORT_SIGNALS, TABLE_SIGNALS, Signal
 
 if TYPE_CHECKING:
     from fedcohort.flower.strategy import CohortStrategy, EvaluateFn
@@ -72,7 +82,10 @@ class Run:
         self.evaluate_fn = evaluate_fn
         self.memory = Memory(self.inner)
         self.weight_key, self.config_key = keys(self.inner)
-        required = frozenset(settings.selector.requires)
+        shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
+        # A shadow must be able to read the table; what else it would like to know is reported where clients can.
+        required = settings.selector.requires | (shadows & TABLE_SIGNALS)
+        self.wished = shadows & REPORT_SIGNALS
         self.federation = Federation(
             grid,
             required,
@@ -184,6 +197,9 @@ class Run:
             self._collect_late(session)
             self.federation.welcome(session)
             names = self.federation.available(session, self._busy)
+            if self.settings.clock() > end:
+                # Better to ask somebody who is slow than nobody.
+                names = names or self.federation.available(session, lambda card: False)
             if names:
                 return names
             if self.settings.clock() > end:
@@ -348,15 +364,16 @@ class Run:
         cards = {name: online[name] for name in cohort.names if name in online}
         reasons = {name: "not online" for name in cohort.names if name not in online}
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
-        report = session.requires - {Signal.KEPT}
+        required = session.requires - {Signal.KEPT}
+        asked = required | (self.wished & self.federation.supplied())
         messages = self._train_messages(
-            self.inner, cohort.round + 1, cards, arrays, seed=session.seed, work=work, report=report
+            self.inner, cohort.round + 1, cards, arrays, seed=session.seed, work=work, report=asked
         )
         with_ttl(messages.values(), self.deadline + max(self.deadline, _AFTERLIFE))
         outbox = Outbox(self.grid, self.settings.clock, self.settings.sleep)
         for name in outbox.send(messages):
             reasons[name] = "the SuperLink did not take the message"
-        checker = self._checker(arrays, report)
+        checker = self._checker(arrays, required)
         checked: dict[str, Checked] = {}
         enough = len(cohort.names)
         if self.settings.spares:
@@ -424,7 +441,7 @@ class Run:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
         ok = [reply for reply in checked if reply.status == Status.OK]
         extra = frozenset.intersection(*(frozenset(reply.values) for reply in ok)) if ok else frozenset()
-        signals = (session.requires - {Signal.KEPT}) | extra
+        signals = (session.requires - {Signal.KEPT}) | extra | (self.wished & MEASURED)
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
