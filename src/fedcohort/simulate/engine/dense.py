@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedcohort.arrays import IntArray
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import TrainTask
+from fedcohort.simulate.engine.layers import Dense, Layer, Relu
 from fedcohort.simulate.engine.program import CHUNK, Program
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import BatchPlan, LocalTraining
@@ -27,22 +27,18 @@ _BATCHED_BELOW = 2**18  # multiply-adds of a first-layer product under which one
 _TARGET_ELEMENTS = 2**18  # one-hot targets prepared at a time
 
 
-def dense_sides(module: nn.Module) -> list[int] | None:
-    """Return the widths [inputs, hidden..., classes] if ``module`` is a ReLU network of dense layers, else None."""
-    if not isinstance(module, nn.Sequential):
-        return None
-    layers = list(module)
-    if layers and isinstance(layers[0], nn.Flatten) and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
-        layers = layers[1:]
+def dense_sides(layers: list[Layer]) -> list[int] | None:
+    """Return the widths [inputs, hidden..., classes] if the layers are dense ones with ReLU in between, else None."""
     sides: list[int] = []
     for position, layer in enumerate(layers):
         if position % 2 == 0:
-            if type(layer) is not nn.Linear or layer.bias is None:
+            if not isinstance(layer, Dense):
                 return None
-            sides += [layer.in_features, layer.out_features] if not sides else [layer.out_features]
-        elif type(layer) is not nn.ReLU:
+            outputs, inputs = layer.weight.shape
+            sides += [outputs] if sides else [inputs, outputs]
+        elif not isinstance(layer, Relu):
             return None
-    return sides if len(layers) % 2 == 1 else None
+    return sides
 
 
 @dataclass

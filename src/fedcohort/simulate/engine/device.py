@@ -13,6 +13,7 @@ import torch
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.groups import JobTable
+from fedcohort.simulate.engine.losses import logit_derivative, sample_losses
 from fedcohort.simulate.engine.stacked import Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
@@ -195,7 +196,7 @@ class DeviceProgram:
     def _step(self, t: _Tables, prox: float) -> None:
         """Do the step the counter points at, for all jobs; a job that is done has rate 0."""
         position = t.position.index_select(0, t.counter)[0]
-        label = t.label.index_select(0, t.counter)[0].unsqueeze(2)
+        label = t.label.index_select(0, t.counter)[0]
         scale = t.scale.index_select(0, t.counter)[0]
         rate = t.rate.index_select(0, t.counter)[0]
         jobs, width = position.shape
@@ -203,16 +204,8 @@ class DeviceProgram:
         saved: Saved = []
         logits = self.net.logits(t.vectors, x, saved)
         t.logits = logits
-        delta = torch.softmax(logits, 2)
-        if t.pseudo is None:
-            delta.scatter_add_(2, label, torch.full_like(scale, -1.0))
-        else:
-            alpha, strength = self.local.robust_alpha, self.local.robust_beta * self.local.robust_log_zero
-            pull = strength * delta.gather(2, label)
-            delta = delta * (1 + alpha - pull)
-            delta.scatter_add_(2, label, pull - 1)
-            pseudo = t.pseudo.index_select(0, t.counter)[0].unsqueeze(2)
-            delta.scatter_add_(2, pseudo, torch.full_like(scale, -alpha))
+        pseudo = None if t.pseudo is None else t.pseudo.index_select(0, t.counter)[0]
+        delta = logit_derivative(logits, label, pseudo, self.local)
         decay = self.local.weight_decay + prox
         if t.velocity is None:
             # The rate goes into the derivative, so that the whole SGD step is one pass over the weights.
@@ -236,7 +229,7 @@ class DeviceProgram:
     def _capture(self, t: _Tables, prox: float) -> None:
         """Warm up on a side stream, then capture one step; the state is put back afterwards."""
         kept = [tensor.clone() for tensor in (t.vectors, t.counter)]
-        stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
@@ -255,14 +248,9 @@ class DeviceProgram:
 
     def _first_loss(self, t: _Tables, count: int) -> torch.Tensor:
         assert t.logits is not None
-        logits = t.logits[:count].float()
-        normaliser = logits.logsumexp(2, keepdim=True)
-        loss = normaliser - logits.gather(2, t.label[0, :count].unsqueeze(2))
-        if t.pseudo is not None:
-            by_pseudo = normaliser - logits.gather(2, t.pseudo[0, :count].unsqueeze(2))
-            reverse = -self.local.robust_log_zero * (1 - torch.exp(-loss))
-            loss = loss + self.local.robust_alpha * by_pseudo + self.local.robust_beta * reverse
-        return (loss * t.scale[0, :count]).sum((1, 2)).double()
+        pseudo = None if t.pseudo is None else t.pseudo[0, :count]
+        loss = sample_losses(t.logits[:count], t.label[0, :count], pseudo, self.local)
+        return (loss * t.scale[0, :count, :, 0]).sum(1).double()
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -279,9 +267,9 @@ class DeviceProgram:
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
         logits = self._logits(models, slice(self.store.shape.n_train, None))
-        y = self.y_test[None, :, None].expand(len(models), -1, -1)
-        loss = (logits.logsumexp(2) - logits.gather(2, y)[:, :, 0]).mean(1, dtype=torch.float64)
-        right = (logits.argmax(2) == y[:, :, 0]).double().mean(1)
+        y = self.y_test.expand(len(models), -1)
+        loss = sample_losses(logits, y, None, self.local).mean(1, dtype=torch.float64)
+        right = (logits.argmax(2) == y).double().mean(1)
         both = torch.stack([loss, right]).cpu().numpy()
         return both[0], both[1]
 
@@ -310,12 +298,10 @@ class DeviceProgram:
                         teacher = logits
                         if pseudo_models is not None:
                             teacher = self._logits(pseudo_models[run : run + 1], self.sample[slots])[0]
-                        labels = teacher.argmax(1, keepdim=True)
-                        by_pseudo = logits.logsumexp(1) - logits.gather(1, labels)[:, 0]
-                        reverse = -self.local.robust_log_zero * (1 - torch.exp(-by_label))
-                        robust = by_label + self.local.robust_alpha * by_pseudo + self.local.robust_beta * reverse
+                        labels = teacher.argmax(1)
+                        robust = sample_losses(logits, self.label[slots], labels, self.local)
                         out[keep, 2] = _means(robust, owner, sizes)
-                        out[keep, 3] = _means(by_pseudo, owner, sizes)
+                        out[keep, 3] = _means(sample_losses(logits, labels, None, self.local), owner, sizes)
             if wanted["validation"]:
                 first, n = queries[mine, 1] + queries[mine, 2], queries[mine, 3] - queries[mine, 2]
                 keep = mine[n > 0]
@@ -326,7 +312,7 @@ class DeviceProgram:
 
     def _cross_entropy(self, model: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._logits(model, self.sample[slots])[0]
-        return logits.logsumexp(1) - logits.gather(1, self.label[slots][:, None])[:, 0], logits
+        return sample_losses(logits, self.label[slots], None, self.local), logits
 
     @torch.no_grad()
     def gradients(self, models: torch.Tensor, queries: IntArray) -> torch.Tensor:
@@ -347,9 +333,7 @@ class DeviceProgram:
             weight = torch.from_numpy((inside / np.maximum(n, 1)[:, None]).astype(np.float32)).to(self.device)
             x = self.x.index_select(0, self.sample[slots].view(-1)).view(count, len(offsets), -1)
             saved: Saved = []
-            delta = torch.softmax(self.net.logits(vectors, x, saved), 2)
-            labels = self.label[slots].unsqueeze(2)
-            delta.scatter_add_(2, labels, torch.full(labels.shape, -1.0, device=self.device))
+            delta = logit_derivative(self.net.logits(vectors, x, saved), self.label[slots], None, self.local)
             self.net.backward(vectors, saved, delta.mul_(weight.unsqueeze(2)), part)
             total.sub_(part)
         return total.index_select(1, self.inverse)

@@ -180,7 +180,8 @@ class Engine:
         self._check_jobs(jobs, len(models))
         if correction is not None and tuple(correction.shape) != (len(jobs), self.n_params):
             raise InputError(
-                f"The correction must be ({len(jobs)}, {self.n_params}), one vector per job. Got {tuple(correction.shape)}."
+                f"The correction must be ({len(jobs)}, {self.n_params}), one vector per job. "
+                f"Got {tuple(correction.shape)}."
             )
         table = JobTable.of(jobs, self.store, self.local)
         params, first_loss = self._backend.train(table, models, prox, correction)

@@ -1,9 +1,9 @@
 """Networks with a leading axis of models: J parameter vectors, J batches, one program.
 
-A :class:`StackedNet` computes logits and, from the derivative by the logits, the gradient of all J models at once. Dense
-layers and convolutions are written out by hand as batched matrix products; images are channels-last, so that the product
-of the unfolded patches with the kernels is the next layer's image with no permutation in between. Modules that are no
-stack of known layers go through ``torch.func``.
+A :class:`StackedNet` computes logits and, from the derivative by the logits, the gradient of all J models at once.
+Dense layers and convolutions are written out by hand as batched matrix products; images are channels-last, so that the
+product of the unfolded patches with the kernels is the next layer's image with no permutation in between. Modules that
+are no stack of known layers go through ``torch.func``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
+from fedcohort.simulate.engine.layers import Convolution, Flatten, Pool, Relu, read_layers
 
 _aten = torch.ops.aten
 Saved = list[Any]
@@ -245,83 +245,33 @@ def why_not_stacked(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
 
 
 def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
-    module = flat.module
-    if not isinstance(module, nn.Sequential):
+    specification = read_layers(flat, sample)
+    if specification is None:
         return None
-    names = {slot.name: slot for slot in flat.slots}
     layers: list[_Layer] = []
-    pieces: list[torch.Tensor] = []  # flat positions in the net's own order
-    shape: tuple[int, ...] = sample  # of what goes into the next layer, channels first
-    seen_convolution = False
+    order: list[torch.Tensor] = []  # flat positions in the net's own order; every tensor keeps its place
     fold: tuple[int, int, int] | None = None  # the image the last flattening turned into a vector
-
-    def add(name: str, part: torch.Tensor) -> Slot:
-        slot = names[name]
-        pieces.append(part.reshape(-1))
-        return Slot(name, slot.offset, tuple(part.shape))
-
-    for name, layer in module.named_children():
-        if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-            if seen_convolution and len(shape) == 3:
-                layers.append(_Flatten())
-                fold = (shape[0], shape[1], shape[2])
-            shape = (math.prod(shape),)
-        elif type(layer) is nn.ReLU and layers:
+    for layer in specification:
+        if isinstance(layer, Relu):
             layers.append(_Relu())
-        elif type(layer) is nn.Linear and layer.bias is not None and len(shape) == 1:
-            slot = names[f"{name}.weight"]
-            index = torch.arange(slot.offset, slot.offset + slot.numel).view(slot.shape)
-            if fold is not None:
-                index = index.view(-1, *fold).permute(0, 2, 3, 1).reshape(slot.shape)
-                fold = None
-            weight = add(f"{name}.weight", index)
-            bias_slot = names[f"{name}.bias"]
-            bias = add(f"{name}.bias", torch.arange(bias_slot.offset, bias_slot.offset + bias_slot.numel))
-            layers.append(_Dense(weight, bias))
-            shape = (layer.out_features,)
-        elif type(layer) is nn.Conv2d and _plain_convolution(layer) and len(shape) == 3:
-            slot = names[f"{name}.weight"]
-            index = torch.arange(slot.offset, slot.offset + slot.numel).view(slot.shape).permute(2, 3, 1, 0)
-            weight = add(f"{name}.weight", index)
-            bias_slot = names[f"{name}.bias"]
-            bias = add(f"{name}.bias", torch.arange(bias_slot.offset, bias_slot.offset + bias_slot.numel))
-            kernel = (layer.kernel_size[0], layer.kernel_size[1])
-            padding = (int(layer.padding[0]), int(layer.padding[1]))
-            layers.append(_Convolution(weight, bias, kernel, padding))
-            shape = (
-                layer.out_channels,
-                shape[1] + 2 * padding[0] - kernel[0] + 1,
-                shape[2] + 2 * padding[1] - kernel[1] + 1,
-            )
-            seen_convolution = True
-        elif type(layer) is nn.MaxPool2d and seen_convolution and len(shape) == 3 and _plain_pool(layer) is not None:
-            window = _plain_pool(layer) or (1, 1)
-            layers.append(_Pool(window))
-            shape = (shape[0], shape[1] // window[0], shape[2] // window[1])
+        elif isinstance(layer, Pool):
+            layers.append(_Pool(layer.kernel))
+        elif isinstance(layer, Flatten):
+            layers.append(_Flatten())
+            fold = layer.image
         else:
-            return None
-    if not pieces or len(shape) != 1 or not isinstance(layers[-1], _Dense):
-        return None
-    next(layer for layer in layers if isinstance(layer, (_Dense, _Convolution))).first = True
+            index = torch.arange(layer.weight.offset, layer.weight.offset + layer.weight.numel).view(layer.weight.shape)
+            if isinstance(layer, Convolution):
+                index = index.permute(2, 3, 1, 0)
+                weight = Slot(layer.weight.name, layer.weight.offset, tuple(index.shape))
+                layers.append(_Convolution(weight, layer.bias, layer.kernel, layer.padding))
+            else:
+                if fold is not None:
+                    index = index.view(-1, *fold).permute(0, 2, 3, 1)
+                    fold = None
+                layers.append(_Dense(layer.weight, layer.bias))
+            order.append(index.reshape(-1))
+            order.append(torch.arange(layer.bias.offset, layer.bias.offset + layer.bias.numel))
+    layers[0].first = True
     image = (sample[1], sample[2], sample[0]) if isinstance(layers[0], _Convolution) else None
-    if image is None and seen_convolution:
-        return None
-    return LayerNet(layers, torch.cat(pieces), image)
-
-
-def _plain_convolution(layer: nn.Conv2d) -> bool:
-    return (
-        layer.bias is not None
-        and tuple(layer.stride) == (1, 1)
-        and tuple(layer.dilation) == (1, 1)
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-    )
-
-
-def _plain_pool(layer: nn.MaxPool2d) -> tuple[int, int] | None:
-    kernel = layer.kernel_size if isinstance(layer.kernel_size, tuple) else (layer.kernel_size,) * 2
-    stride = layer.stride if isinstance(layer.stride, tuple) else (layer.stride,) * 2
-    simple = stride == kernel and layer.padding in (0, (0, 0)) and layer.dilation in (1, (1, 1)) and not layer.ceil_mode
-    return (kernel[0], kernel[1]) if simple else None
+    return LayerNet(layers, torch.cat(order), image)

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedcohort.simulate.engine.convolutional import ConvolutionalProgram
 from fedcohort.simulate.engine.dense import DenseProgram, dense_sides
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable, TrainTask
+from fedcohort.simulate.engine.layers import read_layers
 from fedcohort.simulate.engine.program import CHUNK, ModuleProgram, Program
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
@@ -35,10 +37,13 @@ class Work:
 def choose_program(module: nn.Module, sample: tuple[int, ...], local: LocalTraining) -> Program:
     """Return the fastest CPU program that can train ``module``."""
     flat = FlatModel(module)
-    sides = dense_sides(module)
+    layers = None if flat.stateful else read_layers(flat, sample)
+    if layers is None:
+        return ModuleProgram(flat, sample, local)
+    sides = dense_sides(layers)
     if sides is not None:
         return DenseProgram(flat, sample, local, sides)
-    return ModuleProgram(flat, sample, local)
+    return ConvolutionalProgram(flat, sample, local, layers)
 
 
 class Executor:

@@ -1,0 +1,112 @@
+"""Reads a ``nn.Sequential`` of well-known layers into a list that hand-written programs are made from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedcohort.simulate.engine.flat import FlatModel, Slot
+
+Image = tuple[int, int, int]  # (channels, height, width)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Dense layer with bias."""
+
+    weight: Slot  # (outputs, inputs)
+    bias: Slot
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Convolution of stride 1 with bias."""
+
+    weight: Slot  # (outputs, inputs, rows, columns)
+    bias: Slot
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+    image: Image  # its input
+    result: Image  # its output
+
+
+@dataclass(frozen=True)
+class Relu:
+    """Rectifier."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Max-pooling with windows that do not overlap; rows and columns that fill no window are dropped."""
+
+    kernel: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Image to vector, channels first."""
+
+    image: Image
+
+
+Layer = Dense | Convolution | Relu | Pool | Flatten
+
+
+def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
+    """Return the layers of a module that is a stack of those above and ends with a dense one, else None.
+
+    Flattening an input that no convolution has touched is left out: samples are stored flat.
+    """
+    if not isinstance(flat.module, nn.Sequential):
+        return None
+    slots = {slot.name: slot for slot in flat.slots}
+    layers: list[Layer] = []
+    shape = sample
+    for name, layer in flat.module.named_children():
+        if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+            if layers and len(shape) == 3:
+                layers.append(Flatten((shape[0], shape[1], shape[2])))
+            shape = (math.prod(shape),)
+        elif type(layer) is nn.ReLU and layers:
+            layers.append(Relu())
+        elif type(layer) is nn.Linear and layer.bias is not None and len(shape) == 1:
+            layers.append(Dense(slots[f"{name}.weight"], slots[f"{name}.bias"]))
+            shape = (layer.out_features,)
+        elif type(layer) is nn.Conv2d and _plain_convolution(layer) and len(shape) == 3:
+            kernel = (layer.kernel_size[0], layer.kernel_size[1])
+            padding = (int(layer.padding[0]), int(layer.padding[1]))
+            image: Image = (shape[0], shape[1], shape[2])
+            result: Image = (
+                layer.out_channels,
+                shape[1] + 2 * padding[0] - kernel[0] + 1,
+                shape[2] + 2 * padding[1] - kernel[1] + 1,
+            )
+            weight, bias = slots[f"{name}.weight"], slots[f"{name}.bias"]
+            layers.append(Convolution(weight, bias, kernel, padding, image, result))
+            shape = result
+        elif type(layer) is nn.MaxPool2d and layers and len(shape) == 3 and (window := _plain_pool(layer)) is not None:
+            layers.append(Pool(window))
+            shape = (shape[0], shape[1] // window[0], shape[2] // window[1])
+        else:
+            return None
+    return layers if layers and isinstance(layers[-1], Dense) else None
+
+
+def _plain_convolution(layer: nn.Conv2d) -> bool:
+    return (
+        layer.bias is not None
+        and tuple(layer.stride) == (1, 1)
+        and tuple(layer.dilation) == (1, 1)
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+def _plain_pool(layer: nn.MaxPool2d) -> tuple[int, int] | None:
+    kernel = layer.kernel_size if isinstance(layer.kernel_size, tuple) else (layer.kernel_size,) * 2
+    stride = layer.stride if isinstance(layer.stride, tuple) else (layer.stride,) * 2
+    simple = stride == kernel and layer.padding in (0, (0, 0)) and layer.dilation in (1, (1, 1)) and not layer.ceil_mode
+    return (kernel[0], kernel[1]) if simple else None
