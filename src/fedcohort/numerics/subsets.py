@@ -10,6 +10,7 @@ So each model is validated once and a subset is a sum of margins.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -29,9 +30,7 @@ def namespace(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         return np
     if type(array).__module__.partition(".")[0] == "torch":
-        import torch
-
-        return torch
+        return sys.modules["torch"]  # whoever made the tensor has imported it; nothing here needs torch otherwise
     raise InputError(f"Models' outputs must be a NumPy array or a torch tensor. Got {type(array).__name__}.")
 
 
