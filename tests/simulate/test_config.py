@@ -7,19 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedcohort.params import parameters
-from fedcohort.simulate.config import (
-    ConfigError,
-    DataOptions,
-    Experiment,
-    ModelOptions,
-    RunOptions,
-    builtin_names,
-    find_table,
-    merged,
-    override,
-    read,
-    to_toml,
-)
+from fedcohort.simulate.config import DataOptions, Experiment, ModelOptions, RunOptions, read
+from fedcohort.simulate.tables import ConfigError, builtin_names, find_table, merged, override, to_toml
 
 FULL = """
 name = "all of it"

@@ -13,11 +13,12 @@ from fedcohort.errors import DataError, DeviceError, FedcohortError, InputError,
 from fedcohort.journal import read_journal
 from fedcohort.simulate import results
 from fedcohort.simulate.checkpoint import Checkpoint, found
-from fedcohort.simulate.config import Experiment, to_toml
+from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import ResultsError, load
 from fedcohort.simulate.runner import Simulation, default_out, prepare, run_experiment
 from fedcohort.simulate.summary import summarise
+from fedcohort.simulate.tables import to_toml
 
 TABLE = {
     "name": "small",

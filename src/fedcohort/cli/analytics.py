@@ -121,7 +121,7 @@ def analytics(
 
 def _settings(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return the configuration with the command line's wishes laid over it."""
-    from fedcohort.simulate.config import find_table, merged, override
+    from fedcohort.simulate.tables import find_table, merged, override
 
     source = {key: wanted[option] for key, option in (("name", "data"), ("folder", "folder")) if wanted[option]}
     change: dict[str, Any] = {"data": source} if source else {}

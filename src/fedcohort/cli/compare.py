@@ -102,7 +102,8 @@ def compare(
 
     Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc
     """
-    from fedcohort.simulate.config import Experiment, find_table, merged, override
+    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.tables import find_table, merged, override
 
     table = find_table(config or "demo")
     changes: dict[str, Any] = {}

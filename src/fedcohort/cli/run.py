@@ -46,7 +46,8 @@ def run(
         raise typer.BadParameter("an experiment continues as it began: --resume goes without --set and --out")
     experiment = None
     if config is not None:
-        from fedcohort.simulate.config import Experiment, find_table, override
+        from fedcohort.simulate.config import Experiment
+        from fedcohort.simulate.tables import find_table, override
 
         changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
         experiment = Experiment.from_dict(override(find_table(config), changes))

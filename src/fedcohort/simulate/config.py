@@ -45,17 +45,14 @@ anything heavy starts.
 from __future__ import annotations
 
 import copy
-import importlib.resources
-import json
 import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedcohort.aggregators import AGGREGATORS, Aggregator
-from fedcohort.errors import FedcohortError, ParameterError, UnknownNameError
+from fedcohort.errors import ParameterError, UnknownNameError
 from fedcohort.filters import FILTERS, Filter
 from fedcohort.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, param, parameters
 from fedcohort.params import Sequence as ListOf
@@ -64,10 +61,23 @@ from fedcohort.registry import Registry, nearest
 from fedcohort.scenario import Scenario
 from fedcohort.simulate.data import DATASETS, Digits, Source
 from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.tables import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
 
-
-class ConfigError(FedcohortError, ValueError):
-    """A configuration file, key or value that cannot be used."""
+__all__ = [
+    "ConfigError",
+    "DataOptions",
+    "Experiment",
+    "ModelOptions",
+    "RunOptions",
+    "RunPlan",
+    "find_table",
+    "merged",
+    "override",
+    "read",
+    "read_table",
+    "to_toml",
+    "values_of",
+]
 
 
 @dataclass(frozen=True)
@@ -223,7 +233,6 @@ _SECTIONS: dict[str, type[Any]] = {
 _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS}
 _TOP = ["name", "seeds", "data", *_SECTIONS, "scenario", *_NAMED, "selectors", "settings"]
 _PER_SELECTOR = ["local", *_NAMED]
-_LENGTHS = ("steps", "epochs", "epochs_of_largest")
 _DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all"}
 
 
@@ -233,68 +242,6 @@ _DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all"}
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read a TOML file, apply ``key=value`` overrides with dotted keys, check and build everything."""
     return Experiment.from_dict(override(read_table(path), overrides))
-
-
-def read_table(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file into plain values."""
-    file = Path(path)
-    try:
-        return tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"There is no configuration {file}.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{file} is a directory.", hint="to continue an experiment pass it with --resume") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
-
-
-def builtin_names() -> list[str]:
-    """Return the names of the configurations that come with fedcohort."""
-    folder = importlib.resources.files("fedcohort.simulate") / "configs"
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
-
-
-def find_table(config: str) -> dict[str, Any]:
-    """Read a TOML file, or a built-in configuration where ``config`` is its name and no such file exists."""
-    if not Path(config).exists():
-        names = builtin_names()
-        if config in names:
-            text = (importlib.resources.files("fedcohort.simulate") / "configs" / f"{config}.toml").read_text()
-            return tomllib.loads(text)
-        near = nearest(config, names)
-        hint = f"did you mean the built-in {near!r}?" if near else f"built in are: {', '.join(names)}"
-        raise ConfigError(f"There is no configuration {config}.", hint=hint)
-    return read_table(config)
-
-
-def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of ``table`` with ``key=value`` applied; a value is TOML, or else a text.
-
-    >>> override({"run": {"rounds": 5}}, ["run.rounds=7", "data.name=digits", "seeds=[1, 2]"])
-    {'run': {'rounds': 7}, 'data': {'name': 'digits'}, 'seeds': [1, 2]}
-    """
-    result = copy.deepcopy(dict(table))
-    for item in overrides:
-        key, equals, text = item.partition("=")
-        path = [part.strip() for part in key.split(".")]
-        if not equals or not all(path):
-            raise ConfigError(f"An override must be key=value with a dotted key. Got {item!r}.")
-        try:
-            value = tomllib.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        at = result
-        for part in path[:-1]:
-            inner = at.setdefault(part, {})
-            if isinstance(inner, str):
-                inner = at[part] = {"name": inner}
-            if not isinstance(inner, dict):
-                raise ConfigError(f"The override {item!r} reaches into {part!r}, which is no table but {inner!r}.")
-            at = inner
-        at[path[-1]] = value
-    return result
 
 
 # -- checking and building -------------------------------------------------------------------------------------
@@ -342,7 +289,7 @@ def _section(name: str, value: Any) -> Any:
     for key in values:
         if key not in known:
             raise _unknown(f"The section [{name}]", key, known)
-    if kind is LocalTraining and not any(length in values for length in _LENGTHS):
+    if kind is LocalTraining and not any(length in values for length in LENGTHS):
         values["epochs"] = 1
     try:
         return kind(**values)
@@ -385,31 +332,6 @@ def _scenario(value: Any) -> Scenario:
         return Scenario.from_dict(table)
     except (ParameterError, UnknownNameError) as error:
         raise ConfigError(f"In the section [scenario]: {error.message}", hint=error.hint) from error
-
-
-def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``change`` laid over it; a table of another name (or preset) replaces instead.
-
-    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"p": 2}})
-    {'a': {'name': 'x', 'p': 2}}
-    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}})
-    {'a': {'name': 'y'}}
-    """
-    result = copy.deepcopy(dict(base))
-    for key, value in change.items():
-        old = result.get(key)
-        if isinstance(old, str) and isinstance(value, Mapping) and "name" not in value and "preset" not in value:
-            old = {"preset" if key == "scenario" else "name": old}
-        same = isinstance(old, Mapping) and all(
-            tag not in value or value[tag] == old.get(tag) for tag in ("name", "preset") if isinstance(value, Mapping)
-        )
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and same:
-            if key == "local" and any(length in value for length in _LENGTHS):
-                old = {name: item for name, item in old.items() if name not in _LENGTHS}  # they exclude each other
-            result[key] = merged(old, value)
-        else:
-            result[key] = copy.deepcopy(value)
-    return result
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -560,65 +482,3 @@ def _complete(
     if settings:
         complete["settings"] = copy.deepcopy(list(settings))
     return complete
-
-
-# -- writing ---------------------------------------------------------------------------------------------------
-
-
-def to_toml(table: Mapping[str, Any]) -> str:
-    """Write plain values as TOML: scalars first, then tables.
-
-    >>> print(to_toml({"a": 1, "t": {"x": [1, 2], "u": {"y": "z"}}}), end="")
-    a = 1
-    <BLANKLINE>
-    [t]
-    x = [1, 2]
-    <BLANKLINE>
-    [t.u]
-    y = "z"
-    """
-    lines: list[str] = []
-    _write_table(lines, (), table)
-    return "\n".join(lines).strip() + "\n"
-
-
-def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
-    simple = {key: value for key, value in table.items() if not _is_table(value) and not _is_tables(value)}
-    if path and (simple or many or not table):
-        name = ".".join(_key(part) for part in path)
-        lines += ["", f"[[{name}]]" if many else f"[{name}]"]
-    lines += [f"{_key(key)} = {_value(value)}" for key, value in simple.items()]
-    for key, value in table.items():
-        if _is_table(value):
-            _write_table(lines, (*path, key), value)
-        elif _is_tables(value):
-            for item in value:
-                _write_table(lines, (*path, key), item, many=True)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, float):
-        return repr(float(value))  # nan and inf are TOML too
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
-    raise ConfigError(f"TOML has no way to write {value!r}.")

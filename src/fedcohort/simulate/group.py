@@ -8,25 +8,26 @@ one transfer, whatever the number of runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fedcohort import rng
 from fedcohort.aggregators import Mix
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.filters import Need, Replies
-from fedcohort.protocol import Answer, Cohort, Losses, RoundReport, RoundRequest, Status, Trial
+from fedcohort.protocol import RoundReport, RoundRequest, Status
 from fedcohort.scenario import Federation
 from fedcohort.signals import Signal
+from fedcohort.simulate.batch import Batch, client_data
 from fedcohort.simulate.checkpoint import Checkpoint
 from fedcohort.simulate.config import RunPlan
 from fedcohort.simulate.costs import holders
-from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
+from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.metrics import imbalance
+from fedcohort.simulate.queries import answer
 from fedcohort.simulate.results import ResultsError, RunInfo
 from fedcohort.simulate.rows import RowBuffer
 from fedcohort.simulate.run import Ground, Run, Turn
@@ -37,17 +38,6 @@ if TYPE_CHECKING:
     from fedcohort.simulate.data import Dataset
 
 OnRound = Callable[[RunInfo, Mapping[str, Any]], None]
-_FLAGS = {
-    "train": (Signal.LOSS, "loss"),
-    "validation": (Signal.VALIDATION_LOSS, "validation_loss"),
-    "robust": (Signal.ROBUST_LOSS, "robust_loss"),
-    "pseudo": (Signal.PSEUDO_LOSS, "pseudo_loss"),
-}
-_AFTER = {
-    Signal.LOSS_AFTER: Signal.LOSS,
-    Signal.ROBUST_LOSS_AFTER: Signal.ROBUST_LOSS,
-    Signal.PSEUDO_LOSS_AFTER: Signal.PSEUDO_LOSS,
-}
 
 
 class Group:
@@ -88,7 +78,7 @@ class Group:
             dataset.x_test,
             dataset.y_test,
             classes=dataset.classes,
-            federations=[_client_data(grounds[key].federation) for key in used],
+            federations=[client_data(grounds[key].federation) for key in used],
             model=first.model.name,
             local=first.local,
             device=device,
@@ -101,14 +91,19 @@ class Group:
             for ground in grounds.values()
             if len(ground.federation.server_validation)
         }
-        self._prox = first.aggregator.prox
         size = self.engine.n_params
         self.runs = [Run(plan, i, grounds[key], size) for i, (plan, key) in enumerate(zip(plans, keys, strict=True))]
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
-        self.models = torch.stack([fresh[plan.seed] for plan in plans])  # (R, P)
+        models = torch.stack([fresh[plan.seed] for plan in plans])
+        self.batch = Batch(self.engine, models, first.aggregator.prox)
         for run in self.runs:
             run.memory = run.aggregator.memory(len(run.federation), self.models[run.row])
         self._rows = RowBuffer()
+
+    @property
+    def models(self) -> torch.Tensor:
+        """(R, P) global models, one row per run."""
+        return self.batch.models
 
     # -- starting, saving, continuing --------------------------------------------------------------------------
 
@@ -193,7 +188,7 @@ class Group:
         began = time.perf_counter()
         behind = min(run.round for run in self.runs if run.running)
         turns = self._requests([run for run in self.runs if run.running and run.round == behind])
-        self._answer(turns)
+        answer(self.batch, turns)
         for turn in turns:
             self._choose(turn)
         training = [turn for turn in turns if len(turn.arrived)]
@@ -226,116 +221,6 @@ class Group:
                 turn.query = run.session.query(turn.request)
             turns.append(turn)
         return turns
-
-    # -- questions ---------------------------------------------------------------------------------------------
-
-    def _answer(self, turns: Sequence[Turn]) -> None:
-        questions: dict[frozenset[Signal], list[Turn]] = {}
-        trials = []
-        for turn in turns:
-            if isinstance(turn.query, Losses):
-                questions.setdefault(turn.query.signals, []).append(turn)
-            elif isinstance(turn.query, Trial):
-                trials.append(turn)
-        for signals, asking in questions.items():
-            self._answer_losses(signals, asking)
-        if trials:
-            self._answer_trials(trials)
-
-    def _answer_losses(self, signals: frozenset[Signal], turns: Sequence[Turn]) -> None:
-        reachable = [_reachable(turn, turn.query.clients) for turn in turns if isinstance(turn.query, Losses)]
-        found = self._losses(self.models, [t.run.row for t in turns], turns, reachable, signals)
-        for i, turn in enumerate(turns):
-            assert isinstance(turn.query, Losses)
-            place = np.isin(turn.query.clients, reachable[i])
-            values = {}
-            for signal in signals:
-                values[signal] = np.full(len(turn.query.clients), np.nan)
-                values[signal][place] = found[signal][i]
-            turn.answer = Answer(turn.query, values)
-            turn.asked = reachable[i]
-            costs = turn.run.costs
-            costs.book_losses(
-                turn.cost, self._seconds(turn, reachable[i], costs.loss_work(reachable[i], signals)), signals
-            )
-
-    def _losses(
-        self,
-        models: torch.Tensor,
-        rows: Sequence[int],
-        turns: Sequence[Turn],
-        clients: Sequence[IntArray],
-        signals: frozenset[Signal],
-    ) -> dict[Signal, list[FloatArray]]:
-        """Losses of ``models[rows[i]]`` on ``clients[i]``, one list entry per i, for all i in one batch."""
-        lengths = [len(part) for part in clients]
-        values = self.engine.client_losses(
-            models,
-            np.repeat(np.asarray(rows, np.int64), lengths),
-            np.repeat([turn.run.ground.index for turn in turns], lengths),
-            np.concatenate(clients),
-            **_flags(signals),
-        )
-        ends = np.cumsum(lengths)[:-1]
-        return {
-            signal: np.split(np.asarray(values[name], np.float64), ends)
-            for signal, name in _FLAGS.values()
-            if signal in signals
-        }
-
-    def _answer_trials(self, turns: Sequence[Turn]) -> None:
-        """Train and average each trial cohort, evaluate everyone before and after, throw the models away."""
-        only_loss = frozenset({Signal.LOSS})
-        everyone = [_reachable(turn, None) for turn in turns]
-        before = self._losses(self.models, [t.run.row for t in turns], turns, everyone, only_loss)[Signal.LOSS]
-        parts: list[tuple[int, IntArray]] = []  # (turn, trial cohort)
-        seeds = []
-        for i, turn in enumerate(turns):
-            assert isinstance(turn.query, Trial)
-            for number, cohort in enumerate(turn.query.cohorts):
-                parts.append((i, _reachable(turn, cohort)))
-                # Not the batches of the round itself, which may train the same clients.
-                seeds.append(int(rng.stream(turn.run.plan.seed, "trial", turn.run.round, number).integers(1 << 62)))
-        owners = [turns[i] for i, _ in parts]
-        lengths = [len(clients) for _, clients in parts]
-        trained = self._train_jobs(
-            [turn.run for turn in owners], [clients for _, clients in parts], np.repeat(seeds, lengths), None
-        )
-        averages = []
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        for turn, (_, clients), start, stop in zip(owners, parts, ends[:-1], ends[1:], strict=True):
-            scratch = Turn(turn.run, turn.request, None)
-            scratch.cohort = Cohort(clients)
-            old = self.models[turn.run.row]
-            if start == stop:
-                averages.append(old)
-                continue
-            members = scratch.members(np.arange(len(clients)), trained.steps[start:stop])
-            averages.append(turn.run.aggregator.combine(old, trained.params[start:stop], members))
-        after = self._losses(
-            torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], only_loss
-        )[Signal.LOSS]
-        for i, turn in enumerate(turns):
-            mine = [j for j, (owner, _) in enumerate(parts) if owner == i]
-            change = np.full((len(mine), len(turn.run.federation)), np.nan)
-            for place, j in enumerate(mine):
-                change[place, everyone[i]] = after[j] - before[i]
-            assert turn.query is not None
-            turn.answer = Answer(turn.query, {Signal.LOSS_CHANGE: change})
-            turn.asked = everyone[i]
-            costs = turn.run.costs
-            evaluation = self._seconds(turn, everyone[i], costs.loss_work(everyone[i], only_loss))
-            training = [self._seconds(turn, parts[j][1], 1.0) for j in mine]
-            costs.book_trial(turn.cost, evaluation, training, turn.run.aggregator.model_copies)
-
-    def _seconds(self, turn: Turn, clients: IntArray, work: FloatArray | float) -> FloatArray:
-        """(k,) simulated seconds some work takes these clients in this round."""
-        if turn.run.instant:
-            return np.zeros(len(clients))
-        plan = turn.run.plan
-        return plan.scenario.latency.durations(
-            turn.run.federation.sizes, clients, seed=plan.seed, round=turn.run.round, work=work
-        )
 
     # -- choosing ----------------------------------------------------------------------------------------------
 
@@ -370,30 +255,6 @@ class Group:
 
     # -- training ----------------------------------------------------------------------------------------------
 
-    def _train_jobs(
-        self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
-    ) -> Trained:
-        """Train ``clients[i]`` from the model of ``runs[i]``, all in one batch."""
-        lengths = [len(part) for part in clients]
-        jobs = Jobs(
-            run=np.repeat([run.row for run in runs], lengths),
-            federation=np.repeat([run.ground.index for run in runs], lengths),
-            client=np.concatenate(clients),
-            round=np.repeat([run.round for run in runs], lengths),
-            seed=seeds,
-            steps=steps,
-        )
-        correction = None
-        if any(run.memory is not None for run in runs):
-            correction = torch.cat(
-                [
-                    run.memory.corrections(part)
-                    for run, part in zip(runs, clients, strict=True)
-                    if run.memory is not None
-                ]
-            )
-        return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)
-
     def _train(self, turns: Sequence[Turn]) -> None:
         """Train everyone who will answer, gather signals, filter, average."""
         clients = [turn.clients[turn.arrived] for turn in turns]
@@ -402,7 +263,7 @@ class Group:
         if any(turn.cohort is not None and turn.cohort.work is not None for turn in turns):
             steps = np.concatenate([_steps(turn) for turn in turns])
         seeds = np.repeat([turn.run.plan.seed for turn in turns], lengths)
-        trained = self._train_jobs([turn.run for turn in turns], clients, seeds, steps)
+        trained = self.batch.train([turn.run for turn in turns], clients, seeds, steps)
         start = 0
         for turn, length in zip(turns, lengths, strict=True):
             turn.start = start
@@ -411,7 +272,7 @@ class Group:
         sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # (J,)
         if not sound.all():
             params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
-        gradients = self._signals(turns, clients, params)
+        gradients = self.batch.signals(turns, clients, params)
         new = self._average(turns, params, trained.steps, sound)
         for turn, part in zip(turns, clients, strict=True):
             run = turn.run
@@ -426,96 +287,6 @@ class Group:
                     own if own is None or not run.aggregator.needs_gradients else own[torch.as_tensor(good)],
                 )
         self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)] = new
-
-    def _signals(
-        self, turns: Sequence[Turn], clients: Sequence[IntArray], params: torch.Tensor
-    ) -> dict[int, torch.Tensor] | None:
-        """Compute what the runs' selectors declared, nothing else; return full-batch gradients by run row, if any."""
-        by_losses: dict[frozenset[Signal], list[int]] = {}
-        for i, turn in enumerate(turns):
-            if turn.run.before:
-                by_losses.setdefault(turn.run.before, []).append(i)
-            if Signal.DURATION in turn.run.needed:
-                turn.metric(Signal.DURATION, turn.durations[turn.arrived])
-        for signals, places in by_losses.items():
-            chosen = [turns[i] for i in places]
-            found = self._losses(
-                self.models, [t.run.row for t in chosen], chosen, [clients[i] for i in places], signals
-            )
-            for signal, values in found.items():
-                for turn, part in zip(chosen, values, strict=True):
-                    turn.metric(signal, part)
-        self._losses_after(turns, clients, params)
-        moved = [turn for turn in turns if turn.run.updates]
-        if moved:
-            self._distances(
-                moved,
-                [params[turn.jobs] - self.models[turn.run.row] for turn in moved],
-                Signal.UPDATE_NORM,
-                Signal.UPDATE_DISTANCE,
-            )
-        with_gradients = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
-        if not with_gradients:
-            return None
-        lengths = [len(clients[i]) for i in with_gradients]
-        chosen = [turns[i] for i in with_gradients]
-        stacked = self.engine.client_gradients(
-            self.models,
-            np.repeat([turn.run.row for turn in chosen], lengths),
-            np.repeat([turn.run.ground.index for turn in chosen], lengths),
-            np.concatenate([clients[i] for i in with_gradients]),
-        )
-        split = list(torch.split(stacked, lengths))
-        reported = [(t, g) for t, g in zip(chosen, split, strict=True) if t.run.gradients]
-        if reported:
-            self._distances(
-                [t for t, _ in reported], [g for _, g in reported], Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE
-            )
-        return {turn.run.row: part for turn, part in zip(chosen, split, strict=True)}
-
-    def _losses_after(self, turns: Sequence[Turn], clients: Sequence[IntArray], params: torch.Tensor) -> None:
-        by_signals: dict[frozenset[Signal], list[int]] = {}
-        for i, turn in enumerate(turns):
-            if turn.run.after:
-                by_signals.setdefault(turn.run.after, []).append(i)
-        for signals, places in by_signals.items():
-            asked = {_AFTER[signal] for signal in signals}
-            jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
-            lengths = [len(clients[i]) for i in places]
-            rows = np.repeat([turns[i].run.row for i in places], lengths)
-            received = None
-            if asked & {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}:
-                received = self.models[torch.as_tensor(rows, device=self.models.device)]
-            values = self.engine.client_losses(
-                params[torch.as_tensor(jobs, device=params.device)],
-                np.arange(len(jobs)),
-                np.repeat([turns[i].run.ground.index for i in places], lengths),
-                np.concatenate([clients[i] for i in places]),
-                pseudo_models=received,
-                **_flags(asked),
-            )
-            ends = np.cumsum(lengths)[:-1]
-            for signal in signals:
-                name = next(name for s, name in _FLAGS.values() if s == _AFTER[signal])
-                for i, part in zip(places, np.split(np.asarray(values[name], np.float64), ends), strict=True):
-                    turns[i].metric(signal, part)
-
-    @staticmethod
-    def _distances(turns: Sequence[Turn], vectors: Sequence[torch.Tensor], norm: Signal, distance: Signal) -> None:
-        """Report L2 norms of vectors (m, P) and their distances to the cohort's mean, with one transfer for all."""
-        columns = []
-        for turn, rows in zip(turns, vectors, strict=True):
-            if norm in turn.run.needed:
-                columns.append(torch.linalg.vector_norm(rows, dim=1))
-            if distance in turn.run.needed:
-                columns.append(torch.linalg.vector_norm(rows - rows.mean(dim=0), dim=1))
-        values = torch.cat(columns).cpu().numpy().astype(np.float64)
-        at = 0
-        for turn, rows in zip(turns, vectors, strict=True):
-            for signal in (norm, distance):
-                if signal in turn.run.needed:
-                    turn.metric(signal, values[at : at + len(rows)])
-                    at += len(rows)
 
     # -- filter and average ------------------------------------------------------------------------------------
 
@@ -668,22 +439,10 @@ class Group:
 # -- helpers ---------------------------------------------------------------------------------------------------
 
 
-def _flags(signals: Set[Signal]) -> dict[str, Any]:
-    """Which losses to ask the engine for."""
-    return {flag: signal in signals for flag, (signal, _) in _FLAGS.items()}
-
-
 def _evaluates(turn: Turn) -> bool:
     run = turn.run
     stops = turn.stop is not None or (turn.cohort is not None and turn.cohort.stop is not None)
     return stops or run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
-
-
-def _reachable(turn: Turn, clients: IntArray | None) -> IntArray:
-    """Those of ``clients`` (None: everybody) who are available."""
-    if turn.available is None:
-        return np.arange(len(turn.run.federation)) if clients is None else clients
-    return np.flatnonzero(turn.available) if clients is None else clients[turn.available[clients]]
 
 
 def _steps(turn: Turn) -> IntArray:
@@ -707,12 +466,3 @@ def _rate_sums(turn: Turn, steps: IntArray, clients: IntArray) -> FloatArray:
         batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
     sums = [local.lr_schedule(run.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
     return np.array(sums, np.float64)
-
-
-def _client_data(federation: Federation) -> ClientData:
-    return ClientData(
-        indices=federation.indices.astype(np.int64),
-        offsets=federation.offsets,
-        labels=federation.labels.astype(np.int64),
-        validation=federation.validation,
-    )

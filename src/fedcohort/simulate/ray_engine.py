@@ -21,6 +21,7 @@ from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.results import RunInfo, write_atomically
 
 if TYPE_CHECKING:
+    from fedcohort.simulate.group import Group
     from fedcohort.simulate.runner import Prepared, Simulation
 
 log = logging.getLogger(__name__)
@@ -72,32 +73,35 @@ class GroupHost:
         saved: list[bytes],
         journals: dict[str, bytes],
     ) -> None:
+        self._prepared, self._number, self._device, self._workers = prepared, number, device, workers
+        self._saved, self._journals = saved, journals
         self._folder = tempfile.TemporaryDirectory(prefix="fedcohort-")
-        home = Path(self._folder.name)
+        self._home = Path(self._folder.name)
         self._stop = False
-        self._group = prepared.group(number, journals=home, device=device, workers=workers)
-        if saved:
-            for name, data in journals.items():
-                (home / name).write_bytes(data)
-            self._group.resume([checkpoints.Checkpoint.from_bytes(data) for data in saved])
-        else:
-            self._group.start()
-        self._home = home
+        self._group: Group | None = None
 
-    def resumed(self) -> list[RunInfo]:
-        """Return where the runs stand."""
-        return self._group.infos()
+    def _opened(self) -> Group:
+        """Build the group; not in the constructor, whose errors Ray cannot tell from a lost machine."""
+        group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
+        if self._saved:
+            for name, data in self._journals.items():
+                (self._home / name).write_bytes(data)
+            group.resume([checkpoints.Checkpoint.from_bytes(data) for data in self._saved])
+        else:
+            group.start()
+        return group
 
     def advance(self, seconds: float) -> HandOver:
         """Make rounds for some seconds, then hand over what came of it."""
+        group = self._group = self._group or self._opened()
         end = time.monotonic() + seconds
-        while not self._group.done and not self._stop:
-            self._group.step()
+        while not group.done and not self._stop:
+            group.step()
             if time.monotonic() >= end:
                 break
-        point = self._group.checkpoint()
-        rounds, clients = self._group.drain()
-        self._group.commit()
+        point = group.checkpoint()
+        rounds, clients = group.drain()
+        group.commit()
         journals = {path.name: _snapshot(path) for path in sorted(self._home.glob("*.sqlite"))}
         return HandOver(rounds, clients, point.round, point.to_bytes(), journals, self._group.infos(), self._group.done)
 
@@ -107,7 +111,8 @@ class GroupHost:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._group.close()
+        if self._group is not None:
+            self._group.close()
         self._folder.cleanup()
 
 

@@ -22,7 +22,7 @@ from fedcohort.errors import FedcohortError
 from fedcohort.journal import read_journal
 from fedcohort.scenario import Federation
 from fedcohort.simulate import checkpoint as checkpoints
-from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, override, read_table, to_toml, values_of
+from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.store import sample_shape
@@ -32,6 +32,7 @@ from fedcohort.simulate.models import build_model
 from fedcohort.simulate.ray_engine import HandOver, drive, write_journals
 from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load
 from fedcohort.simulate.run import check_plan
+from fedcohort.simulate.tables import override, read_table, to_toml
 
 _STATUS_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05  # of the time; checkpoints of large models are written less often
