@@ -47,12 +47,13 @@ class FedCBS(Selector[BalancedState]):
 
     The step-by-step draw does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims for: of the four
     clients of its Figure 3 it finds the balanced three with probability 0.074. With ``swaps`` the drawn cohort is moved
-    towards that distribution, one member after the other. Ten swaps more than
-    halve the mean QCID (Dirichlet 0.1 labels, 60 of 200 clients available, 10 picked: 0.0037 to 0.0015; uniform cohorts
-    0.044). After 100 rounds of Fashion-MNIST (6 seeds) accuracy is about 0.01 higher with one class per client and 0.025
-    with two, though with one class a target is not reached sooner in every run; with Dirichlet labels (3 seeds, 150
-    rounds) it is the same. So they are the default. They leave less to the exploration: with two classes per client 87
-    to 94 of 100 clients took part in 100 rounds, without swaps 97 to 100.
+    towards that distribution, one member after the other.
+
+    Ten swaps more than halve the mean QCID (Dirichlet 0.1 labels, 60 of 200 clients available, 10 picked: 0.0037 to
+    0.0015; uniform cohorts 0.044). After 100 rounds of Fashion-MNIST (6 seeds) accuracy is about 0.01 higher with one
+    class per client and 0.025 with two, though with one class a target is not reached sooner in every run; with
+    Dirichlet labels (3 seeds, 150 rounds) it is the same. So they are the default. They leave less to the exploration:
+    with two classes per client 87 to 94 of 100 clients took part in 100 rounds, without swaps 97 to 100.
 
     Deviations from the paper: a client without samples counts as fully imbalanced (the formula would divide by 0, or
     prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of Theorem 3.1 in double
