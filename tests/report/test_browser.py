@@ -111,3 +111,20 @@ def test_the_theme_can_be_switched(page, report_url):
         page.driver.find_element("id", "theme").click()
         colours.add(page.js("return getComputedStyle(document.documentElement).backgroundColor"))
     assert len(colours) == 2
+
+
+def test_settings_switch_and_draw(page, toy, tmp_path):
+    path = toy.make_experiment(
+        tmp_path / "sweep", [toy.Choice("uniform"), toy.Choice("fedcbs")], seeds=2, rounds=8, clients=12, size=2,
+        settings=({"name": "small"}, {"name": "large"}),
+    )  # fmt: skip
+    (tmp_path / "report.html").write_text(build_report(assemble([path])), encoding="utf-8")
+    page.size(390)
+    page.driver.get((tmp_path / "report.html").as_uri())
+    for number in ("1", "0"):
+        page.js(f"document.querySelector('[data-setting=\"{number}\"]').click(); FC.drawAll()")
+        visible = f"document.querySelectorAll('[data-pane=\"{number}\"] .chart[data-state=drawn]').length"
+        page.wait(f"{visible} === 7")
+        assert page.js("return document.querySelectorAll('.pane:not([hidden])').length") == 1
+        assert page.overflow() == []
+    assert page.errors() == []

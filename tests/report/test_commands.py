@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 
+import httpx
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -81,27 +82,33 @@ def test_dashboard_refuses_the_world_without_a_token(tmp_path, monkeypatch):
         call("dashboard", tmp_path, "--host", "0.0.0.0")
 
 
+def test_report_that_cannot_be_written(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedcohortError, match="could not be written"):
+        call("report", small, "-o", tmp_path / "file" / "report.html", "-q")
+
+
+def test_a_taken_port_is_said_before_anything_else(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(FedcohortError, match="cannot listen on 127"):
+            call("dashboard", tmp_path, "--port", taken.getsockname()[1])
+
+
 def test_dashboard_starts_and_ends_cleanly(tmp_path):
-    code = "from fedcohort.report.dashboard.server import serve; import sys; serve(sys.argv[1], port=int(sys.argv[2]))"
-    import socket
-
-    import httpx
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(port)], stderr=subprocess.PIPE)
+    code = (
+        "import sys; from fedcohort.report.dashboard.server import serve; "
+        "serve(sys.argv[1], port=0, announce=lambda address: print(address, flush=True))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
-        for _ in range(200):
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/api/overview")
-                break
-            except httpx.ConnectError:
-                time.sleep(0.1)
-        with httpx.stream("GET", f"http://127.0.0.1:{port}/events", timeout=5) as events:
+        address = child.stdout.readline().strip()
+        with httpx.stream("GET", f"{address}/events", timeout=20) as events:
             assert next(events.iter_lines()).startswith("event: overview")
             os.kill(child.pid, signal.SIGINT)  # an open stream must not hold it up
-            assert child.wait(8) in (0, 130, -signal.SIGINT, 1)
+            assert child.wait(8) in (0, 1, 130, -signal.SIGINT)
     finally:
         child.kill()
         child.wait()
+        child.stdout.close()

@@ -14,7 +14,7 @@ def dashboard(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A folder of experiments and journals, or one of them.")
     ] = Path("runs"),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 8765,
     host: Annotated[
         str, typer.Option(help="Address to listen on; anything but this machine needs a token.")
     ] = "127.0.0.1",
@@ -28,11 +28,10 @@ def dashboard(
     Examples: fedcohort dashboard runs; fedcohort dashboard server.sqlite --port 9000;
     FEDCOHORT_TOKEN=... fedcohort dashboard runs --host 0.0.0.0
     """
-    from fedcohort.report.dashboard.server import check, serve
+    from fedcohort.report.dashboard.server import serve
 
-    check(folder, host, token)
-    if not quiet:
-        shown = f"[{host}]" if ":" in host else host
-        query = f"/?token={token}" if token else ""
-        out().print(f"http://{shown}:{port}{query}", markup=False, highlight=False)
-    serve(folder, host=host, port=port, token=token)
+    def announce(address: str) -> None:
+        if not quiet:
+            out().print(address, markup=False, highlight=False)
+
+    serve(folder, host=host, port=port, token=token, announce=announce)

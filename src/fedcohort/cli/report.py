@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcohort.cli.output import Format, FormatOption, QuietOption, err, out, print_json
+from fedcohort.errors import InputError
 from fedcohort.report.figures import percent
 from fedcohort.report.page import Section, assemble, build_report
 from fedcohort.report.tables import board_json, render
@@ -80,8 +81,12 @@ def report(  # the command line's options are this signature
             "\n".join(render(t, tables.value) for s in found.sections for t in s.tables), markup=False, highlight=False
         )
         return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(build_report(found), encoding="utf-8")
+    page = build_report(found)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"The report {output} could not be written: {error.strerror or error}.") from error
     written = []
     if export is not None:
         from fedcohort.report.export import export_figures

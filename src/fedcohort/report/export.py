@@ -15,7 +15,6 @@ import shutil
 import string
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from fedcohort.errors import FedcohortError, MissingExtraError, ParameterError
@@ -86,7 +85,10 @@ def export_figures(report: Report, folder: str | Path, form: str, *, width: int 
         raise ParameterError(f"Figures can be exported as {', '.join(FORMATS)}. Got {form!r}.")
     browser = find_browser()
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"The folder {target} cannot be made: {error.strerror or error}.") from error
     page = string.Template(asset("export.html")).substitute(
         styles=styles(),
         data=embedded(figure_files(report)),
@@ -126,9 +128,3 @@ def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
         encoding="utf-8",
     )
     _browse(browser, single, "--no-pdf-header-footer", f"--print-to-pdf={path.absolute()}")
-
-
-def chosen_names(paths: Sequence[Path]) -> str:
-    """Return what was written, shortly, for a message."""
-    kinds = sorted({path.suffix[1:] for path in paths})
-    return ", ".join(f"{sum(path.suffix == '.' + kind for path in paths)} {kind.upper()}" for kind in kinds)

@@ -1,12 +1,13 @@
 // One chart on a page: view tabs, legend, tooltip, zoom, downloads, redraw on resize and on a change of theme.
 "use strict";
 FC.charts = [];
+FC.made = 0;
 
 FC.Chart = class {
   constructor(host, spec) {
     this.host = host;
     this.spec = spec;
-    this.id = `c${FC.charts.length}`;
+    this.id = `c${FC.made++}`;
     this.view = 0;
     this.hidden = new Set();
     this.zoom = null;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from fedcohort.errors import InputError, MissingExtraError
@@ -27,19 +29,52 @@ def check(root: str | Path, host: str, token: str | None) -> None:
         )
 
 
-def serve(root: str | Path, *, host: str = "127.0.0.1", port: int = 8765, token: str | None = None) -> None:
-    """Serve the dashboard until it is interrupted."""
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a bound socket, so that a taken port is known before anything is announced."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, proto)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"The dashboard cannot listen on {host} port {port}: {error.strerror or error}.",
+            hint="choose another with --port, or --host",
+        ) from error
+    return bound
+
+
+def serve(
+    root: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token: str | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the dashboard until it is interrupted.
+
+    Parameters
+    ----------
+    root : a folder of experiments and journals, or one of them
+    host, port : where to listen; port 0 takes any that is free
+    token : what a visitor must know; needed unless ``host`` is this machine alone
+    announce : called with the address as soon as it is reserved
+    """
     check(root, host, token)
     import uvicorn
 
     from fedcohort.report.dashboard.app import create_app
 
+    bound = _listening(host, port)
+    if announce is not None:
+        shown = f"[{host}]" if ":" in host else host
+        announce(f"http://{shown}:{bound.getsockname()[1]}" + (f"/?token={token}" if token else ""))
     config = uvicorn.Config(
         create_app(root, token=token),
-        host=host,
-        port=port,
         log_level="warning",
         timeout_graceful_shutdown=1,  # open event streams would hold up the end for ever
         server_header=False,
     )
-    uvicorn.Server(config).run()
+    with bound:
+        uvicorn.Server(config).run(sockets=[bound])
