@@ -272,6 +272,26 @@ def test_summary_of_targets_and_baseline(whole):
     assert cor.improvement == pytest.approx((cor.terminal.mean - uniform.terminal.mean) / uniform.terminal.mean)
 
 
+def test_improvement_is_measured_against_the_iid_setting(tmp_path):
+    settings = [{"name": "skewed"}, {"name": "iid", "scenario": {"partition": {"name": "iid", "clients": 12}}}]
+    config = table(selectors={"uniform": {}, "fedcbs": {}}, settings=settings, run={"reference": "iid", "terminal": 4})
+    assert run(tmp_path / "x", config) == "finished"
+    summary = summarise(load(tmp_path / "x"))
+    terminal = {(row.setting, row.label): row.terminal.mean for row in summary.rows}
+    row = next(row for row in summary.rows if (row.setting, row.label) == ("skewed", "fedcbs"))
+    lost = terminal["iid", "uniform"] - terminal["skewed", "uniform"]
+    assert row.improvement == pytest.approx((terminal["skewed", "fedcbs"] - terminal["skewed", "uniform"]) / lost)
+    assert load(tmp_path / "x").run("fedcbs-iid-s0").setting["name"] == "iid"
+
+
+def test_two_processes_never_write_one_directory(tmp_path):
+    config = table(selectors={"uniform": {}})
+    assert run(tmp_path / "x", config, stop_after=2) == "interrupted"
+    with results.locked(tmp_path / "x"), pytest.raises(ResultsError, match="Another process"):
+        run(tmp_path / "x", resume=True)
+    assert run(tmp_path / "x", resume=True) == "finished"
+
+
 # -- bad input -------------------------------------------------------------------------------------------
 
 

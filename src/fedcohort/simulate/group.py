@@ -377,16 +377,16 @@ class Group:
             run.session.tell(
                 RoundReport(cohort.ticket, cohort.clients, status=turn.status, metrics=turn.metrics, kept=turn.kept)
             )
-        if turn.accuracy is not None and turn.loss is not None and np.isfinite(turn.loss):
+        finite = turn.loss is not None and bool(np.isfinite(turn.loss))
+        if finite:
             run.session.record(cohort.round, {"accuracy": turn.accuracy, "loss": turn.loss})
         cost = turn.cost
         run.clock += cost.seconds
-        finite = turn.loss is not None and bool(np.isfinite(turn.loss))
         qcid = imbalance(run.ground.true_counts[cohort.clients].sum(0)) if len(cohort) else None
         row = {
             "run": run.plan.id,
             "round": run.round,
-            "accuracy": turn.accuracy,
+            "accuracy": turn.accuracy if finite else None,
             "loss": turn.loss if finite else None,
             "qcid": qcid,
             "cohort": cohort.clients,

@@ -191,6 +191,24 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to an experiment's directory; the system lets go when this one dies."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ResultsError(
+                f"Another process is working on the experiment in {folder}.", hint="wait for it, or stop it first"
+            ) from None
+        yield
+
+
 class ExperimentWriter:
     """Writes an experiment's directory.
 

@@ -118,8 +118,9 @@ class Run:
         self.asks = type(plan.selector).query is not Selector.query
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
-        steps_of = {int(n): local.steps_for(int(n), largest) for n in np.unique(sizes)}
-        self.steps: IntArray = np.array([steps_of[int(n)] for n in sizes], np.int64)  # (N,) usual local steps
+        distinct, place = np.unique(sizes, return_inverse=True)
+        steps = np.array([local.steps_for(int(n), largest) for n in distinct], np.int64)
+        self.steps: IntArray = steps[place]  # (N,) usual local steps
         self.costs = CostModel.of(
             parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size)
         )

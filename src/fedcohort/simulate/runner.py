@@ -30,7 +30,7 @@ from fedcohort.simulate.group import Group
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.ray_engine import HandOver, drive, write_journals
-from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load
+from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load, locked
 from fedcohort.simulate.run import check_plan
 from fedcohort.simulate.tables import override, read_table, to_toml
 
@@ -292,6 +292,10 @@ class Simulation:
 
     def run(self) -> str:
         """Make all rounds; return "finished", or "interrupted" after :meth:`stop`."""
+        with locked(self.out):
+            return self._run()
+
+    def _run(self) -> str:
         self._done_before = sum(info.rounds_done for info in self._infos.values())
         for listener in self.listeners:
             listener.on_start(list(self._infos.values()), self._done_before, self.total)
