@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs
-from fedcohort.simulate.engine.device import DeviceProgram
+from fedcohort.simulate.engine.device import DeviceProgram, _Batches
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable
-from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, StackedNet, _Convolution, stack
+from fedcohort.simulate.engine.stacked import StackedNet, stack
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
@@ -70,6 +70,7 @@ class GroupedNet(StackedNet):
     def __init__(self, flat: FlatModel, sample: tuple[int, ...], channels_last: bool = False) -> None:
         self.flat, self.sample, self.channels_last = flat, sample, channels_last
         self.order = torch.arange(flat.n_params)
+        self.n_params = flat.n_params
         self.slots = {slot.name: slot for slot in flat.slots}
         self.kinds = [(name, layer) for name, layer in flat.module.named_children()]
 
@@ -132,8 +133,8 @@ class GroupedNet(StackedNet):
                     j,
                     [not first, True, True],
                 )
-                torch.neg(dw.view(j, -1, *w.shape[1:]), out=self.slots[f"{name}.weight"].of(out))
-                torch.neg(db.view(j, -1), out=self.slots[f"{name}.bias"].of(out))
+                self.slots[f"{name}.weight"].of(out).copy_(dw.view(j, -1, *w.shape[1:]))
+                self.slots[f"{name}.bias"].of(out).copy_(db.view(j, -1))
                 delta = dx
             elif isinstance(layer, nn.ReLU):
                 delta = aten.threshold_backward(delta, saved.pop(), 0)
@@ -146,8 +147,8 @@ class GroupedNet(StackedNet):
                 z = saved.pop()
                 w = self.slots[f"{name}.weight"]
                 g = w.of(out)
-                torch.baddbmm(g, delta.transpose(1, 2), z, beta=0, alpha=-1, out=g)
-                torch.neg(delta.sum(1), out=self.slots[f"{name}.bias"].of(out))
+                torch.bmm(delta.transpose(1, 2), z, out=g)
+                torch.sum(delta, 1, out=self.slots[f"{name}.bias"].of(out))
                 delta = torch.bmm(delta, w.of(vectors))
 
 
@@ -157,6 +158,7 @@ class StreamsNet(StackedNet):
     def __init__(self, flat: FlatModel, sample: tuple[int, ...], streams: int) -> None:
         self.one = GroupedNet(flat, sample)
         self.order = self.one.order
+        self.n_params = flat.n_params
         self.streams = [torch.cuda.Stream() for _ in range(streams)]
 
     def _each(self, count, function):
@@ -187,69 +189,6 @@ class StreamsNet(StackedNet):
             len(vectors),
             lambda j: self.one.backward(vectors[j : j + 1], mine[j], delta[j : j + 1], out[j : j + 1]),
         )
-
-
-class UnfoldBackwardConvolution(_Convolution):
-    """The product's convolution, with the patches folded back by two one-dimensional sums."""
-
-    def backward(self, vectors, saved, delta, out):
-        (height, width), patches = saved.pop(), saved.pop()
-        j, batch, high, wide, outputs = delta.shape
-        rows, columns = self.kernel
-        flat = delta.reshape(j, batch * high * wide, outputs)
-        weight = self.weight.of(out).view(j, patches.shape[2], outputs)
-        torch.baddbmm(weight, patches.transpose(1, 2), flat, beta=0, alpha=-1, out=weight)
-        torch.neg(flat.sum(1), out=self.bias.of(out))
-        if self.first:
-            return delta
-        kernel = self.weight.of(vectors).view(j, patches.shape[2], outputs)
-        spread = torch.bmm(flat, kernel.transpose(1, 2)).view(j * batch, high, wide, rows, columns, -1)
-        channels = spread.shape[-1]
-        part = aten.unfold_backward(
-            spread.permute(0, 1, 2, 5, 3, 4), [j * batch, high, width, channels, rows], 2, columns, 1
-        )
-        x = aten.unfold_backward(part, [j * batch, height, width, channels], 1, rows, 1)
-        return x.view(j, batch, height, width, channels)
-
-
-class ConvolutionBackward(_Convolution):
-    """The product's convolution, with the derivative by the input as a grouped cudnn convolution."""
-
-    def backward(self, vectors, saved, delta, out):
-        (height, width), patches = saved.pop(), saved.pop()
-        j, batch, high, wide, outputs = delta.shape
-        rows, columns = self.kernel
-        flat = delta.reshape(j, batch * high * wide, outputs)
-        weight = self.weight.of(out).view(j, patches.shape[2], outputs)
-        torch.baddbmm(weight, patches.transpose(1, 2), flat, beta=0, alpha=-1, out=weight)
-        torch.neg(flat.sum(1), out=self.bias.of(out))
-        if self.first:
-            return delta
-        kernel = self.weight.of(vectors)  # (J, rows, columns, inputs, outputs)
-        grouped = delta.permute(1, 0, 4, 2, 3).reshape(batch, j * outputs, high, wide)
-        w = kernel.permute(0, 4, 3, 1, 2).reshape(j * outputs, -1, rows, columns)
-        x = F.conv_transpose2d(grouped, w, groups=j)
-        return x.view(batch, j, -1, height, width).permute(1, 0, 3, 4, 2)
-
-
-def with_convolution(flat: FlatModel, sample: tuple[int, ...], kind: type[_Convolution]) -> LayerNet:
-    net = stack(flat, sample)
-    assert isinstance(net, LayerNet)
-    for layer in net.layers:
-        if isinstance(layer, _Convolution):
-            layer.__class__ = kind
-    return net
-
-
-class CompiledProgram(DeviceProgram):
-    """The product's step through torch.compile, then captured."""
-
-    def _step(self, t, prox):
-        if not hasattr(self, "_compiled"):
-            self._compiled = {}
-        if id(t) not in self._compiled:
-            self._compiled[id(t)] = torch.compile(super()._step, dynamic=False)
-        self._compiled[id(t)](t, prox)
 
 
 # -- the jobs --------------------------------------------------------------------------------------------------------
@@ -301,7 +240,8 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
     total = time.perf_counter() - began
     detail = ", ".join(f"{key} {value:.2f}" for key, value in parts.items())
     print(
-        f"FMNIST MLP, {runs:2d} run(s), {rounds} rounds: {total:.3f} s = {1e3 * total / rounds / runs:.3f} ms a round and run ({detail})"
+        f"FMNIST MLP, {runs:2d} run(s), {rounds} rounds: {total:.3f} s = "
+        f"{1e3 * total / rounds / runs:.3f} ms a round and run ({detail})"
     )
     # Where a round's time goes.
     clients = generator.permutation(100)[:10]
@@ -318,23 +258,22 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
         sync(device)
         began = time.perf_counter()
         for _ in range(10):
-            t.counter.zero_()
-            for _ in range(20):
-                t.graph.replay()
+            t.graph.replay()
         sync(device)
-        print(f"  20 replays {100 * (time.perf_counter() - began):.3f} ms")
+        print(f"  replay of 20 steps {100 * (time.perf_counter() - began):.3f} ms")
+        jobs = Jobs(run, zeros, np.tile(clients, runs), zeros, zeros)
         began = time.perf_counter()
         for _ in range(20):
-            program._fill(
-                t,
-                JobTable.of(Jobs(run, zeros, np.tile(clients, runs), zeros, zeros), engine.store, local),
-                20,
-                64,
-                models,
-                None,
-            )
+            batches = _Batches(JobTable.of(jobs, engine.store, local), local, engine.store, 20, len(t.vectors), 64)
+        middle = time.perf_counter()
+        for _ in range(20):
+            program._upload(t, batches, 0, None)
+        after = time.perf_counter()
         sync(device)
-        print(f"  filling the tables {50 * (time.perf_counter() - began):.3f} ms")
+        print(
+            f"  plans as arrays {50 * (middle - began):.3f} ms, upload {50 * (after - middle):.3f} ms "
+            f"(with the device {50 * (time.perf_counter() - middle):.3f} ms)"
+        )
     engine.close()
 
 
@@ -351,36 +290,22 @@ def cifar(device: torch.device, quick: bool) -> None:
     start = flat.vector()[None].to(device)
     cuda = device.type == "cuda"
     variants = {
-        "patches and bmm (the product's)": lambda: (DeviceProgram, stack(flat, sample)),
-        "patches and bmm, folded by unfold_backward": lambda: (
-            DeviceProgram,
-            with_convolution(flat, sample, UnfoldBackwardConvolution),
-        ),
-        "patches and bmm, grouped conv_transpose": lambda: (
-            DeviceProgram,
-            with_convolution(flat, sample, ConvolutionBackward),
-        ),
-        "grouped convolution": lambda: (DeviceProgram, GroupedNet(flat, sample)),
-        "grouped convolution, channels last": lambda: (DeviceProgram, GroupedNet(flat, sample, True)),
-        "one convolution per model, 8 streams": lambda: (DeviceProgram, StreamsNet(flat, sample, 8)),
-        "torch.func vmap of vjp": lambda: (DeviceProgram, FunctionalNet(flat, sample)),
-        "patches and bmm, compiled": lambda: (CompiledProgram, stack(flat, sample)),
+        "patches and bmm (the product's)": lambda: stack(flat, sample),
+        "grouped convolution, channels last": lambda: GroupedNet(flat, sample, True),
+        "one convolution per model, 8 streams": lambda: StreamsNet(flat, sample, 8),
     }
     wanted: dict[int, torch.Tensor] = {}
-    for tf32 in (False, True) if cuda else (False,):
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-        for name, make in variants.items():
+    for name, make in variants.items():
+        for tf32 in (False, True) if cuda else (False,):
             for runs in (1, 20):
                 count = 5 * runs
                 label = f"CIFAR CNN, {count:3d} models, tf32 {'on ' if tf32 else 'off'}, {name}"
-                if name.startswith("torch.func") and tf32:
-                    continue
                 if not cuda and (runs > 1 or "streams" in name):
                     continue
+                if runs > 1 and "streams" in name:
+                    continue
                 with guarded(label):
-                    program_class, net = make()
-                    program = program_class(net, store, local, classes=10, device=device)
+                    program = DeviceProgram(make(), store, local, classes=10, device=device, tf32=tf32)
                     zeros = np.zeros(count, np.int64)
                     jobs = Jobs(zeros, zeros, np.arange(count) % 100, zeros, zeros + np.arange(count) // 5)
                     table = JobTable.of(jobs, store, local)
@@ -398,16 +323,29 @@ def cifar(device: torch.device, quick: bool) -> None:
                     off = float((params - wanted[count]).norm() / wanted[count].norm())
                     memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
                     print(
-                        f"{label:90s} {1e3 * best / runs:8.2f} ms a round and run, first {warm:.1f} s, differs {off:.1e}, peak {memory:.1f} GiB",
+                        f"{label:90s} {1e3 * best / runs:8.2f} ms a round and run, first {warm:.1f} s, "
+                        f"differs {off:.1e}, peak {memory:.1f} GiB",
                         flush=True,
                     )
                     if cuda:
                         torch.cuda.reset_peak_memory_stats()
+                        if name.startswith("patches") and tf32:
+                            profile(program, table, start)
                     program.close()
                     del program, params
-        if cuda:
-            torch.backends.cuda.matmul.allow_tf32 = False
-            torch.backends.cudnn.allow_tf32 = False
+
+
+def profile(program: DeviceProgram, table: JobTable, start: torch.Tensor) -> None:
+    """Print which kernels a round spends its time in."""
+    program.graphs = False
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
+        program.train(table, start, 0.0, None)
+        torch.cuda.synchronize()
+    kernels = sorted(record.key_averages(), key=lambda item: -item.self_device_time_total)
+    total = sum(item.self_device_time_total for item in kernels)
+    print(f"  kernels of one round: {total / 1e3:.1f} ms in {sum(item.count for item in kernels)} launches")
+    for item in kernels[:16]:
+        print(f"  {item.self_device_time_total / 1e3:8.2f} ms {item.count:6d} x  {item.key[:110]}")
 
 
 def main() -> None:

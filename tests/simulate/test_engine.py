@@ -64,7 +64,11 @@ def federation(sizes, samples, classes, seed=0, validation=None):
 SHAPES = {"lenet": (20, 20, 3), "fedcor-cnn": (20, 20, 1), "vgg11": (32, 32, 3)}
 
 
-def problem(model, sizes=(37, 5, 64, 1, 20), validation=(0, 0, 4, 0, 3), n=200, seed=0):
+def problem(model, sizes=(37, 5, 64, 1, 20), validation=(0, 0, 4, 0, 3), n=200, seed=None):
+    if seed is None:
+        # With seed 0 two pixels of a pooling window of this network tie to the last bit of single precision, and which
+        # of them wins is anybody's choice.
+        seed = 1 if model == "fedcor-cnn" else 0
     generator = np.random.default_rng(seed)
     shape = SHAPES.get(model, (6, 6))
     x = generator.integers(0, 256, (n, *shape), dtype=np.uint8)
@@ -137,6 +141,7 @@ MODELS = ["mlp", "mlp-64", "logistic", "lenet", "fedcor-cnn", f"{__name__}:Resid
 
 def build(data, clients, model, local, device="cpu", **kwargs):
     kwargs.setdefault("workers", 1)
+    kwargs.setdefault("tf32", False)
     return Engine(*data, classes=CLASSES, federations=[clients], model=model, local=local, device=device, **kwargs)
 
 
@@ -379,7 +384,7 @@ def test_a_client_without_samples_returns_the_global_model():
 def test_bad_input():
     data, clients = problem("mlp")
     local = LOCALS["steps"]
-    with pytest.raises(DeviceError, match="cuda:99|no CUDA"):
+    with pytest.raises(DeviceError, match=r"cuda:99|no CUDA"):
         build(data, clients, "mlp", local, "cuda:99")
     with pytest.raises(DeviceError, match="nonsense"):
         build(data, clients, "mlp", local, "nonsense")
@@ -389,10 +394,10 @@ def test_bad_input():
         build((data[0], data[1][:-1], *data[2:]), clients, "mlp", local)
     with pytest.raises(InputError, match="empty"):
         build((data[0][:0], data[1][:0], *data[2:]), clients, "mlp", local)
-    with pytest.raises(InputError, match="does not fit|must be in"):
+    with pytest.raises(InputError, match="must be in"):
         Engine(*data, classes=3, federations=[clients], model="mlp", local=local, device="cpu")
+    bad = ClientData(clients.indices + 200, clients.offsets, clients.labels, clients.validation)
     with pytest.raises(InputError, match="indices"):
-        bad = ClientData(clients.indices + 200, clients.offsets, clients.labels, clients.validation)
         build(data, bad, "mlp", local)
     with build(data, clients, "mlp", local) as engine:
         models = engine.init(1)[None]

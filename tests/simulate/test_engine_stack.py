@@ -75,7 +75,7 @@ def test_vgg_is_a_stack_of_layers():
     flat = FlatModel(build_model("vgg11", (3, 32, 32), 10))
     net = stack(flat, (3, 32, 32))
     assert isinstance(net, LayerNet)
-    vectors = flat.vector().expand(2, -1).index_select(1, net.order)
+    vectors = torch.nn.functional.pad(flat.vector().expand(2, -1), (0, 1)).index_select(1, net.order)
     x = torch.randn(2, 3, 3 * 32 * 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = net.logits(vectors, x)

@@ -49,7 +49,7 @@ class LocalTraining(Parameterized):
     epochs_of_largest: int | None = param(
         None, Optional(Interval(int, 1, None)), "as many steps as the largest client needs for this many epochs"
     )
-    lr: float = param(0.01, Interval(float, 0, None), "learning rate of the first round (eta)")
+    lr: float = param(0.01, Interval(float, 0, None, "neither"), "learning rate of the first round (eta)")
     lr_decay: float = param(1.0, Interval(float, 0, 1, "right"), "factor of the learning rate per round")
     lr_decay_epoch: float = param(1.0, Interval(float, 0, 1, "right"), "factor of the learning rate per local epoch")
     milestones: tuple[int, ...] = param((), Sequence(Interval(int, 0, None)), "rounds at which it drops")

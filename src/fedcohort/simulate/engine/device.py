@@ -1,11 +1,14 @@
 """Training and evaluation on one device, all jobs of a call as one stack; on CUDA, each step replayed as a graph.
 
-A step reads its batch from tables on the device at the position of a counter that it advances itself, so one captured
-graph serves every step of every round of that shape: no kernel is launched from Python.
+All steps of a round (or, of a long one, as many as fit) are captured as one graph that reads its batches from tables on
+the device; a round is then a small upload and one launch, and nothing waits for the device until somebody looks at a
+result.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,25 +21,26 @@ from fedcohort.simulate.engine.stacked import Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
 
+_UNROLLED = 40  # steps of one graph at most
 _MEMORY = 2**27  # elements of activations a forward pass may take when evaluating
 _GRAPHS = 24  # captured shapes kept
 
 
 @dataclass
 class _Tables:
-    """Everything the steps of one shape read and write; addresses stay, contents change from call to call."""
+    """Everything the U steps of one graph read and write; addresses stay, contents change from replay to replay."""
 
-    vectors: torch.Tensor  # (J, P) weights in the net's order
-    minus_gradient: torch.Tensor  # (J, P)
-    velocity: torch.Tensor | None  # (J, P)
-    pull: torch.Tensor | None  # (J, P) prox * w_global - correction
-    counter: torch.Tensor  # (1,) the step to do next
-    position: torch.Tensor  # (S, J, B) rows of the data
-    label: torch.Tensor  # (S, J, B)
-    pseudo: torch.Tensor | None  # (S, J, B)
-    scale: torch.Tensor  # (S, J, B, 1) weight of each sample: 1 / batch size, or 0
-    rate: torch.Tensor  # (S, J, 1)
-    logits: torch.Tensor | None = None  # (J, B, C) of the last step done
+    vectors: torch.Tensor  # (J, Q) weights in the net's order
+    gradient: torch.Tensor  # (J, Q) times minus the rate where there is no momentum, else times -1
+    velocity: torch.Tensor | None  # (J, Q)
+    pull: torch.Tensor | None  # (J, Q) prox * w_global - correction
+    position: torch.Tensor  # (U, J, B) rows of the data
+    label: torch.Tensor  # (U, J, B)
+    pseudo: torch.Tensor | None  # (U, J, B)
+    weight: torch.Tensor  # (U, J, B) factor of each sample's derivative, 0 for one that is not there
+    rate: torch.Tensor  # (U, J)
+    target: torch.Tensor | None = None  # (U, J, B, C) minus the weighted one-hot labels, for plain cross-entropy
+    first_logits: torch.Tensor | None = None  # (J, B, C) of the first of the U steps
     graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -56,7 +60,9 @@ class DeviceProgram:
     device : torch.device
         Where to compute.
     graphs : bool
-        Capture each step as a CUDA graph.
+        Capture the steps as CUDA graphs.
+    tf32 : bool
+        Let matrix products round their inputs to TF32.
     """
 
     def __init__(
@@ -68,200 +74,220 @@ class DeviceProgram:
         classes: int,
         device: torch.device,
         graphs: bool = True,
+        tf32: bool = False,
     ) -> None:
         self.net, self.store, self.local, self.classes, self.device = net, store, local, classes, device
         self.graphs = graphs and device.type == "cuda"
+        self.tf32 = tf32
         self.x = store.x.to(device)
         self.sample = store.sample.to(device)
         self.label = store.label.to(device)
         self.y_test = store.y_test.to(device)
         self.order = net.order.to(device)
-        self.inverse = torch.argsort(net.order).to(device)
-        self._tables: dict[tuple[int, int, int, bool, bool], _Tables] = {}
+        held = net.order < net.n_params
+        inverse = torch.empty(net.n_params, dtype=torch.int64)
+        inverse[net.order[held]] = torch.arange(len(net.order))[held]
+        self.inverse = inverse.to(device)
+        self.straight = len(net.order) == net.n_params and bool((net.order == torch.arange(net.n_params)).all())
+        self._class = torch.arange(classes, device=device)
+        self._tables: dict[tuple[int, int, int, bool, float], _Tables] = {}
 
     def close(self) -> None:
         """Let go of the graphs and the data on the device."""
         self._tables.clear()
         self.x = self.x[:0]
 
+    def _own(self, flat: torch.Tensor) -> torch.Tensor:
+        """Turn flat vectors (M, P) into the net's order (M, Q)."""
+        if self.straight:
+            return flat
+        return torch.nn.functional.pad(flat, (0, 1)).index_select(1, self.order)
+
+    def _flat(self, own: torch.Tensor) -> torch.Tensor:
+        """Turn vectors of the net's order (M, Q) into flat ones (M, P)."""
+        return own.clone() if self.straight else own.index_select(1, self.inverse)
+
     # -- training ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
-    ) -> tuple[torch.Tensor, FloatArray]:
-        """Train every job; return their vectors (J, P) and first losses (J,)."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Train every job; return their vectors (J, P) and first losses (J,), both still on the device."""
         count = len(table)
-        run = torch.from_numpy(table.run).to(self.device)
-        start = models.index_select(0, run).index_select(1, self.order)
-        first = np.full(count, np.nan)
+        start = self._own(models.index_select(0, self._send(table.run)))
+        losses = torch.full((count,), float("nan"), device=self.device)
         steps = int(table.steps.max(initial=0))
         if steps == 0:
-            return start.index_select(1, self.inverse), first
+            return self._flat(start), losses
         width = min(self.local.batch_size, int(table.n.max()))
-        jobs = _rounded(count)
-        t = self._prepare(jobs, steps, width, prox != 0.0 or correction is not None, prox)
-        self._fill(t, table, steps, width, models, run)
-        t.vectors[:count] = start
-        if t.velocity is not None:
-            t.velocity.zero_()
-        if t.pull is not None:
-            t.pull.zero_()
-            if prox:
-                t.pull[:count].add_(start, alpha=prox)
-            if correction is not None:
-                t.pull[:count].sub_(correction.index_select(1, self.order))
-        t.counter.zero_()
-        if self.graphs and t.graph is None:
-            self._capture(t, prox)
-        losses = None
-        for step in range(steps):
-            if t.graph is not None:
-                t.graph.replay()
-            else:
-                self._step(t, prox)
-            if step == 0:
-                losses = self._first_loss(t, count)
-        result = t.vectors[:count].index_select(1, self.inverse)
-        if losses is not None:
-            busy = table.steps > 0
-            first[busy] = losses.cpu().numpy()[busy]
-        return result, first
+        chunks = -(-steps // _UNROLLED)
+        unrolled = _rounded(-(-steps // chunks), 5)
+        with self._precision():
+            t = self._prepare(_rounded(count, 4), unrolled, width, prox != 0.0 or correction is not None, prox)
+            batches = _Batches(table, self.local, self.store, chunks * unrolled, len(t.vectors), width)
+            pseudo = self._pseudo_labels(table, models) if t.pseudo is not None else None
+            t.vectors[:count] = start
+            if t.velocity is not None:
+                t.velocity.zero_()
+            if t.pull is not None:
+                t.pull.zero_()
+                if prox:
+                    t.pull[:count].add_(start, alpha=prox)
+                if correction is not None:
+                    t.pull[:count].sub_(self._own(correction))
+            for chunk in range(chunks):
+                self._upload(t, batches, chunk * unrolled, pseudo)
+                if self.graphs:
+                    if t.graph is None:
+                        self._capture(t, prox)
+                    assert t.graph is not None
+                    t.graph.replay()
+                else:
+                    self._unroll(t, prox)
+                if chunk == 0:
+                    losses = self._first_loss(t, count, self._send(table.steps))
+            return self._flat(t.vectors[:count]), losses
 
-    def _prepare(self, jobs: int, steps: int, width: int, pulled: bool, prox: float) -> _Tables:
-        capacity = _rounded(steps)
-        key = (jobs, capacity, width, pulled, bool(prox))
+    def _send(self, array: IntArray | FloatArray | np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
+        """Copy an array to the device without waiting for it."""
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        if self.device.type != "cuda":
+            yield
+            return
+        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+    def _prepare(self, jobs: int, unrolled: int, width: int, pulled: bool, prox: float) -> _Tables:
+        key = (jobs, unrolled, width, pulled, prox)
         if key not in self._tables:
             if len(self._tables) >= _GRAPHS:
                 self._tables.pop(next(iter(self._tables)))
             size, device = len(self.net.order), self.device
-            shape = (capacity, jobs, width)
+            shape = (unrolled, jobs, width)
 
             def vectors() -> torch.Tensor:
                 return torch.zeros(jobs, size, device=device)
 
+            robust = self.local.loss == "robust"
             self._tables[key] = _Tables(
                 vectors=vectors(),
-                minus_gradient=vectors(),
+                gradient=vectors(),
                 velocity=vectors() if self.local.momentum else None,
                 pull=vectors() if pulled else None,
-                counter=torch.zeros(1, dtype=torch.int64, device=device),
                 position=torch.zeros(shape, dtype=torch.int64, device=device),
                 label=torch.zeros(shape, dtype=torch.int64, device=device),
-                pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if self.local.loss == "robust" else None,
-                scale=torch.zeros(*shape, 1, device=device),
-                rate=torch.zeros(capacity, jobs, 1, device=device),
+                pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if robust else None,
+                weight=torch.zeros(shape, device=device),
+                rate=torch.zeros(unrolled, jobs, device=device),
+                target=None if robust else torch.zeros(*shape, self.classes, device=device),
             )
         return self._tables[key]
 
-    def _fill(
-        self, t: _Tables, table: JobTable, steps: int, width: int, models: torch.Tensor, run: torch.Tensor
-    ) -> None:
-        """Draw the batch plans and put them on the device."""
-        count = len(table)
-        local = np.zeros((steps, count, width), dtype=np.int64)
-        counts = np.zeros((steps, count), dtype=np.int64)
-        rates = np.zeros((steps, count), dtype=np.float32)
-        for job in range(count):
-            plan = table.plan(job, self.local)
-            done = len(plan.counts)
-            if done:
-                local[:done, job, : plan.indices.shape[1]] = plan.indices
-                counts[:done, job] = plan.counts
-                rates[:done, job] = table.rates(job, self.local)
-        index = torch.from_numpy(local).to(self.device)
-        slots = index + torch.from_numpy(table.first).to(self.device)[None, :, None]
-        # Jobs without samples own no slot: what they point at is masked, but must exist.
-        slots.clamp_(max=max(len(self.sample) - 1, 0))
-        t.position[:steps, :count] = self.sample[slots]
-        t.label[:steps, :count] = self.label[slots]
-        if t.pseudo is not None:
-            self._fill_pseudo(t.pseudo[:steps, :count], index, table, models, run)
-        counted = torch.from_numpy(counts).to(self.device)
-        inside = torch.arange(width, device=self.device) < counted[:, :, None]
-        t.scale.zero_()
-        t.scale[:steps, :count, :, 0] = inside / counted.clamp(min=1)[:, :, None]
-        t.rate.zero_()
-        t.rate[:steps, :count, 0] = torch.from_numpy(rates).to(self.device)
+    def _upload(self, t: _Tables, batches: _Batches, start: int, pseudo: list[torch.Tensor] | None) -> None:
+        """Put the batches of the next U steps where the graph reads them."""
+        stop = start + len(t.position)
+        slots = self._send(batches.slots[start:stop])
+        torch.index_select(self.sample, 0, slots.view(-1), out=t.position.view(-1))
+        torch.index_select(self.label, 0, slots.view(-1), out=t.label.view(-1))
+        numbers = self._send(batches.numbers[start:stop])  # (U, J, B + 1)
+        t.weight.copy_(numbers[:, :, :-1])
+        t.rate.copy_(numbers[:, :, -1])
+        if t.target is not None:
+            torch.mul(t.label.unsqueeze(3) == self._class, -t.weight.unsqueeze(3), out=t.target)
+        if t.pseudo is not None and pseudo is not None:
+            inside = slots[:, : len(pseudo)] - self._send(batches.first)[None, :, None]
+            for job, labels in enumerate(pseudo):
+                if len(labels):
+                    t.pseudo[:, job] = labels[inside[:, job]]
 
-    def _fill_pseudo(
-        self, out: torch.Tensor, index: torch.Tensor, table: JobTable, models: torch.Tensor, run: torch.Tensor
-    ) -> None:
-        for job in range(len(table)):
-            first, n = int(table.first[job]), int(table.n[job])
-            if n:
-                labels = self._logits(models[table.run[job] : table.run[job] + 1], self.sample[first : first + n])
-                out[:, job] = labels[0].argmax(1)[index[:, job]]
+    def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> list[torch.Tensor]:
+        result = []
+        for run, first, n in zip(table.run.tolist(), table.first.tolist(), table.n.tolist(), strict=True):
+            logits = self._logits(models[run : run + 1], self.sample[first : first + n]) if n else None
+            result.append(torch.zeros(0, dtype=torch.int64) if logits is None else logits[0].argmax(1))
+        return result
 
-    def _step(self, t: _Tables, prox: float) -> None:
-        """Do the step the counter points at, for all jobs; a job that is done has rate 0."""
-        position = t.position.index_select(0, t.counter)[0]
-        label = t.label.index_select(0, t.counter)[0]
-        scale = t.scale.index_select(0, t.counter)[0]
-        rate = t.rate.index_select(0, t.counter)[0]
-        jobs, width = position.shape
-        x = self.x.index_select(0, position.view(-1)).view(jobs, width, -1)
-        saved: Saved = []
-        logits = self.net.logits(t.vectors, x, saved)
-        t.logits = logits
-        pseudo = None if t.pseudo is None else t.pseudo.index_select(0, t.counter)[0]
-        delta = logit_derivative(logits, label, pseudo, self.local)
+    def _unroll(self, t: _Tables, prox: float) -> None:
+        """Do the U steps of the tables, for all jobs; a job that is done has rate 0."""
         decay = self.local.weight_decay + prox
-        if t.velocity is None:
-            # The rate goes into the derivative, so that the whole SGD step is one pass over the weights.
-            self.net.backward(t.vectors, saved, delta.mul_(scale * rate.unsqueeze(2)), t.minus_gradient)
-            if decay:
-                torch.addcmul(t.minus_gradient, t.vectors, 1 - rate * decay, out=t.vectors)
+        keep = 1 - t.rate * decay if decay and t.velocity is None else None
+        for step in range(len(t.position)):
+            jobs, width = t.position[step].shape
+            x = self.x.index_select(0, t.position[step].view(-1)).view(jobs, width, -1)
+            saved: Saved = []
+            logits = self.net.logits(t.vectors, x, saved)
+            if step == 0:
+                t.first_logits = logits
+            weight = t.weight[step].unsqueeze(2)
+            if t.target is not None:
+                delta = torch.addcmul(t.target[step], torch.softmax(logits, 2), weight)
             else:
-                t.vectors.add_(t.minus_gradient)
-            if t.pull is not None:
-                t.vectors.addcmul_(t.pull, rate)
-        else:
-            self.net.backward(t.vectors, saved, delta.mul_(scale), t.minus_gradient)
-            t.velocity.mul_(self.local.momentum).sub_(t.minus_gradient)
-            if decay:
-                t.velocity.add_(t.vectors, alpha=decay)
-            if t.pull is not None:
-                t.velocity.sub_(t.pull)
-            t.vectors.addcmul_(t.velocity, rate, value=-1)
-        t.counter.add_(1)
+                pseudo = None if t.pseudo is None else t.pseudo[step]
+                delta = logit_derivative(logits, t.label[step], pseudo, self.local).mul_(weight)
+            self.net.backward(t.vectors, saved, delta, t.gradient)
+            rate = t.rate[step].unsqueeze(1)
+            if t.velocity is None:
+                # The rate is in the derivative already, so that the whole SGD step is one pass over the weights.
+                if keep is None:
+                    t.vectors.add_(t.gradient)
+                else:
+                    torch.addcmul(t.gradient, t.vectors, keep[step].unsqueeze(1), out=t.vectors)
+                if t.pull is not None:
+                    t.vectors.addcmul_(t.pull, rate)
+            else:
+                t.velocity.mul_(self.local.momentum).sub_(t.gradient)
+                if decay:
+                    t.velocity.add_(t.vectors, alpha=decay)
+                if t.pull is not None:
+                    t.velocity.sub_(t.pull)
+                t.vectors.addcmul_(t.velocity, rate, value=-1)
 
     def _capture(self, t: _Tables, prox: float) -> None:
-        """Warm up on a side stream, then capture one step; the state is put back afterwards."""
-        kept = [tensor.clone() for tensor in (t.vectors, t.counter)]
+        """Warm up on a side stream, then capture the steps; the state is put back afterwards."""
+        kept = t.vectors.clone()
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(2):
-                t.counter.zero_()
-                self._step(t, prox)
+            self._unroll(t, prox)
         torch.cuda.current_stream(self.device).wait_stream(stream)
-        t.counter.zero_()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._step(t, prox)
+            self._unroll(t, prox)
         t.graph = graph
-        t.vectors.copy_(kept[0])
-        t.counter.copy_(kept[1])
+        t.vectors.copy_(kept)
         if t.velocity is not None:
             t.velocity.zero_()
 
-    def _first_loss(self, t: _Tables, count: int) -> torch.Tensor:
-        assert t.logits is not None
+    def _first_loss(self, t: _Tables, count: int, steps: torch.Tensor) -> torch.Tensor:
+        assert t.first_logits is not None
         pseudo = None if t.pseudo is None else t.pseudo[0, :count]
-        loss = sample_losses(t.logits[:count], t.label[0, :count], pseudo, self.local)
-        return (loss * t.scale[0, :count, :, 0]).sum(1).double()
+        loss = sample_losses(t.first_logits[:count], t.label[0, :count], pseudo, self.local)
+        present = t.weight[0, :count] != 0
+        mean = torch.where(present, loss, 0).sum(1) / present.sum(1)
+        return torch.where(steps > 0, mean, float("nan"))
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _logits(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
         """Return the logits (M, V, C) of flat models (M, P) on rows of the data, in chunks that fit the memory."""
-        vectors = models.index_select(1, self.order)
+        vectors = self._own(models)
         x = self.x[rows]
         step = max(1, _MEMORY // (max(8 * x.shape[1], 1024) * len(models)))
-        parts = [self.net.logits(vectors, x[None, start : start + step]) for start in range(0, len(x), step)]
-        return torch.cat(parts, 1)
+        with self._precision():
+            parts = [self.net.logits(vectors, x[None, start : start + step]) for start in range(0, len(x), step)]
+        return torch.cat(parts, 1) if parts else torch.zeros(len(models), 0, self.classes, device=self.device)
 
     @torch.no_grad()
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
@@ -320,8 +346,8 @@ class DeviceProgram:
         count = len(queries)
         total = torch.zeros(count, len(self.order), device=self.device)
         if not count:
-            return total
-        vectors = models.index_select(0, torch.from_numpy(queries[:, 0]).to(self.device)).index_select(1, self.order)
+            return self._flat(total)
+        vectors = self._own(models.index_select(0, self._send(queries[:, 0])))
         part = torch.empty_like(total)
         n, largest = queries[:, 2], int(queries[:, 2].max())
         step = max(1, min(largest, _MEMORY // (max(16 * self.x.shape[1], 1024) * count)))
@@ -333,16 +359,40 @@ class DeviceProgram:
             weight = torch.from_numpy((inside / np.maximum(n, 1)[:, None]).astype(np.float32)).to(self.device)
             x = self.x.index_select(0, self.sample[slots].view(-1)).view(count, len(offsets), -1)
             saved: Saved = []
-            delta = logit_derivative(self.net.logits(vectors, x, saved), self.label[slots], None, self.local)
-            self.net.backward(vectors, saved, delta.mul_(weight.unsqueeze(2)), part)
-            total.sub_(part)
-        return total.index_select(1, self.inverse)
+            with self._precision():
+                delta = logit_derivative(self.net.logits(vectors, x, saved), self.label[slots], None, self.local)
+                self.net.backward(vectors, saved, delta.mul_(weight.unsqueeze(2)), part)
+            total.add_(part)
+        return self._flat(total)
 
 
-def _rounded(count: int) -> int:
-    """Round up, so that calls of nearly the same shape share one graph."""
-    grain = 1 if count <= 16 else 4 if count <= 64 else 8 if count <= 256 else 32
-    return -(-count // grain) * grain
+class _Batches:
+    """The batch plans of a call as arrays, (S, J, ...), with rate 0 where a job has no such step."""
+
+    def __init__(self, table: JobTable, local: LocalTraining, store: Store, steps: int, jobs: int, width: int) -> None:
+        self.first = table.first
+        self.slots = np.zeros((steps, jobs, width), dtype=np.int64)
+        self.numbers = np.zeros((steps, jobs, width + 1), dtype=np.float32)
+        plain = local.momentum == 0
+        for job in range(len(table)):
+            plan = table.plan(job, local)
+            done, wide = plan.indices.shape
+            if not done:
+                continue
+            rates = table.rates(job, local)
+            slots = self.slots[:done, job]
+            slots[:, :wide] = plan.indices
+            slots += table.first[job]
+            numbers = self.numbers[:done, job]
+            numbers[:, :wide] = (-(rates if plain else 1.0) / plan.counts)[:, None]
+            for step in np.flatnonzero(plan.counts < wide):
+                numbers[step, plan.counts[step] :] = 0
+            numbers[:, -1] = rates
+
+
+def _rounded(count: int, grain: int) -> int:
+    """Round up beyond 16, so that calls of nearly the same shape share one graph."""
+    return count if count <= 16 else -(-count // grain) * grain
 
 
 def _spans(first: IntArray, n: IntArray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -34,7 +34,7 @@ class Backend(Protocol):
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
-    ) -> tuple[torch.Tensor, FloatArray]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return vectors (J, P) and first losses (J,)."""
 
     def losses(
@@ -78,6 +78,9 @@ class Engine:
         to be worth it; 1 keeps everything in this process.
     server_validation : array of int, optional
         Positions in the training set of the server's validation set, the default of :meth:`logits`.
+    tf32 : bool
+        On CUDA, let matrix products round their inputs to TF32, which convolutional networks gain much from; False
+        computes in full single precision, as the CPU does.
 
     Examples
     --------
@@ -108,6 +111,7 @@ class Engine:
         device: str = "auto",
         workers: int | None = None,
         server_validation: IntArray | None = None,
+        tf32: bool = True,
     ) -> None:
         self.sample = sample_shape(x_train)
         _check_data(x_train, y_train, x_test, y_test, classes)
@@ -136,7 +140,7 @@ class Engine:
             self._order = None
             self.store = Store.build(x_train, x_test, y_test, federations, None)
             net = stack(flat, self.sample)
-            self._backend = DeviceProgram(net, self.store, local, classes=classes, device=self.device)
+            self._backend = DeviceProgram(net, self.store, local, classes=classes, device=self.device, tf32=tf32)
         else:
             program = choose_program(module, self.sample, local)
             if self.device.type == "cuda":

@@ -58,14 +58,14 @@ class ProcessBackend:
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
-    ) -> tuple[torch.Tensor, FloatArray]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Train every job; return vectors (J, P) and first losses (J,)."""
         work = train_work(table, self._executor.program, prox, self._tensor, correction is not None, len(models))
         work.tensors["models"].copy_(models)
         if correction is not None:
             work.tensors["correction"].copy_(correction)
         self._run(work)
-        return work.tensors["out"].clone(), work.tensors["first_loss"].numpy().copy()
+        return work.tensors["out"].clone(), work.tensors["first_loss"].clone()
 
     def losses(
         self, models: torch.Tensor, queries: IntArray, wanted: dict[str, bool], pseudo_models: torch.Tensor | None

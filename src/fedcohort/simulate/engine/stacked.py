@@ -9,29 +9,32 @@ are no stack of known layers go through ``torch.func``.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
-from fedcohort.simulate.engine.layers import Convolution, Flatten, Pool, Relu, read_layers
+from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Pool, Relu, read_layers
 
 _aten = torch.ops.aten
+_BUSY = 256  # independent pieces of a product that keep a large GPU busy
 Saved = list[Any]
 
 
 class StackedNet:
-    """J models of one architecture. Vectors are (J, P) in the net's own order of elements, ``order``."""
+    """J models of one architecture. Vectors are (J, Q) in the net's own order of elements, ``order``."""
 
-    order: torch.Tensor  # (P,) own[i] = flat[order[i]]
+    n_params: int  # P, length of a flat vector
+    order: torch.Tensor  # (Q,) own[i] = flat[order[i]], or zero where order[i] = P
 
     def logits(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None = None) -> torch.Tensor:
         """Return the logits (J, B, C) of ``x`` (J or 1, B, F); what the backward pass needs goes into ``saved``."""
         raise NotImplementedError(type(self).__name__)
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> None:
-        """Write minus the gradient into ``out`` (J, P), given the derivative by the logits ``delta`` (J, B, C)."""
+        """Write the gradient into ``out`` (J, Q), given the derivative by the logits ``delta`` (J, B, C)."""
         raise NotImplementedError(type(self).__name__)
 
 
@@ -41,6 +44,7 @@ class FunctionalNet(StackedNet):
     def __init__(self, flat: FlatModel, sample: tuple[int, ...]) -> None:
         self.flat = flat
         self.sample = sample
+        self.n_params = flat.n_params
         self.order = torch.arange(flat.n_params)
 
     def _one(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -58,13 +62,13 @@ class FunctionalNet(StackedNet):
         return result
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> None:
-        """Write minus the gradient."""
+        """Write the gradient."""
 
         def pull(vector: torch.Tensor, x: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = torch.func.vjp(lambda v: self._one(v, x), vector)[1](cotangent)[0]
             return result
 
-        torch.neg(torch.func.vmap(pull, randomness="error")(vectors, saved.pop(), delta), out=out)
+        out.copy_(torch.func.vmap(pull, randomness="error")(vectors, saved.pop(), delta))
 
 
 class _Layer:
@@ -92,10 +96,8 @@ class _Dense(_Layer):
         return torch.baddbmm(bias, x.expand(len(vectors), -1, -1), weight.transpose(1, 2))
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        x = saved.pop()
-        weight = self.weight.of(out)
-        torch.baddbmm(weight, delta.transpose(1, 2), x, beta=0, alpha=-1, out=weight)
-        torch.neg(delta.sum(1), out=self.bias.of(out))
+        torch.bmm(delta.transpose(1, 2), saved.pop(), out=self.weight.of(out))
+        torch.sum(delta, 1, out=self.bias.of(out))
         return delta if self.first else torch.bmm(delta, self.weight.of(vectors))
 
 
@@ -116,11 +118,15 @@ class _Relu(_Layer):
 class _Convolution(_Layer):
     """Convolution of stride 1 on channels-last images x (J or 1, B, H, W, C), as a product with unfolded patches.
 
-    Its weight in the net's own order is (kernel height, kernel width, inputs, outputs).
+    Its weight in the net's own order is (kernel height x kernel width x inputs, rounded up; outputs): rows of patches
+    start at addresses the matrix units like, and the rows of zeros that fill them up stay zero. Pooling that follows is
+    done here, so that the bias gets its derivative from the smaller image.
     """
 
-    def __init__(self, weight: Slot, bias: Slot, kernel: tuple[int, int], padding: tuple[int, int]) -> None:
-        self.weight, self.bias, self.kernel, self.padding = weight, bias, kernel, padding
+    def __init__(self, layer: Convolution, weight: Slot, pool: tuple[int, int] | None) -> None:
+        self.weight, self.bias, self.kernel, self.padding = weight, layer.bias, layer.kernel, layer.padding
+        self.pool = None if pool is None else list(pool)
+        self.depth = layer.kernel[0] * layer.kernel[1] * layer.image[0]
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
         rows, columns = self.kernel
@@ -131,26 +137,45 @@ class _Convolution(_Layer):
         high, wide = height - rows + 1, width - columns + 1
         s = x.stride()
         window = x.as_strided((models, batch, high, wide, rows, columns, channels), (*s[:4], s[2], s[3], s[4]))
-        patches = window.reshape(models, batch * high * wide, rows * columns * channels)
+        padded = self.weight.shape[0]
+        patches = torch.empty(models, batch, high, wide, padded, dtype=x.dtype, device=x.device)
+        patches[..., : self.depth].view(window.shape).copy_(window)
+        if padded > self.depth:
+            patches[..., self.depth :].zero_()
+        patches = patches.view(models, batch * high * wide, padded)
         if saved is not None:
             saved += [patches, (height, width)]
         j = len(vectors)
-        weight = self.weight.of(vectors).view(j, rows * columns * channels, -1)
         bias = self.bias.of(vectors).unsqueeze(1)
-        return torch.baddbmm(bias, patches.expand(j, -1, -1), weight).view(j, batch, high, wide, -1)
+        y = torch.baddbmm(bias, patches.expand(j, -1, -1), self.weight.of(vectors)).view(j, batch, high, wide, -1)
+        if self.pool is None:
+            return y
+        images = y.flatten(0, 1).permute(0, 3, 1, 2)  # channels first by name, channels last in memory
+        pooled, where = _aten.max_pool2d_with_indices(images, self.pool, self.pool)
+        if saved is not None:
+            saved += [images, where]
+        pooled = pooled.permute(0, 2, 3, 1)
+        result: torch.Tensor = pooled.view(j, batch, *pooled.shape[1:])
+        return result
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        j, batch = delta.shape[:2]
+        torch.sum(delta, (1, 2, 3), out=self.bias.of(out))
+        if self.pool is not None:
+            where, images = saved.pop(), saved.pop()
+            back = _aten.max_pool2d_with_indices_backward(
+                delta.flatten(0, 1).permute(0, 3, 1, 2), images, self.pool, self.pool, [0, 0], [1, 1], False, where
+            ).permute(0, 2, 3, 1)
+            delta = back.view(j, batch, *back.shape[1:])
         (height, width), patches = saved.pop(), saved.pop()
-        j, batch, high, wide, outputs = delta.shape
-        rows, columns = self.kernel
+        high, wide, outputs = delta.shape[2:]
         flat = delta.reshape(j, batch * high * wide, outputs)
-        weight = self.weight.of(out).view(j, patches.shape[2], outputs)
-        torch.baddbmm(weight, patches.transpose(1, 2), flat, beta=0, alpha=-1, out=weight)
-        torch.neg(flat.sum(1), out=self.bias.of(out))
+        self._weight_gradient(patches, flat, batch, self.weight.of(out))
         if self.first:
             return delta
-        kernel = self.weight.of(vectors).view(j, patches.shape[2], outputs)
-        spread = torch.bmm(flat, kernel.transpose(1, 2)).view(j, batch, high, wide, rows, columns, -1)
+        rows, columns = self.kernel
+        spread = torch.bmm(flat, self.weight.of(vectors)[:, : self.depth].transpose(1, 2))
+        spread = spread.view(j, batch, high, wide, rows, columns, -1)
         x = torch.zeros(j, batch, height, width, spread.shape[-1], device=delta.device, dtype=delta.dtype)
         for row in range(rows):
             for column in range(columns):
@@ -158,29 +183,18 @@ class _Convolution(_Layer):
         above, beside = self.padding
         return x[:, :, above : height - above, beside : width - beside] if above or beside else x
 
-
-class _Pool(_Layer):
-    """Max-pooling with windows that do not overlap."""
-
-    def __init__(self, kernel: tuple[int, int]) -> None:
-        self.kernel = list(kernel)
-
-    def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
-        images = x.flatten(0, 1).permute(0, 3, 1, 2)  # channels first by name, channels last in memory
-        pooled, where = _aten.max_pool2d_with_indices(images, self.kernel, self.kernel)
-        if saved is not None:
-            saved += [images, where]
-        result: torch.Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
-        return result
-
-    def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        where, images = saved.pop(), saved.pop()
-        j = delta.shape[0]
-        back = _aten.max_pool2d_with_indices_backward(
-            delta.flatten(0, 1).permute(0, 3, 1, 2), images, self.kernel, self.kernel, [0, 0], [1, 1], False, where
-        )
-        result: torch.Tensor = back.permute(0, 2, 3, 1).unflatten(0, (j, -1))
-        return result
+    @staticmethod
+    def _weight_gradient(patches: torch.Tensor, delta: torch.Tensor, batch: int, out: torch.Tensor) -> None:
+        """Write the product over all pixels of all samples; cut into parts, or a few models keep few units busy."""
+        j, pixels, depth = patches.shape
+        tiles = j * -(-depth // 128) * -(-delta.shape[2] // 64)
+        parts = next((part for part in range(1, batch + 1) if batch % part == 0 and part * tiles >= _BUSY), batch)
+        if parts == 1:
+            torch.bmm(patches.transpose(1, 2), delta, out=out)
+            return
+        left = patches.view(j * parts, pixels // parts, depth).transpose(1, 2)
+        right = delta.view(j * parts, pixels // parts, -1)
+        torch.sum(torch.bmm(left, right).view(j, parts, depth, -1), 1, out=out)
 
 
 class _Flatten(_Layer):
@@ -199,8 +213,11 @@ class _Flatten(_Layer):
 class LayerNet(StackedNet):
     """A ``nn.Sequential`` of dense layers, convolutions of stride 1, ReLU, max-pooling and flattening."""
 
-    def __init__(self, layers: list[_Layer], order: torch.Tensor, image: tuple[int, int, int] | None) -> None:
+    def __init__(
+        self, layers: list[_Layer], n_params: int, order: torch.Tensor, image: tuple[int, int, int] | None
+    ) -> None:
         self.layers = layers
+        self.n_params = n_params
         self.order = order
         self.image = image  # (H, W, C) of the input when the lowest layer is a convolution
 
@@ -214,7 +231,7 @@ class LayerNet(StackedNet):
         return x
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> None:
-        """Write minus the gradient."""
+        """Write the gradient."""
         for layer in reversed(self.layers):
             delta = layer.backward(vectors, saved, delta, out)
             if layer.first:
@@ -248,30 +265,61 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
     specification = read_layers(flat, sample)
     if specification is None:
         return None
+    builder = _Builder(flat.n_params)
     layers: list[_Layer] = []
-    order: list[torch.Tensor] = []  # flat positions in the net's own order; every tensor keeps its place
     fold: tuple[int, int, int] | None = None  # the image the last flattening turned into a vector
-    for layer in specification:
-        if isinstance(layer, Relu):
+    position = 0
+    while position < len(specification):
+        layer = specification[position]
+        position += 1
+        if isinstance(layer, Convolution):
+            # ReLU and max-pooling commute: pooled first, ReLU has a quarter of the work. Pooling is the convolution's.
+            following = specification[position : position + 2]
+            pool = next((item for item in following if isinstance(item, Pool)), None)
+            if pool is not None and all(isinstance(item, (Pool, Relu)) for item in following):
+                specification[position : position + 2] = [item for item in following if item is not pool]
+            else:
+                pool = None
+            index = builder.index(layer.weight).permute(2, 3, 1, 0).reshape(-1, layer.weight.shape[0])
+            weight = builder.add(layer.weight.name, F.pad(index, (0, 0, 0, -len(index) % 4), value=flat.n_params))
+            bias = builder.add(layer.bias.name, builder.index(layer.bias))
+            layers.append(_Convolution(replace(layer, bias=bias), weight, None if pool is None else pool.kernel))
+        elif isinstance(layer, Dense):
+            index = builder.index(layer.weight)
+            if fold is not None:
+                index = index.view(-1, *fold).permute(0, 2, 3, 1).reshape(index.shape)
+                fold = None
+            weight = builder.add(layer.weight.name, index)
+            layers.append(_Dense(weight, builder.add(layer.bias.name, builder.index(layer.bias))))
+        elif isinstance(layer, Relu):
             layers.append(_Relu())
-        elif isinstance(layer, Pool):
-            layers.append(_Pool(layer.kernel))
         elif isinstance(layer, Flatten):
             layers.append(_Flatten())
             fold = layer.image
         else:
-            index = torch.arange(layer.weight.offset, layer.weight.offset + layer.weight.numel).view(layer.weight.shape)
-            if isinstance(layer, Convolution):
-                index = index.permute(2, 3, 1, 0)
-                weight = Slot(layer.weight.name, layer.weight.offset, tuple(index.shape))
-                layers.append(_Convolution(weight, layer.bias, layer.kernel, layer.padding))
-            else:
-                if fold is not None:
-                    index = index.view(-1, *fold).permute(0, 2, 3, 1)
-                    fold = None
-                layers.append(_Dense(layer.weight, layer.bias))
-            order.append(index.reshape(-1))
-            order.append(torch.arange(layer.bias.offset, layer.bias.offset + layer.bias.numel))
+            return None
     layers[0].first = True
     image = (sample[1], sample[2], sample[0]) if isinstance(layers[0], _Convolution) else None
-    return LayerNet(layers, torch.cat(order), image)
+    return LayerNet(layers, flat.n_params, torch.cat(builder.order), image)
+
+
+class _Builder:
+    """Collects the net's own order, tensor by tensor; each begins at a multiple of 4 elements."""
+
+    def __init__(self, n_params: int) -> None:
+        self.n_params = n_params
+        self.order: list[torch.Tensor] = []
+        self.size = 0
+
+    @staticmethod
+    def index(slot: Slot) -> torch.Tensor:
+        """Return the flat positions of a tensor, in its shape."""
+        return torch.arange(slot.offset, slot.offset + slot.numel).view(slot.shape)
+
+    def add(self, name: str, index: torch.Tensor) -> Slot:
+        """Append a tensor and return its place."""
+        slot = Slot(name, self.size, tuple(index.shape))
+        filled = F.pad(index.reshape(-1), (0, -index.numel() % 4), value=self.n_params)
+        self.order.append(filled)
+        self.size += len(filled)
+        return slot

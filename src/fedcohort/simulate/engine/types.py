@@ -67,11 +67,31 @@ class Jobs:
         return len(self.client)
 
 
-@dataclass(frozen=True)
 class Trained:
-    """What J jobs came back with."""
+    """What J jobs came back with.
 
-    params: torch.Tensor  # (J, P) on the engine's device
-    steps: IntArray  # (J,) SGD steps done
-    samples: IntArray  # (J,) training samples of the client
-    first_loss: FloatArray  # (J,) mean loss of the first batch at the global model; NaN for a job without steps
+    Parameters
+    ----------
+    params : torch.Tensor
+        (J, P) on the engine's device.
+    steps : array of int
+        (J,) SGD steps done.
+    samples : array of int
+        (J,) training samples of the client.
+    first_loss : torch.Tensor
+        (J,) see :attr:`first_loss`.
+    """
+
+    def __init__(self, params: torch.Tensor, steps: IntArray, samples: IntArray, first_loss: torch.Tensor) -> None:
+        self.params = params
+        self.steps = steps
+        self.samples = samples
+        self._first_loss = first_loss
+
+    @property
+    def first_loss(self) -> FloatArray:
+        """Mean loss (J,) of the first batch at the global model; NaN for a job without steps.
+
+        Fetched from the device when it is looked at, so that a round that does not ask for it waits for nothing.
+        """
+        return self._first_loss.double().cpu().numpy()
