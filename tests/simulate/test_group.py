@@ -493,6 +493,53 @@ def test_one_broken_model_is_invalid_and_left_out(monkeypatch):
     made.close()
 
 
+def test_distances_leave_out_broken_models(monkeypatch):
+    made, prepared = group(selector=Probe(wants=frozenset({Signal.UPDATE_DISTANCE})))
+    run = made.runs[0]
+    told = []
+    run.session.tell = lambda report, **_: told.append(report)
+    real = made.engine.train
+
+    def breaking(*args, **kwargs):
+        trained = real(*args, **kwargs)
+        trained.params[2, 0] = float("nan")
+        return trained
+
+    monkeypatch.setattr(made.engine, "train", breaking)
+    old = made.models[0].clone()
+    made.step()
+    updates = torch.stack([PlainClient(prepared, c).train(old, run.plan.local, run.plan.seed, 0) - old for c in (0, 1)])
+    expected = (updates - updates.mean(0)).norm(dim=1)
+    np.testing.assert_allclose(told[0].metrics[Signal.UPDATE_DISTANCE][:2], expected, rtol=1e-4)
+    made.close()
+
+
+def test_scaffold_ignores_gradients_that_the_selector_wants():
+    plain, _ = group({"aggregator": {"name": "scaffold"}}, selector=Probe())
+    other, _ = group({"aggregator": {"name": "scaffold"}}, selector=Probe(wants=frozenset({Signal.GRADIENT_DISTANCE})))
+    first, _ = group({"aggregator": {"name": "scaffold", "option": 1}}, selector=Probe())
+    for made in (plain, other, first):
+        made.step()
+        made.step()
+    torch.testing.assert_close(plain.runs[0].memory.server, other.runs[0].memory.server)
+    torch.testing.assert_close(plain.models, other.models)
+    assert not torch.allclose(plain.runs[0].memory.server, first.runs[0].memory.server)
+    for made in (plain, other, first):
+        made.close()
+
+
+def test_scaffold_option_one_takes_full_batch_gradients_at_the_received_model():
+    made, prepared = group({"aggregator": {"name": "scaffold", "option": 1}}, selector=Probe())
+    old = made.models[0].clone()
+    made.step()
+    gradients = [PlainClient(prepared, client).gradient(old) for client in range(3)]
+    torch.testing.assert_close(made.runs[0].memory.server, sum(gradients) / 8, rtol=1e-3, atol=1e-6)
+    size = 4 * made.engine.n_params
+    row = rows(made)[0][0]
+    assert row["bytes_down"] == row["bytes_up"] == 3 * 2 * size
+    made.close()
+
+
 @pytest.mark.parametrize("score", ["accuracy", "loss"])
 def test_fedca_keeps_what_validates_best_at_the_server(score):
     made, prepared = group({"filter": {"name": "fedca", "score": score}}, seeds=[1, 2])

@@ -93,7 +93,7 @@ class Batch:
 
     def signals(
         self, turns: Sequence[Turn], clients: Sequence[IntArray], params: torch.Tensor
-    ) -> dict[int, torch.Tensor] | None:
+    ) -> dict[int, torch.Tensor]:
         """Compute what the runs' selectors declared, nothing else; return full-batch gradients by run row, if any."""
         by_losses: dict[frozenset[Signal], list[int]] = {}
         for i, turn in enumerate(turns):
@@ -118,7 +118,7 @@ class Batch:
             )
         with_gradients = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
         if not with_gradients:
-            return None
+            return {}
         lengths = [len(clients[i]) for i in with_gradients]
         chosen = [turns[i] for i in with_gradients]
         stacked = self.engine.client_gradients(
@@ -164,13 +164,14 @@ class Batch:
 
     @staticmethod
     def _distances(turns: Sequence[Turn], vectors: Sequence[torch.Tensor], norm: Signal, distance: Signal) -> None:
-        """Report L2 norms of vectors (m, P) and their distances to the cohort's mean, with one transfer for all."""
+        """Report L2 norms of vectors (m, P) and their distances to the mean of the sound replies, in one transfer."""
         columns = []
         for turn, rows in zip(turns, vectors, strict=True):
             if norm in turn.run.needed:
                 columns.append(torch.linalg.vector_norm(rows, dim=1))
             if distance in turn.run.needed:
-                columns.append(torch.linalg.vector_norm(rows - rows.mean(dim=0), dim=1))
+                sound = rows if turn.sound.all() else rows[torch.as_tensor(turn.sound, device=rows.device)]
+                columns.append(torch.linalg.vector_norm(rows - sound.mean(dim=0), dim=1))
         values = torch.cat(columns).cpu().numpy().astype(np.float64)
         at = 0
         for turn, rows in zip(turns, vectors, strict=True):

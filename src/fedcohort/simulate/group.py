@@ -264,41 +264,40 @@ class Group:
             steps = np.concatenate([_steps(turn) for turn in turns])
         seeds = np.repeat([turn.run.plan.seed for turn in turns], lengths)
         trained = self.batch.train([turn.run for turn in turns], clients, seeds, steps)
-        start = 0
-        for turn, length in zip(turns, lengths, strict=True):
-            turn.start = start
-            start += length
         params = trained.params
         sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # (J,)
         if not sound.all():
             params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+        start = 0
+        for turn, length in zip(turns, lengths, strict=True):
+            turn.start = start
+            start += length
+            turn.sound = sound[turn.jobs]
+            turn.status[turn.arrived[~turn.sound]] = Status.INVALID
         gradients = self.batch.signals(turns, clients, params)
-        new = self._average(turns, params, trained.steps, sound)
+        new = self._average(turns, params, trained.steps)
         for turn, part in zip(turns, clients, strict=True):
             run = turn.run
             if run.memory is not None:
-                good = sound[turn.jobs]
-                own = None if gradients is None else gradients[turn.run.row]
+                good = torch.as_tensor(turn.sound, device=params.device)
                 run.memory.absorb(
-                    part[good],
+                    part[turn.sound],
                     self.models[run.row],
-                    params[turn.jobs][torch.as_tensor(good, device=params.device)],
-                    _rate_sums(turn, trained.steps[turn.jobs][good], part[good]),
-                    own if own is None or not run.aggregator.needs_gradients else own[torch.as_tensor(good)],
+                    params[turn.jobs][good],
+                    _rate_sums(turn, trained.steps[turn.jobs][turn.sound], part[turn.sound]),
+                    gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
         self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)] = new
 
     # -- filter and average ------------------------------------------------------------------------------------
 
-    def _average(self, turns: Sequence[Turn], params: torch.Tensor, steps: IntArray, sound: BoolArray) -> torch.Tensor:
+    def _average(self, turns: Sequence[Turn], params: torch.Tensor, steps: IntArray) -> torch.Tensor:
         """Return the next global models (E, P) of these turns."""
         logits = self._logits(turns, params)
-        mixes: list[Mix | None] = []
+        mixes: list[Mix] = []
         special: dict[int, torch.Tensor] = {}
         for i, turn in enumerate(turns):
-            good = sound[turn.jobs]
-            turn.status[turn.arrived[~good]] = Status.INVALID
-            kept = self._kept(turn, good, params, logits.get(i))
+            kept = self._kept(turn, params, logits.get(i))
             turn.kept[turn.arrived[kept]] = True
             if not kept.any():
                 mixes.append(Mix(np.zeros(len(kept)), 1.0))
@@ -312,7 +311,7 @@ class Group:
                 rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
                 special[i] = turn.run.aggregator.combine(self.models[turn.run.row], rows, members)
             mixes.append(Mix(weights, mix.old))
-        return self._mixed(turns, params, [m for m in mixes if m is not None], special)
+        return self._mixed(turns, params, mixes, special)
 
     def _mixed(
         self, turns: Sequence[Turn], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
@@ -345,9 +344,10 @@ class Group:
             found |= zip(places, torch.split(logits, [len(turns[i].arrived) for i in places]), strict=True)
         return found
 
-    def _kept(self, turn: Turn, good: BoolArray, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _kept(self, turn: Turn, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """(m,) which of the arrived models enter the average."""
         run = turn.run
+        good = turn.sound
         if run.filter is None:
             return good
         labels = None if logits is None else self._server_labels[run.ground.index]

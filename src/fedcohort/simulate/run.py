@@ -209,6 +209,7 @@ class Turn:
     status: AnyArray = field(default_factory=lambda: np.zeros(0, np.int8))  # (k,)
     arrived: IntArray = field(default_factory=lambda: _NO_ONE)  # (m,) places in the cohort
     start: int = 0  # first of its jobs in the group's batch
+    sound: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))  # (m,) whose model is finite
     kept: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))  # (k,)
     weight: FloatArray = field(default_factory=lambda: np.zeros(0))  # (k,) in the average
     metrics: dict[Signal, FloatArray] = field(default_factory=dict)  # (k,) each
