@@ -173,9 +173,8 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        config = uvicorn.Config(
-            create_app(root, token=token), port=self.port, log_level="error", timeout_graceful_shutdown=1
-        )
+        app = create_app(root, token=token, stopping=lambda: self.server.should_exit)
+        config = uvicorn.Config(app, port=self.port, log_level="error", timeout_graceful_shutdown=2)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.url = f"http://127.0.0.1:{self.port}"

@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import ipaddress
 import string
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,8 +81,10 @@ def _host_name(header: str) -> str:
     return header.rsplit(":", 1)[0] if header.count(":") == 1 or "]:" in header else header
 
 
-def create_app(root: str | Path, *, token: str | None = None) -> FastAPI:
+def create_app(root: str | Path, *, token: str | None = None, stopping: Callable[[], bool] = lambda: False) -> FastAPI:
     """Return the application that follows ``root``.
+
+    Event streams end by themselves once ``stopping`` returns True; otherwise they would hold up the server's end.
 
     Without a token only requests to a loopback name are answered, so that a page of somebody else cannot reach the
     dashboard through a name of its own that points here.
@@ -122,8 +124,8 @@ def create_app(root: str | Path, *, token: str | None = None) -> FastAPI:
         return HTMLResponse(body)
 
     @app.get("/events")
-    async def events(request: Request, item: str = "") -> StreamingResponse:
-        return StreamingResponse(_stream(hub, request, item), media_type="text/event-stream")
+    async def events(item: str = "") -> StreamingResponse:
+        return StreamingResponse(_stream(hub, item, stopping), media_type="text/event-stream")
 
     @app.get("/api/overview")
     async def overview() -> JSONResponse:
@@ -163,12 +165,12 @@ def _authorised(request: Request, token: str) -> bool:
     return any(hmac.compare_digest(value.encode(), token.encode()) for value in given)
 
 
-async def _stream(hub: Hub, request: Request, item: str) -> AsyncIterator[str]:
+async def _stream(hub: Hub, item: str, stopping: Callable[[], bool]) -> AsyncIterator[str]:
     """Yield server-sent events: the list whenever it changes, and the chosen item whenever it does."""
     shown: object = None
     sent = -1
     quiet = 0.0
-    while not await request.is_disconnected():
+    while not stopping():  # when the reader goes away, the server cancels this
         quiet += POLL_SECONDS / 2
         version = hub.watcher.version
         if version != shown:

@@ -36,6 +36,7 @@ def _listening(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, proto)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(128)  # visitors of the announced address wait in line until the server is up
     except OSError as error:
         raise InputError(
             f"The dashboard cannot listen on {host} port {port}: {error.strerror or error}.",
@@ -70,11 +71,9 @@ def serve(
     if announce is not None:
         shown = f"[{host}]" if ":" in host else host
         announce(f"http://{shown}:{bound.getsockname()[1]}" + (f"/?token={token}" if token else ""))
-    config = uvicorn.Config(
-        create_app(root, token=token),
-        log_level="warning",
-        timeout_graceful_shutdown=1,  # open event streams would hold up the end for ever
-        server_header=False,
-    )
+    servers: list[uvicorn.Server] = []
+    app = create_app(root, token=token, stopping=lambda: bool(servers) and servers[0].should_exit)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)
+    servers.append(uvicorn.Server(config))
     with bound:
-        uvicorn.Server(config).run(sockets=[bound])
+        servers[0].run(sockets=[bound])
