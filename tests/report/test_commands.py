@@ -107,7 +107,8 @@ def test_dashboard_starts_and_ends_cleanly(tmp_path):
     try:
         address = child.stdout.readline().strip()
         with httpx.stream("GET", f"{address}/events", timeout=20) as events:
-            assert next(events.iter_lines()).startswith("event: overview")
+            lines = events.iter_lines()  # kept, because a forgotten iterator would close the stream
+            assert next(lines).startswith("event: overview")
             os.kill(child.pid, signal.SIGINT)  # an open stream must not hold it up
             assert child.wait(8) in (0, 1, 130, -signal.SIGINT)
         said = child.stderr.read()
