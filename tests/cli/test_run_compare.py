@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from fedcohort.cli.app import main
-from fedcohort.simulate.results import load
+from fedcohort.cli.experiment import LiveProgress
+from fedcohort.simulate.results import RunInfo, load
 
 CONFIG = """
 name = "tiny"
@@ -206,3 +209,23 @@ def test_analytics_of_a_journal(config, tmp_path):
     refused = command("analytics", "--journal", out / "journal" / "uniform-s0.sqlite")
     assert refused.returncode == 1
     assert "fedacs" in refused.stderr
+
+
+def test_live_progress_draws_and_counts_runs_that_end_early():
+    screen = io.StringIO()
+    progress = LiveProgress(Console(file=screen, force_terminal=True, width=100))
+    runs = [RunInfo(f"uniform-s{seed}", "uniform", "uniform", seed) for seed in range(2)]
+    progress.on_start(runs, 0, 10)
+    progress.on_round(replace(runs[0], rounds_done=1), {"accuracy": 0.5})
+    progress.on_round(replace(runs[1], rounds_done=1, state="diverged"), {"accuracy": None})
+    progress.on_round(replace(runs[0], rounds_done=2), {"accuracy": None})
+    Console(file=screen, width=100).print(progress)
+    progress.on_end("finished")
+    shown = screen.getvalue()
+    assert "50.0%" in shown and "diverged" in shown
+    assert "3/6" in shown  # five of the first, one of the second
+
+
+def test_no_torch_is_needed_to_read_results():
+    code = "import sys, fedcohort.cli.app, fedcohort.simulate.summary; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

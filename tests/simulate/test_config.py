@@ -206,3 +206,8 @@ def test_the_configurations_in_the_documentation_are_valid():
     assert experiments
     for block in experiments:
         assert Experiment.from_dict(tomllib.loads(block)).plans
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples").glob("*.toml")), ids=lambda p: p.name)
+def test_the_example_configurations_are_valid(path):
+    assert read(path).plans

@@ -579,3 +579,23 @@ def test_label_imbalance_of_the_cohort_is_of_true_training_labels():
     share = counts / counts.sum()
     assert row["qcid"] == pytest.approx(float(((share - 0.25) ** 2).sum()))
     made.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("aggregator", ["size-mean", "scaffold"])
+def test_cuda_makes_the_same_rounds(aggregator):
+    table = {**BASE, "aggregator": aggregator, "seeds": [1, 2], "filter": {"name": "fedca"}}
+    table["selectors"] = {"uniform": {}, "flash": {}, "fedacs": {}, "fedcor": {"warmup": 1}}
+    prepared = prepare(Experiment.from_dict(table), "cuda")
+    made = []
+    for device in ("cpu", "cuda"):
+        one = prepared.group(0, journals=None, device=device, workers=1)
+        one.start()
+        while not one.done:
+            one.step()
+        made.append((one.models.cpu(), rows(one)[0]))
+        one.close()
+    for here, there in zip(made[0][1], made[1][1], strict=True):
+        assert here["cohort"] == there["cohort"]
+        assert here["loss"] == pytest.approx(there["loss"], rel=1e-3)
+    torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-3, atol=1e-4)

@@ -65,7 +65,7 @@ class LiveProgress(Listener):
         )
         self._task = self._bar.add_task("rounds", total=None, pace="-")
         self._done = self._first = 0
-        self._total = 0
+        self._total = self._per_run = 0
         self._began = time.monotonic()
         self._line_due = self._began + _LINE_SECONDS
         self._latest: dict[str, tuple[RunInfo, float | None]] = {}
@@ -76,6 +76,7 @@ class LiveProgress(Listener):
         self._latest = {run.id: (run, None) for run in runs}
         self._done = self._first = rounds_done
         self._total = rounds_total
+        self._per_run = rounds_total // max(len(runs), 1)
         self._began = time.monotonic()
         self._bar.update(self._task, total=rounds_total, completed=rounds_done)
         if self._console.is_terminal and not self._console.quiet:
@@ -90,15 +91,10 @@ class LiveProgress(Listener):
             accuracy = self._latest[run.id][1]
         self._latest[run.id] = (run, accuracy)
         if run.state in ("stopped", "diverged"):
-            self._total -= self._rest(run)
+            self._total -= max(self._per_run - run.rounds_done, 0)  # so that the bar still ends at its end
         if self._live is None and time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + _LINE_SECONDS
             self._console.print(f"{self._done} of {self._total} rounds, {self._pace():.3g} rounds/s", highlight=False)
-
-    def _rest(self, run: RunInfo) -> int:
-        """Rounds a run that ended early will not make; the bar then still ends at its end."""
-        per_run = self._total // max(len(self._latest), 1)
-        return max(per_run - run.rounds_done, 0)
 
     def on_end(self, state: str) -> None:
         """Stop drawing."""
