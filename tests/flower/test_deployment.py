@@ -255,3 +255,25 @@ def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> No
     assert any(f.status == Status.LATE and "answered after" in f.reason for f in by_client["client-4"])
     assert all(f.reason for f in found)
     assert "client-2" not in by_client or {f.status for f in by_client["client-2"]} <= {Status.LATE, Status.MISSING}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_superlink_is_killed(kit: Any, tmp_path: Path) -> None:
+    """The ServerApp dies with it; nodes find the new one by themselves when it keeps its state in a file."""
+    app = small_app(tmp_path / "app")
+    journal = tmp_path / "journal"
+    config = {"rounds": 5, "cohort": 2, "wait-for": 2, "journal": str(journal)}
+    with kit.Loopback(tmp_path / "home", nodes=3, keep_state=True) as federation:
+        federation.start_run(app, config)
+        until("round 2", lambda: rounds_told(journal) >= 2, 200)
+        federation.kill_superlink()
+        federation.start_superlink()
+        done = federation.run(app, config, timeout=300)
+        assert done.status == 0 and "raised an exception" not in done.log, done.log
+    record = read_journal(journal)
+    assert Counter(row.round for row in record.cohorts()) == Counter(range(5))
+    assert record.table()[0].names == ("partition-0", "partition-1", "partition-2")
+    np.testing.assert_allclose(
+        load_file(tmp_path / "journal.checkpoints" / "round-000005.safetensors")["model/0"], np.full((2, 3), 5.0)
+    )

@@ -151,5 +151,6 @@ def test_a_deployment_of_eight_nodes(kit: Any, simulated: Path, tmp_path: Path) 
     with kit.Loopback(tmp_path / "home", nodes=8) as federation:
         done = federation.run(app, config, timeout=1000)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
+        assert "gave no losses" not in done.log and "brought no model" not in done.log, done.log
     for name in SELECTOR_NAMES:
         assert_same(simulated / f"{name}-s7.sqlite", tmp_path / "journals" / f"{name}.journal", rounds=2)
