@@ -147,6 +147,30 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(config, tmp_path):
     assert load(out).rounds.num_rows == status["rounds_done"] > 0
 
 
+def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(config, tmp_path):
+    change = ["-s", "run.rounds=60", "-s", "run.checkpoint_seconds=0.0"]
+    assert command("run", config, "--out", tmp_path / "whole", *change).returncode == 0
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedcohort.cli.app", "run", str(config), "--out", str(out), "--quiet", *change],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and len(list((out / "rounds").glob("part-*"))) < 10:
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert load(out).status["state"] == "running"  # nobody was left to say otherwise
+    assert command("run", "--resume", out, "--quiet").returncode == 0
+    tables = [load(path).rounds.drop_columns(["wall_seconds"]).to_pylist() for path in (out, tmp_path / "whole")]
+    one, other = (sorted(rows, key=lambda row: (row["run"], row["round"])) for rows in tables)
+    assert one == other
+
+
 def test_resume_continues_to_the_end(config, tmp_path):
     from fedcohort.simulate.config import read
     from fedcohort.simulate.listener import Listener

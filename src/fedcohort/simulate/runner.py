@@ -35,7 +35,7 @@ from fedcohort.simulate.run import check_plan
 from fedcohort.simulate.tables import override, read_table, to_toml
 
 _STATUS_SECONDS = 1.0
-_CHECKPOINT_SHARE = 0.05  # of the time; checkpoints of large models are written less often
+_CHECKPOINT_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +353,8 @@ class Simulation:
                 self._report("running", force=False)
                 if time.monotonic() >= due:
                     took = self._checkpoint(number, group)
-                    due = time.monotonic() + max(options.checkpoint_seconds, took / _CHECKPOINT_SHARE)
+                    pause = options.checkpoint_seconds
+                    due = time.monotonic() + (max(pause, took / _CHECKPOINT_SHARE) if pause else 0.0)
             self._checkpoint(number, group)
             return "finished" if group.done else "interrupted"
         finally:
