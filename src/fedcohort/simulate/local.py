@@ -121,9 +121,7 @@ class BatchPlan(NamedTuple):
     counts: IntArray  # (steps,) how many of a row are meant; the rest of a short row repeats positions of the epoch
 
 
-def batch_plan(  # noqa: PLR0917
-    seed: int, round: int, client: int, n: int, local: LocalTraining, steps: int | None = None
-) -> BatchPlan:
+def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining, steps: int | None = None) -> BatchPlan:
     """Draw the batches of one client in one round.
 
     An epoch is one shuffled pass over the n samples in ceil(n / B) batches, the last one short. Steps run on through

@@ -31,40 +31,39 @@ _EVALUATION_BATCH = 100  # samples of one forward pass: what stays in the cache
 class _Step:
     """One stage of the network; it keeps what its backward pass needs until the next forward pass."""
 
-    def forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError(type(self).__name__)
 
-    def backward(
-        self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor, below: bool
-    ) -> torch.Tensor | None:
+    def backward(self, delta: torch.Tensor, below: bool) -> torch.Tensor | None:
         """Write the gradient's part of this stage; return the derivative by its input if ``below`` needs it."""
         raise NotImplementedError(type(self).__name__)
 
 
-class _DenseStep(_Step):
-    def __init__(self, layer: Dense) -> None:
-        self.layer = layer
+class _WeightedStep(_Step):
+    """A stage with parameters, bound once to the vector it computes with and to the one its gradient goes to."""
 
-    def forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def __init__(self, layer: Dense | Convolution, vector: torch.Tensor, gradient: torch.Tensor) -> None:
+        self.weight, self.bias = layer.weight.of(vector), layer.bias.of(vector)
+        self.by_weight, self.by_bias = layer.weight.of(gradient), layer.bias.of(gradient)
+
+
+class _DenseStep(_WeightedStep):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.x = x
-        return torch.addmm(self.layer.bias.of(vector), x, self.layer.weight.of(vector).t())
+        return torch.addmm(self.bias, x, self.weight.t())
 
-    def backward(
-        self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor, below: bool
-    ) -> torch.Tensor | None:
-        torch.mm(delta.t(), self.x, out=self.layer.weight.of(gradient))
-        torch.sum(delta, 0, out=self.layer.bias.of(gradient))
-        return torch.mm(delta, self.layer.weight.of(vector)) if below else None
+    def backward(self, delta: torch.Tensor, below: bool) -> torch.Tensor | None:
+        torch.mm(delta.t(), self.x, out=self.by_weight)
+        torch.sum(delta, 0, out=self.by_bias)
+        return torch.mm(delta, self.weight) if below else None
 
 
 class _ReluStep(_Step):
-    def forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.y = x.relu_()
         return self.y
 
-    def backward(
-        self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor, below: bool
-    ) -> torch.Tensor | None:
+    def backward(self, delta: torch.Tensor, below: bool) -> torch.Tensor | None:
         result: torch.Tensor = _aten.threshold_backward(delta, self.y, 0)
         return result
 
@@ -73,15 +72,13 @@ class _PoolStep(_Step):
     def __init__(self, layer: Pool) -> None:
         self.kernel = list(layer.kernel)
 
-    def forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.x = x
         pooled, self.where = _aten.max_pool2d_with_indices(x, self.kernel, self.kernel)
         result: torch.Tensor = pooled
         return result
 
-    def backward(
-        self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor, below: bool
-    ) -> torch.Tensor | None:
+    def backward(self, delta: torch.Tensor, below: bool) -> torch.Tensor | None:
         result: torch.Tensor = _aten.max_pool2d_with_indices_backward(
             delta, self.x, self.kernel, self.kernel, [0, 0], [1, 1], False, self.where
         )
@@ -92,61 +89,46 @@ class _FlattenStep(_Step):
     def __init__(self, layer: Flatten) -> None:
         self.image = layer.image
 
-    def forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(len(x), -1)
 
-    def backward(
-        self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor, below: bool
-    ) -> torch.Tensor | None:
+    def backward(self, delta: torch.Tensor, below: bool) -> torch.Tensor | None:
         return delta.view(len(delta), *self.image).contiguous(memory_format=torch.channels_last)
 
 
-class _ConvolutionStep(_Step):
+class _ConvolutionStep(_WeightedStep):
     """Convolution, channels-last."""
 
-    def __init__(self, layer: Convolution) -> None:
-        self.layer = layer
+    def __init__(self, layer: Convolution, vector: torch.Tensor, gradient: torch.Tensor) -> None:
+        super().__init__(layer, vector, gradient)
+        self.padding = list(layer.padding)
         # With few input channels the library is faster the other way round where it computes their derivative.
         self.narrow = layer.image[0] < 16
 
-    def forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.x = x.contiguous(memory_format=torch.channels_last)
-        weight = self.layer.weight.of(vector)
-        return F.conv2d(self.x, weight, self.layer.bias.of(vector), padding=self.layer.padding)
+        return F.conv2d(self.x, self.weight, self.bias, padding=self.padding)
 
-    def backward(
-        self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor, below: bool
-    ) -> torch.Tensor | None:
-        weight = self.layer.weight.of(vector)
+    def backward(self, delta: torch.Tensor, below: bool) -> torch.Tensor | None:
         apart = below and self.narrow
-        back, by_weight, _ = self._backward(delta, self.x, weight, below and not apart, True)
-        self.layer.weight.of(gradient).copy_(by_weight)
-        torch.sum(delta, (0, 2, 3), out=self.layer.bias.of(gradient))
+        back, by_weight = self._backward(delta, self.x, below and not apart, True)
+        self.by_weight.copy_(by_weight)
+        torch.sum(delta, (0, 2, 3), out=self.by_bias)
         if apart:
-            back, _, _ = self._backward(delta.contiguous(), self.x.contiguous(), weight, True, False)
-        result: torch.Tensor | None = back
-        return result
+            back, _ = self._backward(delta.contiguous(), self.x, True, False)
+        return back
 
     def _backward(
-        self, delta: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, by_input: bool, by_weight: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _aten.convolution_backward(
-            delta,
-            x,
-            weight,
-            None,
-            [1, 1],
-            list(self.layer.padding),
-            [1, 1],
-            False,
-            [0, 0],
-            1,
-            [by_input, by_weight, False],
+        self, delta: torch.Tensor, x: torch.Tensor, by_input: bool, by_weight: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wanted = [by_input, by_weight, False]
+        result = _aten.convolution_backward(
+            delta, x, self.weight, None, [1, 1], self.padding, [1, 1], False, [0, 0], 1, wanted
         )
-        return result
+        return result[0], result[1]
 
 
-class _BlockStep(_Step):
+class _BlockStep(_WeightedStep):
     """First convolution, 2x2 pooling and ReLU together, on an image stored as 2x2 blocks of pixels.
 
     With s = 2, output (2i + a, 2j + b) of kernel o is the sum over blocks (i + m, j + n), pixels (c, d) of a block and
@@ -154,7 +136,8 @@ class _BlockStep(_Step):
     whose outputs are numbered by (a, b, o).
     """
 
-    def __init__(self, layer: Convolution) -> None:
+    def __init__(self, layer: Convolution, vector: torch.Tensor, gradient: torch.Tensor) -> None:
+        super().__init__(layer, vector, gradient)
         channels, height, width = layer.image
         outputs = layer.result[0]
         rows, columns = layer.kernel
@@ -198,24 +181,19 @@ class _BlockStep(_Step):
         index = np.arange(channels * height * width).reshape(channels, height // 2, 2, width // 2, 2)
         return np.ascontiguousarray(index.transpose(2, 4, 0, 1, 3).reshape(-1))
 
-    def forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.x = x.view(len(x), *self.image)
-        self.padded[:-1] = self.layer.weight.of(vector).reshape(-1)
+        self.padded[:-1] = self.weight.view(-1)
         self.kernel = self.padded.index_select(0, self.source).view(self.shape)
-        self.z = F.conv2d(self.x, self.kernel, self.layer.bias.of(vector).repeat(4))
+        self.z = F.conv2d(self.x, self.kernel, self.bias.repeat(4))
         # Pooling before ReLU is the same as after it, on a quarter of the numbers.
         self.z = self.z.view(len(x), 4, -1)
         self.y = torch.amax(self.z, 1).relu_()
         return self.y.view(len(x), self.shape[0] // 4, self.layer.result[1] // 2, self.layer.result[2] // 2)
 
-    def backward(
-        self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor, below: bool
-    ) -> torch.Tensor | None:
-        delta = delta.contiguous()
-        torch.sum(
-            _aten.threshold_backward(delta, self.y.view_as(delta), 0), (0, 2, 3), out=self.layer.bias.of(gradient)
-        )
-        rest = _aten.threshold_backward(delta.view_as(self.y), self.y, 0)
+    def backward(self, delta: torch.Tensor, below: bool) -> torch.Tensor | None:
+        rest = _aten.threshold_backward(delta.contiguous().view_as(self.y), self.y, 0)
+        torch.sum(rest.view(len(rest), len(self.bias), -1), (0, 2), out=self.by_bias)
         # The first maximum of a window gets it all, as in torch; z is overwritten by its derivative.
         for position in range(3):
             mine = self.z[:, position]
@@ -228,7 +206,7 @@ class _BlockStep(_Step):
             spread, self.x, self.kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
         )
         folded = by_kernel.reshape(-1).index_select(0, self.places).view(-1, 4).sum(1)
-        self.layer.weight.of(gradient).copy_(folded.view(self.layer.weight.shape))
+        self.by_weight.copy_(folded.view(self.weight.shape))
         return None
 
 
@@ -237,39 +215,41 @@ class ConvolutionalProgram(Program):
 
     def __init__(self, flat: FlatModel, sample: tuple[int, ...], local: LocalTraining, layers: list[Layer]) -> None:
         super().__init__(flat, sample, local)
+        self._vectors: dict[str, torch.Tensor] = {}
+        self._rows = torch.empty(0)
+        bound = self._vector("weights"), self._vector("gradient")
         self.steps: list[_Step] = []
         if _BlockStep.fits(layers):
             assert isinstance(layers[0], Convolution)
-            block = _BlockStep(layers[0])
+            block = _BlockStep(layers[0], *bound)
             self.order = block.order()
             self.steps.append(block)
             layers = layers[3:]
         for layer in layers:
             if isinstance(layer, Dense):
-                self.steps.append(_DenseStep(layer))
+                self.steps.append(_DenseStep(layer, *bound))
             elif isinstance(layer, Convolution):
-                self.steps.append(_ConvolutionStep(layer))
+                self.steps.append(_ConvolutionStep(layer, *bound))
             elif isinstance(layer, Pool):
                 self.steps.append(_PoolStep(layer))
             elif isinstance(layer, Flatten):
                 self.steps.append(_FlattenStep(layer))
             else:
                 self.steps.append(_ReluStep())
-        self._rows = torch.empty(0)
-        self._vectors: dict[str, torch.Tensor] = {}
 
-    def _forward(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        if not isinstance(self.steps[0], _BlockStep):
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.order is None:
             x = x.view(len(x), *self.sample)
         for step in self.steps:
-            x = step.forward(vector, x)
+            x = step.forward(x)
         return x
 
-    def _backward(self, vector: torch.Tensor, delta: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _backward(self, delta: torch.Tensor) -> None:
+        """Fill the gradient."""
         derivative: torch.Tensor | None = delta
         for position in range(len(self.steps) - 1, -1, -1):
             assert derivative is not None
-            derivative = self.steps[position].backward(vector, derivative, gradient, position > 0)
+            derivative = self.steps[position].backward(derivative, position > 0)
 
     def _vector(self, purpose: str) -> torch.Tensor:
         if purpose not in self._vectors:
@@ -283,14 +263,14 @@ class ConvolutionalProgram(Program):
 
     def _train_one(self, task: TrainTask, job: int, store: Store) -> None:
         table, local = task.table, self.local
-        vector = task.out[job]
-        vector.copy_(task.models[table.run[job]])
+        vector = self._vector("weights").copy_(task.models[table.run[job]])
         if table.steps[job] == 0:
+            task.out[job] = vector
             return
         plan, rates = table.plan(job, local), table.rates(job, local)
         first, n = int(table.first[job]), int(table.n[job])
         positions, labels = store.sample[first : first + n], store.label[first : first + n]
-        pseudo = self.scores(vector, store.x[positions]).argmax(0) if local.loss == "robust" else None
+        pseudo = self._scores(store.x[positions]).argmax(0) if local.loss == "robust" else None
         gradient = self._vector("gradient")
         pull = self._pull(task, job, vector)
         velocity = self._vector("velocity").zero_() if local.momentum else None
@@ -302,13 +282,15 @@ class ConvolutionalProgram(Program):
             batch = torch.from_numpy(plan.indices[step, :count])
             x = torch.index_select(store.x, 0, positions[batch], out=self._rows[:count])
             y, z = labels[batch], None if pseudo is None else pseudo[batch]
-            logits = self._forward(vector, x)
+            logits = self._forward(x)
             if step == 0:
                 task.first_loss[job] = float(sample_losses(logits, y, z, local).mean())
             delta = logit_derivative(logits, y, z, local).mul_(1 / count)
-            self._backward(vector, delta, gradient)
+            self._backward(delta)
             if velocity is None:
-                vector.mul_(1 - rate * decay).add_(gradient, alpha=-rate)
+                if decay:
+                    vector.mul_(1 - rate * decay)
+                vector.add_(gradient, alpha=-rate)
                 if pull is not None:
                     vector.add_(pull, alpha=rate)
             else:
@@ -318,6 +300,7 @@ class ConvolutionalProgram(Program):
                 if pull is not None:
                     velocity.sub_(pull)
                 vector.add_(velocity, alpha=-rate)
+        task.out[job] = vector
 
     def _pull(self, task: TrainTask, job: int, start: torch.Tensor) -> torch.Tensor | None:
         """Return the part of the gradient that stays the same for the whole round, prox * w_global - correction."""
@@ -328,15 +311,18 @@ class ConvolutionalProgram(Program):
 
     def scores(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the transposed logits (C, n)."""
-        parts = [self._forward(vector, part) for part in torch.split(x, _EVALUATION_BATCH)]
-        return torch.cat(parts).t().contiguous()
+        self._vector("weights").copy_(vector)
+        return self._scores(x)
+
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self._forward(part) for part in torch.split(x, _EVALUATION_BATCH)]).t().contiguous()
 
     def gradient(self, vector: torch.Tensor, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
         """Write the full-batch gradient, summed over chunks."""
-        out.zero_()
+        self._vector("weights").copy_(vector)
         part = self._vector("gradient")
+        out.zero_()
         chunks = zip(torch.split(x, _EVALUATION_BATCH), torch.split(y, _EVALUATION_BATCH), strict=True)
         for rows, labels in chunks:
-            delta = logit_derivative(self._forward(vector, rows), labels, None, self.local).mul_(1 / len(x))
-            self._backward(vector, delta, part)
+            self._backward(logit_derivative(self._forward(rows), labels, None, self.local).mul_(1 / len(x)))
             out.add_(part)

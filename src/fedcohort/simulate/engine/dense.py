@@ -14,15 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedcohort.arrays import IntArray
+from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import TrainTask
 from fedcohort.simulate.engine.layers import Dense, Layer, Relu
+from fedcohort.simulate.engine.losses import sample_losses
 from fedcohort.simulate.engine.program import CHUNK, Program
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import BatchPlan, LocalTraining
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
+_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 _BATCHED_BELOW = 2**18  # multiply-adds of a first-layer product under which one batched call beats one call per job
 _TARGET_ELEMENTS = 2**18  # one-hot targets prepared at a time
 
@@ -49,41 +51,38 @@ class _Views:
     hidden_t: list[torch.Tensor]  # the same, (g, w, units)
     delta: list[torch.Tensor]  # (g, units, w) derivatives of the loss, all in one tensor
     delta_all: torch.Tensor  # (g, all units, w)
+    sums: torch.Tensor  # (g, all units) of delta_all over the batch
+    sum: list[torch.Tensor]  # the same, (g, units, 1)
     probability: torch.Tensor  # (g, C, w)
-    hidden_0: dict[tuple[int, int], torch.Tensor]  # (job, columns) -> part of hidden[0]
-    delta_0: dict[tuple[int, int], torch.Tensor]
+    products: dict[tuple[int, ...], list[_Operands]]  # batch sizes -> operands of the first layer
+    call: int = -1  # the call that has cleared the buffers
 
 
 class _Weights:
-    """Flat vectors of g jobs in the program's own order (all weights, then all biases), seen layer by layer."""
+    """Flat vectors of g jobs, seen layer by layer, and for each number of jobs still active."""
 
     def __init__(self, sides: list[int], g: int) -> None:
         pairs = list(itertools.pairwise(sides))
-        self.units = sum(sides[1:])
-        self.n_weights = sum(a * b for a, b in pairs)
-        size = self.n_weights + self.units
-        self.flat = torch.zeros(g, -(-size // 16) * 16)
-        self.weight: list[torch.Tensor] = []
-        self.bias: list[torch.Tensor] = []
-        offset, row = 0, 0
-        self.biases = self.flat[:, self.n_weights : size]
-        for inputs, outputs in pairs:
-            self.weight.append(self.flat[:, offset : offset + inputs * outputs].view(g, outputs, inputs))
-            self.bias.append(self.biases[:, row : row + outputs].unsqueeze(2))
-            offset += inputs * outputs
-            row += outputs
-        self.weight_t = [w.transpose(1, 2) for w in self.weight]
-        self.weight_0 = list(self.weight[0].unbind(0))
-        self.bias_0 = list(self.bias[0].unbind(0))
+        self.size = sum(a * b + b for a, b in pairs)
+        self.buffer = torch.zeros(g, -(-self.size // 16) * 16)
+        self.flat = self.buffer[:, : self.size]
+        self.active: list[_ActiveWeights] = []
+        for active in range(g + 1):
+            weight, bias, offset = [], [], 0
+            for inputs, outputs in pairs:
+                end = offset + inputs * outputs
+                weight.append(self.buffer[:active, offset:end].view(active, outputs, inputs))
+                bias.append(self.buffer[:active, end : end + outputs].unsqueeze(2))
+                offset = end + outputs
+            self.active.append(_ActiveWeights(self.buffer[:active], weight, [w.transpose(1, 2) for w in weight], bias))
 
-    def parts(self, vector: torch.Tensor, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pair the pieces of ``vector`` (P,), in the module's order, with those of ``row``."""
-        result, offset = [], 0
-        for weight, bias in zip(self.weight, self.bias, strict=True):
-            for mine in (weight[row], bias[row, :, 0]):
-                result.append((vector[offset : offset + mine.numel()].view(mine.shape), mine))
-                offset += mine.numel()
-        return result
+
+@dataclass
+class _ActiveWeights:
+    flat: torch.Tensor  # (active, padded P)
+    weight: list[torch.Tensor]  # (active, outputs, inputs)
+    weight_t: list[torch.Tensor]  # (active, inputs, outputs)
+    bias: list[torch.Tensor]  # (active, outputs, 1)
 
 
 class DenseProgram(Program):
@@ -92,13 +91,12 @@ class DenseProgram(Program):
     def __init__(self, flat: FlatModel, sample: tuple[int, ...], local: LocalTraining, sides: list[int]) -> None:
         super().__init__(flat, sample, local)
         self.sides = sides
-        width = local.batch_size
-        self.batched = sides[0] * sides[1] * width < _BATCHED_BELOW
+        self.batched = sides[0] * sides[1] * local.batch_size < _BATCHED_BELOW
         self.group_size = 16 if self.batched else 5
         self._weights: dict[tuple[str, int], _Weights] = {}
         self._views: dict[tuple[int, int], _Views] = {}
         self._rows = torch.empty(0, sides[0])  # the gathered samples of one step
-        self._row_views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._calls = 0
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
@@ -111,36 +109,48 @@ class DenseProgram(Program):
     def _buffers(self, g: int, w: int) -> _Views:
         key = (g, w)
         if key not in self._views:
-            if len(self._views) > 64:
+            if len(self._views) > 256:
                 self._views.clear()
             units = self.sides[1:]
             hidden = [torch.zeros(g, count, w) for count in units]
-            delta_all = torch.zeros(g, sum(units), w)
+            delta_all, sums = torch.zeros(g, sum(units), w), torch.zeros(g, sum(units))
             self._views[key] = _Views(
-                hidden,
-                [h.transpose(1, 2) for h in hidden],
-                list(torch.split(delta_all, units, 1)),
-                delta_all,
-                torch.zeros(g, units[-1], w),
-                {},
-                {},
+                hidden=hidden,
+                hidden_t=[h.transpose(1, 2) for h in hidden],
+                delta=list(torch.split(delta_all, units, 1)),
+                delta_all=delta_all,
+                sums=sums,
+                sum=[part.unsqueeze(2) for part in torch.split(sums, units, 1)],
+                probability=torch.zeros(g, units[-1], w),
+                products={},
             )
-        return self._views[key]
+        views = self._views[key]
+        if views.call != self._calls:
+            # Columns beyond a short batch keep what was there; it must be finite, and never another job's NaN.
+            views.hidden[0].zero_()
+            views.call = self._calls
+        return views
 
-    def _sample_rows(self, count: int) -> torch.Tensor:
-        if len(self._rows) < count:
-            self._rows = torch.empty(count, self.sides[0])
-            self._row_views.clear()
-        return self._rows[:count]
+    def _gather(self, store: Store, positions: torch.Tensor) -> torch.Tensor:
+        if len(self._rows) < len(positions):
+            self._rows = torch.empty(len(positions), self.sides[0])
+            for views in self._views.values():
+                views.products.clear()
+        return torch.index_select(store.x, 0, positions, out=self._rows[: len(positions)])
 
-    def _rows_of(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        key = (start, count)
-        if key not in self._row_views:
-            if len(self._row_views) > 4096:
-                self._row_views.clear()
-            rows = self._rows[start : start + count]
-            self._row_views[key] = (rows, rows.t())
-        return self._row_views[key]
+    def _products(self, views: _Views, counts: tuple[int, ...]) -> list[_Operands]:
+        """Return, for each job, its rows, their transpose, and its columns of the first layer's buffers."""
+        if counts not in views.products:
+            if len(views.products) > 64:
+                views.products.clear()
+            operands: list[_Operands] = []
+            start = 0
+            for job, count in enumerate(counts):
+                rows = self._rows[start : start + count]
+                operands.append((rows, rows.t(), views.hidden[0][job, :, :count], views.delta[0][job, :, :count]))
+                start += count
+            views.products[counts] = operands
+        return views.products[counts]
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -148,44 +158,45 @@ class DenseProgram(Program):
         """Train the group in lock-step; a job that has done its steps drops out of the batch."""
         table, jobs = task.table, task.jobs
         g = len(jobs)
+        self._calls += 1
         weights = self._vectors("weights", g)
         for row, job in enumerate(jobs):
-            for source, mine in weights.parts(task.models[table.run[job]], row):
-                mine.copy_(source)
-        pull = self._pull(task, weights)
-        speed = None
-        if self.local.momentum:
-            speed = self._vectors("momentum", g)
-            speed.flat.zero_()
+            weights.flat[row] = task.models[table.run[job]]
         steps = table.steps[jobs]
         if steps[0]:
-            plans = [table.plan(int(job), self.local) for job in jobs]
-            pseudo = self._pseudo_labels(task, store) if self.local.loss == "robust" else None
-            batches = _Batches(table.first[jobs], plans, store, pseudo)
+            pull = self._pull(task, weights)
+            speed = None
+            if self.local.momentum:
+                speed = self._vectors("momentum", g)
+                speed.buffer.zero_()
             rates = table.rates(int(jobs[0]), self.local)
-            for step in range(int(steps[0])):
-                active = g if steps[-1] > step else int((steps > step).sum())
-                first = task.first_loss if step == 0 else None
-                self._step(
-                    weights, speed, pull, batches, step, active, float(rates[step]), task.prox, store, first, jobs
-                )
+            pseudo = self._pseudo_labels(task, store) if self.local.loss == "robust" else None
+            batches = _Batches(
+                table.first[jobs],
+                [table.plan(int(job), self.local) for job in jobs],
+                np.ones_like(rates) if self.local.momentum else rates,
+                store,
+                pseudo,
+            )
+            group = _Group(weights, speed, pull, batches, task.prox, store)
+            for step, rate in enumerate(rates.tolist()):
+                logits = self._step(group, step, rate)
+                if step == 0:
+                    losses = batches.loss(logits, float(rates[0]) if not self.local.momentum else 1.0, self.local)
+                    task.first_loss[jobs[: len(losses)]] = losses.tolist()
         for row, job in enumerate(jobs):
-            for result, mine in weights.parts(task.out[job], row):
-                result.copy_(mine)
+            task.out[job] = weights.flat[row]
 
-    def _pull(self, task: TrainTask, weights: _Weights) -> torch.Tensor | None:
+    def _pull(self, task: TrainTask, weights: _Weights) -> _Weights | None:
         """Return the part of the gradient that stays the same for the whole round, prox * w_global - correction."""
         if not task.prox and task.correction is None:
             return None
-        constant = self._vectors("pull", len(task.jobs))
-        constant.flat.zero_()
-        if task.prox:
-            constant.flat.add_(weights.flat, alpha=task.prox)
+        pull = self._vectors("pull", len(task.jobs))
+        torch.mul(weights.buffer, task.prox, out=pull.buffer)
         if task.correction is not None:
             for row, job in enumerate(task.jobs):
-                for source, mine in constant.parts(task.correction[job], row):
-                    mine.sub_(source)
-        return constant.flat
+                pull.flat[row] -= task.correction[job]
+        return pull
 
     def _pseudo_labels(self, task: TrainTask, store: Store) -> list[torch.Tensor]:
         labels = []
@@ -195,107 +206,68 @@ class DenseProgram(Program):
             labels.append(self.scores(task.models[task.table.run[job]], x).argmax(0))
         return labels
 
-    def _step(
-        self,
-        weights: _Weights,
-        speed: _Weights | None,
-        pull: torch.Tensor | None,
-        batches: _Batches,
-        step: int,
-        active: int,
-        rate: float,
-        prox: float,
-        store: Store,
-        first_loss: np.ndarray | None,
-        jobs: IntArray,
-    ) -> None:
-        counts = batches.counts[step][:active]
-        w = max(counts)
+    def _step(self, group: _Group, step: int, rate: float) -> torch.Tensor:
+        """Do one SGD step of the jobs that have one; return their logits (active, C, w)."""
+        batches, speed = group.batches, group.speed
+        counts = batches.counts[step]
+        active, w = len(counts), batches.widths[step]
         views = self._buffers(active, w)
         hidden, delta = views.hidden, views.delta
         last = len(hidden) - 1
-        whole = active == len(jobs)
-        weight = weights.weight if whole else [m[:active] for m in weights.weight]
-        bias = weights.bias if whole else [b[:active] for b in weights.bias]
+        mine = group.weights.active[active]
 
         # Forward.
-        positions, padded = batches.positions(step, active, w, self.batched)
-        rows = self._sample_rows(len(positions))
-        torch.index_select(store.x, 0, positions, out=rows)
+        rows = self._gather(store=group.store, positions=batches.positions(step, self.batched))
         if self.batched:
             x = rows.view(active, w, -1)
-            torch.baddbmm(bias[0], weight[0], x.transpose(1, 2), out=hidden[0])
+            torch.baddbmm(mine.bias[0], mine.weight[0], x.transpose(1, 2), out=hidden[0])
         else:
-            start = 0
-            for job, count in enumerate(counts):
-                torch.addmm(
-                    weights.bias_0[job],
-                    weights.weight_0[job],
-                    self._rows_of(start, count)[1],
-                    out=self._part(views.hidden_0, hidden[0], job, count),
-                )
-                start += count
+            products = self._products(views, counts)
+            for bias, weight, (_, x_t, out, _) in zip(mine.bias[0], mine.weight[0], products, strict=True):
+                torch.addmm(bias, weight, x_t, out=out)
         for layer in range(last):
             hidden[layer].relu_()
-            torch.baddbmm(bias[layer + 1], weight[layer + 1], hidden[layer], out=hidden[layer + 1])
+            torch.baddbmm(mine.bias[layer + 1], mine.weight[layer + 1], hidden[layer], out=hidden[layer + 1])
+
+        # Derivative by the logits; without momentum its weights hold the learning rate, and the products below step.
         torch.softmax(hidden[last], 1, out=views.probability)
-
-        # Derivative by the logits, times the step's factor: the rate itself where the step is part of the product.
-        factor = 1.0 if speed is not None else rate
-        scale, target = batches.targets(step, active, w, self.sides[-1], padded)
-        if first_loss is not None:
-            first_loss[jobs[:active]] = batches.loss(hidden[last], step, active, w, self.local).tolist()
+        scale = batches.scale[step, :active, :, :w]
         if batches.pseudo is None:
-            torch.mul(views.probability, scale * factor, out=delta[last])
-            delta[last].sub_(target, alpha=factor)
+            torch.mul(views.probability, scale, out=delta[last])
+            delta[last].sub_(batches.target(step, self.sides[-1])[:active, :, :w])
         else:
-            delta[last].copy_(batches.robust_delta(views.probability, target, step, active, w, self.local))
-            delta[last].mul_(scale * factor)
+            torch.mul(batches.robust_delta(views.probability, step, self.local), scale, out=delta[last])
 
-        # Backward, each layer's weights updated as soon as nothing below needs them.
+        # Backward, each layer's weights moved as soon as nothing below needs them.
+        decay = self.local.weight_decay + group.prox
         if speed is None:
-            moved, keep, sign = weights, 1.0 - rate * (self.local.weight_decay + prox), -1.0
+            moved, keep, sign = mine, 1.0 - rate * decay, -1.0
         else:
-            moved, keep, sign = speed, self.local.momentum, 1.0
-        moved_weight = moved.weight if whole else [m[:active] for m in moved.weight]
-        weight_t = weights.weight_t if whole else [m[:active] for m in weights.weight_t]
+            moved, keep, sign = speed.active[active], self.local.momentum, 1.0
         for layer in range(last, 0, -1):
             below = delta[layer - 1]
-            torch.bmm(weight_t[layer], delta[layer], out=below)
-            moved_weight[layer].baddbmm_(delta[layer], views.hidden_t[layer - 1], beta=keep, alpha=sign)
+            torch.bmm(mine.weight_t[layer], delta[layer], out=below)
+            moved.weight[layer].baddbmm_(delta[layer], views.hidden_t[layer - 1], beta=keep, alpha=sign)
             _threshold_backward(below, hidden[layer - 1], 0, grad_input=below)
         if self.batched:
-            moved_weight[0].baddbmm_(delta[0], rows.view(active, w, -1), beta=keep, alpha=sign)
+            moved.weight[0].baddbmm_(delta[0], rows.view(active, w, -1), beta=keep, alpha=sign)
         else:
-            start = 0
-            for job, count in enumerate(counts):
-                moved.weight_0[job].addmm_(
-                    self._part(views.delta_0, delta[0], job, count),
-                    self._rows_of(start, count)[0],
-                    beta=keep,
-                    alpha=sign,
-                )
-                start += count
-        moved.biases[:active].mul_(keep).add_(views.delta_all.sum(2), alpha=sign)
+            for weight, (x, _, _, by_hidden) in zip(moved.weight[0], products, strict=True):
+                weight.addmm_(by_hidden, x, beta=keep, alpha=sign)
+        torch.sum(views.delta_all, 2, out=views.sums)
+        for bias, total in zip(moved.bias, views.sum, strict=True):
+            if keep != 1.0:
+                bias.mul_(keep)
+            bias.add_(total, alpha=sign)
         if speed is not None:
-            velocity, flat = speed.flat[:active], weights.flat[:active]
-            if self.local.weight_decay or prox:
-                velocity.add_(flat, alpha=self.local.weight_decay + prox)
-            if pull is not None:
-                velocity.sub_(pull[:active])
-            flat.add_(velocity, alpha=-rate)
-        elif pull is not None:
-            weights.flat[:active].add_(pull[:active], alpha=rate)
-
-    @staticmethod
-    def _part(cache: dict[tuple[int, int], torch.Tensor], buffer: torch.Tensor, job: int, count: int) -> torch.Tensor:
-        """Return the first ``count`` columns of one job; the columns beyond hold zeros, never another job's numbers."""
-        key = (job, count)
-        if key not in cache:
-            cache[key] = buffer[job, :, :count]
-        if count < buffer.shape[2]:
-            buffer[job, :, count:].zero_()
-        return cache[key]
+            if decay:
+                moved.flat.add_(mine.flat, alpha=decay)
+            if group.pull is not None:
+                moved.flat.sub_(group.pull.active[active].flat)
+            mine.flat.add_(moved.flat, alpha=-rate)
+        elif group.pull is not None:
+            mine.flat.add_(group.pull.active[active].flat, alpha=rate)
+        return hidden[last]
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -343,45 +315,50 @@ class DenseProgram(Program):
 
 
 class _Batches:
-    """The batches of a group: rows of the data, labels and weights of every step."""
+    """The batches of a group: rows of the data, labels and weights of every step. Jobs are in order of their steps."""
 
     def __init__(
-        self, first: IntArray, plans: list[BatchPlan], store: Store, pseudo: list[torch.Tensor] | None
+        self,
+        first: IntArray,
+        plans: list[BatchPlan],
+        factor: FloatArray,
+        store: Store,
+        pseudo: list[torch.Tensor] | None,
     ) -> None:
-        longest = max(len(plan.counts) for plan in plans)
-        self.widest = max(plan.indices.shape[1] if plan.indices.size else 0 for plan in plans)
-        g = len(plans)
-        slots = np.zeros((longest, g, self.widest), dtype=np.int64)
-        count = np.zeros((longest, g), dtype=np.int64)
+        longest, widest = plans[0].indices.shape[0], max(plan.indices.shape[-1] for plan in plans)
+        slots = np.zeros((longest, len(plans), widest), dtype=np.int64)
+        count = np.zeros((longest, len(plans)), dtype=np.int64)
         for row, (start, plan) in enumerate(zip(first, plans, strict=True)):
             done, width = plan.indices.shape
-            slots[:done, row, :width] = plan.indices
-            slots[:done, row] += start
+            mine = slots[:done, row]
+            mine[:, :width] = plan.indices
+            mine += start
             count[:done, row] = plan.counts
+        inside = np.arange(widest) < count[:, :, None]
+        self.counts = [tuple(c for c in row if c) for row in count.tolist()]  # (steps) of the active jobs
+        self.widths = [max(row) for row in self.counts]
+        self._ends = np.cumsum([0, *map(sum, self.counts)]).tolist()
         every = torch.from_numpy(slots)
         self.position = store.sample[every]  # (steps, g, widest)
+        self._exact = store.sample[torch.from_numpy(slots[inside])]  # those of all batches, one after the other
         self.label = store.label[every]
         self.pseudo: torch.Tensor | None = None
         if pseudo is not None:
-            local = torch.from_numpy(slots - np.asarray(first)[None, :, None])
+            local = torch.from_numpy(slots - np.where(count > 0, first, 0)[:, :, None])
             self.pseudo = torch.stack([labels[local[:, row]] for row, labels in enumerate(pseudo)], 1)
-        self.counts: list[list[int]] = count.tolist()
-        self.count = count
-        inside = np.arange(self.widest) < count[:, :, None]
-        self.scale = torch.from_numpy((inside / np.maximum(count, 1)[:, :, None]).astype(np.float32)).unsqueeze(2)
+        scale = inside * (factor[:, None] / np.maximum(count, 1))[:, :, None]
+        self.scale = torch.from_numpy(scale.astype(np.float32)).unsqueeze(2)  # (steps, g, 1, widest)
         self._from, self._until = 0, 0  # the steps whose targets are ready
         self._target = torch.empty(0)
 
-    def positions(self, step: int, active: int, w: int, padded: bool) -> tuple[torch.Tensor, bool]:
-        """Return the rows a step gathers: w of each job when ``padded``, else as many as each job's batch has."""
-        rows = self.position[step, :active, :w]
-        counts = self.counts[step][:active]
-        if padded or min(counts) == w:
-            return rows.reshape(-1), padded
-        return torch.cat([rows[job, :count] for job, count in enumerate(counts)]), padded
+    def positions(self, step: int, padded: bool) -> torch.Tensor:
+        """Return the rows a step gathers: equally many of each job when ``padded``, else exactly the batches."""
+        if padded:
+            return self.position[step, : len(self.counts[step]), : self.widths[step]].reshape(-1)
+        return self._exact[self._ends[step] : self._ends[step + 1]]
 
-    def targets(self, step: int, active: int, w: int, classes: int, padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weight of each sample (active, 1, w) and the weighted one-hot labels (active, C, w)."""
+    def target(self, step: int, classes: int) -> torch.Tensor:
+        """Return the weighted one-hot labels (g, C, widest)."""
         if not self._from <= step < self._until:
             steps, g, widest = self.label.shape
             self._from = step
@@ -389,17 +366,16 @@ class _Batches:
             part = slice(self._from, self._until)
             self._target = torch.zeros(self._until - self._from, g, classes, widest)
             self._target.scatter_(2, self.label[part].unsqueeze(2), self.scale[part])
-        return self.scale[step, :active, :, :w], self._target[step - self._from, :active, :, :w]
+        return self._target[step - self._from]
 
-    def robust_delta(
-        self, p: torch.Tensor, target: torch.Tensor, step: int, active: int, w: int, local: LocalTraining
-    ) -> torch.Tensor:
-        """Return the derivative of FLASH's loss of each sample by the logits, (active, C, w).
+    def robust_delta(self, p: torch.Tensor, step: int, local: LocalTraining) -> torch.Tensor:
+        """Return the derivative of FLASH's loss of each sample by the logits, (active, C, w), from the softmax p.
 
         With q the probability of the label y and A = log 0:
         (1 + alpha) p - e_y - alpha e_z + beta A q (e_y - p).
         """
         assert self.pseudo is not None
+        active, _, w = p.shape
         labels = self.label[step, :active, None, :w]
         strength = local.robust_beta * local.robust_log_zero * p.gather(1, labels)
         delta = p * (1 + local.robust_alpha - strength)
@@ -407,12 +383,21 @@ class _Batches:
         pseudo = self.pseudo[step, :active, None, :w]
         return delta.scatter_add_(1, pseudo, torch.full_like(strength, -local.robust_alpha))
 
-    def loss(self, logits: torch.Tensor, step: int, active: int, w: int, local: LocalTraining) -> torch.Tensor:
-        """Return each job's mean loss of a step, (active,)."""
-        normaliser = logits.logsumexp(1, keepdim=True)
-        by_label = normaliser - logits.gather(1, self.label[step, :active, None, :w])
-        if self.pseudo is not None:
-            by_pseudo = normaliser - logits.gather(1, self.pseudo[step, :active, None, :w])
-            reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
-            by_label = by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
-        return (by_label * self.scale[step, :active, :, :w]).sum((1, 2))
+    def loss(self, logits: torch.Tensor, factor: float, local: LocalTraining) -> torch.Tensor:
+        """Return each job's mean loss of the first step, (active,), given its transposed logits (active, C, w)."""
+        active, _, w = logits.shape
+        pseudo = None if self.pseudo is None else self.pseudo[0, :active, :w]
+        losses = sample_losses(logits.transpose(1, 2), self.label[0, :active, :w], pseudo, local)
+        return (losses * self.scale[0, :active, 0, :w]).sum(1) / factor
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What the steps of one group share."""
+
+    weights: _Weights
+    speed: _Weights | None
+    pull: _Weights | None
+    batches: _Batches
+    prox: float
+    store: Store
