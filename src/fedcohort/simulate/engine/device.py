@@ -17,7 +17,8 @@ import torch
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.losses import logit_derivative, sample_losses
-from fedcohort.simulate.engine.stacked import Saved, StackedNet
+from fedcohort.simulate.engine.kernels import cuda_kernels
+from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
 
@@ -80,6 +81,10 @@ class DeviceProgram:
         self.graphs = graphs and device.type == "cuda"
         self.tf32 = tf32
         self.x = store.x.to(device)
+        if net.features is not None:
+            self.x = self.x.index_select(1, net.features.to(device))
+        if device.type == "cuda" and isinstance(net, LayerNet):
+            net.use(cuda_kernels(torch.cuda.current_device() if device.index is None else device.index))
         self.sample = store.sample.to(device)
         self.label = store.label.to(device)
         self.y_test = store.y_test.to(device)
@@ -212,11 +217,11 @@ class DeviceProgram:
                     t.pseudo[:, job] = labels[inside[:, job]]
 
     def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> list[torch.Tensor]:
-        result = []
-        for run, first, n in zip(table.run.tolist(), table.first.tolist(), table.n.tolist(), strict=True):
-            logits = self._logits(models[run : run + 1], self.sample[first : first + n]) if n else None
-            result.append(torch.zeros(0, dtype=torch.int64) if logits is None else logits[0].argmax(1))
-        return result
+        labels = [torch.zeros(0, dtype=torch.int64, device=self.device)] * len(table.run)
+        for part, logits, _, _ in self._padded(models, table.run, table.first, table.n):
+            for job, found in zip(part.tolist(), logits.argmax(2), strict=True):
+                labels[job] = found[: table.n[job]]
+        return labels
 
     def _unroll(self, t: _Tables, prox: float) -> None:
         """Do the U steps of the tables, for all jobs; a job that is done has rate 0."""
@@ -309,32 +314,99 @@ class DeviceProgram:
     ) -> FloatArray:
         """Return (Q, 4): loss, validation loss, robust loss, pseudo-label loss; see the engine."""
         out = torch.full((len(queries), 4), float("nan"), dtype=torch.float64, device=self.device)
-        ours = wanted["train"] or wanted["robust"] or wanted["pseudo"]
-        for run in np.unique(queries[:, 0]):
-            mine = np.flatnonzero(queries[:, 0] == run)
-            model = models[run : run + 1]
-            if ours:
-                first, n = queries[mine, 1], queries[mine, 2]
-                keep = mine[n > 0]
-                if len(keep):
-                    slots, owner, sizes = _spans(first[n > 0], n[n > 0], self.device)
-                    by_label, logits = self._cross_entropy(model, slots)
-                    out[keep, 0] = _means(by_label, owner, sizes)
-                    if wanted["robust"] or wanted["pseudo"]:
-                        teacher = logits
-                        if pseudo_models is not None:
-                            teacher = self._logits(pseudo_models[run : run + 1], self.sample[slots])[0]
-                        labels = teacher.argmax(1)
-                        robust = sample_losses(logits, self.label[slots], labels, self.local)
-                        out[keep, 2] = _means(robust, owner, sizes)
-                        out[keep, 3] = _means(sample_losses(logits, labels, None, self.local), owner, sizes)
-            if wanted["validation"]:
-                first, n = queries[mine, 1] + queries[mine, 2], queries[mine, 3] - queries[mine, 2]
-                keep = mine[n > 0]
-                if len(keep):
-                    slots, owner, sizes = _spans(first[n > 0], n[n > 0], self.device)
-                    out[keep, 1] = _means(self._cross_entropy(model, slots)[0], owner, sizes)
+        # Few models on many clients each: one pass per model. Nearly as many models as clients: all in one batch.
+        runs = np.unique(queries[:, 0])
+        if 4 * len(runs) > len(queries):
+            self._losses_of_many(models, queries, wanted, pseudo_models, out)
+        else:
+            for run in runs:
+                mine = np.flatnonzero(queries[:, 0] == run)
+                teacher = None if pseudo_models is None else pseudo_models[run : run + 1]
+                self._losses_of_one(models[run : run + 1], queries, mine, wanted, teacher, out)
         return np.asarray(out.cpu().numpy())
+
+    def _losses_of_one(
+        self,
+        model: torch.Tensor,
+        queries: IntArray,
+        mine: IntArray,
+        wanted: dict[str, bool],
+        teacher: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Fill the rows ``mine`` of ``out``, all about one model."""
+        if wanted["train"] or wanted["robust"] or wanted["pseudo"]:
+            first, n = queries[mine, 1], queries[mine, 2]
+            keep = mine[n > 0]
+            if len(keep):
+                slots, owner, sizes = _spans(first[n > 0], n[n > 0], self.device)
+                by_label, logits = self._cross_entropy(model, slots)
+                out[keep, 0] = _means(by_label, owner, sizes)
+                if wanted["robust"] or wanted["pseudo"]:
+                    guide = logits if teacher is None else self._logits(teacher, self.sample[slots])[0]
+                    labels = guide.argmax(1)
+                    robust = sample_losses(logits, self.label[slots], labels, self.local)
+                    out[keep, 2] = _means(robust, owner, sizes)
+                    out[keep, 3] = _means(sample_losses(logits, labels, None, self.local), owner, sizes)
+        if wanted["validation"]:
+            first, n = queries[mine, 1] + queries[mine, 2], queries[mine, 3] - queries[mine, 2]
+            keep = mine[n > 0]
+            if len(keep):
+                slots, owner, sizes = _spans(first[n > 0], n[n > 0], self.device)
+                out[keep, 1] = _means(self._cross_entropy(model, slots)[0], owner, sizes)
+
+    def _losses_of_many(
+        self,
+        models: torch.Tensor,
+        queries: IntArray,
+        wanted: dict[str, bool],
+        teachers: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Fill ``out`` where nearly every query has a model of its own."""
+        run, first, n = queries[:, 0], queries[:, 1], queries[:, 2]
+        if wanted["train"] or wanted["robust"] or wanted["pseudo"]:
+            guided = None if teachers is None else self._padded(teachers, run, first, n)
+            for part, logits, slots, share in self._padded(models, run, first, n):
+                rows = torch.from_numpy(part).to(self.device)
+                labels = self.label[slots]
+                out[rows, 0] = _shared(sample_losses(logits, labels, None, self.local), share)
+                if wanted["robust"] or wanted["pseudo"]:
+                    guide = (logits if guided is None else next(guided)[1]).argmax(2)
+                    out[rows, 2] = _shared(sample_losses(logits, labels, guide, self.local), share)
+                    out[rows, 3] = _shared(sample_losses(logits, guide, None, self.local), share)
+        if wanted["validation"]:
+            for part, logits, slots, share in self._padded(models, run, first + n, queries[:, 3] - n):
+                rows = torch.from_numpy(part).to(self.device)
+                out[rows, 1] = _shared(sample_losses(logits, self.label[slots], None, self.local), share)
+
+    def _padded(
+        self, models: torch.Tensor, run: IntArray, first: IntArray, n: IntArray
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield for some queries at a time: which (q,), logits (q, L, C), slots (q, L) and each sample's share (q, L).
+
+        Query i is model ``run[i]`` on the ``n[i]`` slots from ``first[i]`` on; shorter ones repeat their first slot
+        with share 0. Queries of alike length go together, so that little is computed in vain.
+        """
+        order = np.flatnonzero(n > 0)
+        order = order[np.argsort(n[order], kind="stable")]
+        start = 0
+        while start < len(order):
+            # The memory of a chunk follows its longest member, which is its last.
+            cost = np.arange(1, len(order) - start + 1) * n[order[start:]] * max(8 * self.x.shape[1], 1024)
+            count = max(1, int(np.searchsorted(cost, _MEMORY, side="right")))
+            part = order[start : start + count]
+            start += count
+            offsets = np.arange(int(n[part].max()))
+            inside = offsets[None] < n[part, None]
+            slots = torch.from_numpy(np.where(inside, first[part, None] + offsets[None], first[part, None]))
+            slots = slots.to(self.device)
+            share = torch.from_numpy(inside / n[part, None]).to(self.device)
+            x = self.x.index_select(0, self.sample[slots].view(-1)).view(len(part), len(offsets), -1)
+            vectors = self._own(models.index_select(0, self._send(run[part])))
+            with self._precision():
+                logits = self.net.logits(vectors, x)
+            yield part, logits, slots, share
 
     def _cross_entropy(self, model: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._logits(model, self.sample[slots])[0]
@@ -401,6 +473,11 @@ def _spans(first: IntArray, n: IntArray, device: torch.device) -> tuple[torch.Te
     slots = np.arange(ends[-1]) + np.repeat(first - (ends - n), n)
     owner = np.repeat(np.arange(len(n)), n)
     return torch.from_numpy(slots).to(device), torch.from_numpy(owner).to(device), torch.from_numpy(n).to(device)
+
+
+def _shared(values: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Return sums (q,) of values (q, L) times shares; what has no share is left out, even when it is NaN."""
+    return torch.where(share > 0, values.double() * share, 0.0).sum(1)
 
 
 def _means(values: torch.Tensor, owner: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
