@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import time
 import traceback
 
@@ -21,6 +22,7 @@ from fedcohort.simulate.engine import ClientData, Engine, Jobs
 from fedcohort.simulate.engine.device import DeviceProgram, _Batches
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable
+from fedcohort.simulate.engine.kernels import cuda_kernels
 from fedcohort.simulate.engine.stacked import StackedNet, stack
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
@@ -277,7 +279,7 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
     engine.close()
 
 
-def cifar(device: torch.device, quick: bool) -> None:
+def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
     x, y = images(60_000 if not quick else 2_000, (32, 32, 3))
     cut = len(x) * 5 // 6
     local = LocalTraining(steps=40, batch_size=50, lr=0.01, weight_decay=3e-4)
@@ -294,6 +296,8 @@ def cifar(device: torch.device, quick: bool) -> None:
         "grouped convolution, channels last": lambda: GroupedNet(flat, sample, True),
         "one convolution per model, 8 streams": lambda: StreamsNet(flat, sample, 8),
     }
+    if chosen is not None:
+        variants = {name: make for name, make in variants.items() if name.startswith(chosen)}
     wanted: dict[int, torch.Tensor] = {}
     for name, make in variants.items():
         for tf32 in (False, True) if cuda else (False,):
@@ -349,18 +353,22 @@ def profile(program: DeviceProgram, table: JobTable, start: torch.Tensor) -> Non
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--variant", help="only the variants whose name begins so, for example 'patches'")
     parser.add_argument("--quick", action="store_true", help="a little of each, to see that it runs")
     options = parser.parse_args()
     device = torch.device(options.device)
+    if device.type == "cuda":
+        print(f"kernels: {type(cuda_kernels(torch.cuda.current_device())).__name__}")
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}")
     rounds = 5 if options.quick else 500
     for runs in (1, 20):
         with guarded(f"FMNIST, {runs} runs"):
             fmnist(device, rounds if runs == 1 else max(2, rounds // 10), runs)
     with guarded("CIFAR"):
-        cifar(device, options.quick)
+        cifar(device, options.quick, options.variant)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import torch
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.groups import JobTable
-from fedcohort.simulate.engine.losses import logit_derivative, sample_losses
 from fedcohort.simulate.engine.kernels import cuda_kernels
+from fedcohort.simulate.engine.losses import logit_derivative, sample_losses
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
+from fedcohort.simulate.engine.kernels import TorchKernels
 from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Pool, Relu, read_layers
 
-_aten = torch.ops.aten
 _BUSY = 256  # independent pieces of a product that keep a large GPU busy
 Saved = list[Any]
 
@@ -28,6 +28,7 @@ class StackedNet:
 
     n_params: int  # P, length of a flat vector
     order: torch.Tensor  # (Q,) own[i] = flat[order[i]], or zero where order[i] = P
+    features: torch.Tensor | None = None  # (F,) how it wants the channels-first features of a sample permuted
 
     def logits(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None = None) -> torch.Tensor:
         """Return the logits (J, B, C) of ``x`` (J or 1, B, F); what the backward pass needs goes into ``saved``."""
@@ -111,7 +112,7 @@ class _Relu(_Layer):
         return x
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _aten.threshold_backward(delta, saved.pop(), 0)
+        result: torch.Tensor = torch.ops.aten.threshold_backward(delta, saved.pop(), 0)
         return result
 
 
@@ -125,61 +126,47 @@ class _Convolution(_Layer):
 
     def __init__(self, layer: Convolution, weight: Slot, pool: tuple[int, int] | None) -> None:
         self.weight, self.bias, self.kernel, self.padding = weight, layer.bias, layer.kernel, layer.padding
-        self.pool = None if pool is None else list(pool)
+        self.pool = pool
         self.depth = layer.kernel[0] * layer.kernel[1] * layer.image[0]
+        self.kernels = TorchKernels()
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
-        rows, columns = self.kernel
         above, beside = self.padding
         if above or beside:
             x = F.pad(x, (0, 0, beside, beside, above, above))
-        models, batch, height, width, channels = x.shape
-        high, wide = height - rows + 1, width - columns + 1
-        s = x.stride()
-        window = x.as_strided((models, batch, high, wide, rows, columns, channels), (*s[:4], s[2], s[3], s[4]))
-        padded = self.weight.shape[0]
-        patches = torch.empty(models, batch, high, wide, padded, dtype=x.dtype, device=x.device)
-        patches[..., : self.depth].view(window.shape).copy_(window)
-        if padded > self.depth:
-            patches[..., self.depth :].zero_()
-        patches = patches.view(models, batch * high * wide, padded)
+        models, batch, height, width, _ = x.shape
+        patches = self.kernels.patches(x.flatten(0, 1), self.kernel, self.weight.shape[0])
+        high, wide = patches.shape[1:3]
+        patches = patches.view(models, batch * high * wide, -1)
         if saved is not None:
             saved += [patches, (height, width)]
         j = len(vectors)
         bias = self.bias.of(vectors).unsqueeze(1)
-        y = torch.baddbmm(bias, patches.expand(j, -1, -1), self.weight.of(vectors)).view(j, batch, high, wide, -1)
+        y = torch.baddbmm(bias, patches.expand(j, -1, -1), self.weight.of(vectors))
         if self.pool is None:
-            return y
-        images = y.flatten(0, 1).permute(0, 3, 1, 2)  # channels first by name, channels last in memory
-        pooled, where = _aten.max_pool2d_with_indices(images, self.pool, self.pool)
+            return y.view(j, batch, high, wide, -1)
+        images = y.view(j * batch, high, wide, -1)
+        pooled, where = self.kernels.pool(images, self.pool)
         if saved is not None:
             saved += [images, where]
-        pooled = pooled.permute(0, 2, 3, 1)
-        result: torch.Tensor = pooled.view(j, batch, *pooled.shape[1:])
-        return result
+        return pooled.view(j, batch, *pooled.shape[1:])
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         j, batch = delta.shape[:2]
         torch.sum(delta, (1, 2, 3), out=self.bias.of(out))
+        images = delta.flatten(0, 1)
         if self.pool is not None:
-            where, images = saved.pop(), saved.pop()
-            back = _aten.max_pool2d_with_indices_backward(
-                delta.flatten(0, 1).permute(0, 3, 1, 2), images, self.pool, self.pool, [0, 0], [1, 1], False, where
-            ).permute(0, 2, 3, 1)
-            delta = back.view(j, batch, *back.shape[1:])
+            where, pooled = saved.pop(), saved.pop()
+            images = self.kernels.unpool(images, where, pooled, self.pool)
         (height, width), patches = saved.pop(), saved.pop()
-        high, wide, outputs = delta.shape[2:]
-        flat = delta.reshape(j, batch * high * wide, outputs)
+        _, high, wide, outputs = images.shape
+        flat = images.reshape(j, batch * high * wide, outputs)
         self._weight_gradient(patches, flat, batch, self.weight.of(out))
         if self.first:
             return delta
-        rows, columns = self.kernel
         spread = torch.bmm(flat, self.weight.of(vectors)[:, : self.depth].transpose(1, 2))
-        spread = spread.view(j, batch, high, wide, rows, columns, -1)
-        x = torch.zeros(j, batch, height, width, spread.shape[-1], device=delta.device, dtype=delta.dtype)
-        for row in range(rows):
-            for column in range(columns):
-                x[:, :, row : row + high, column : column + wide] += spread[:, :, :, :, row, column]
+        x = self.kernels.fold(spread.view(j * batch, high, wide, *self.kernel, -1), height, width)
+        x = x.view(j, batch, height, width, -1)
         above, beside = self.padding
         return x[:, :, above : height - above, beside : width - beside] if above or beside else x
 
@@ -220,12 +207,20 @@ class LayerNet(StackedNet):
         self.n_params = n_params
         self.order = order
         self.image = image  # (H, W, C) of the input when the lowest layer is a convolution
+        if image is not None:
+            height, width, channels = image
+            self.features = torch.arange(math.prod(image)).view(channels, height, width).permute(1, 2, 0).reshape(-1)
+
+    def use(self, kernels: TorchKernels) -> None:
+        """Let convolutions use these kernels between their products."""
+        for layer in self.layers:
+            if isinstance(layer, _Convolution):
+                layer.kernels = kernels
 
     def logits(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None = None) -> torch.Tensor:
         """Return the logits (J, B, C)."""
         if self.image is not None:
-            height, width, channels = self.image
-            x = x.view(*x.shape[:2], channels, height, width).permute(0, 1, 3, 4, 2)
+            x = x.view(*x.shape[:2], *self.image)
         for layer in self.layers:
             x = layer.forward(vectors, x, saved)
         return x
