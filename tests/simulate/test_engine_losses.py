@@ -22,9 +22,8 @@ def test_many_models_in_one_batch(model):
     offsets = np.array([0, 30, 31, 31, 70, 120])  # ragged, one client empty
     clients = ClientData(np.arange(120), offsets, rng.permutation(y), np.array([5, 0, 0, 9, 10]))
     local = LocalTraining(batch_size=8, steps=1, loss="robust")
-    with Engine(
-        x, y, x[:9], y[:9], classes=10, federations=[clients], model=model, local=local, device="cpu"
-    ) as engine:
+    options = {"classes": 10, "federations": [clients], "model": model, "local": local, "device": "cpu"}
+    with Engine(x, y, x[:9], y[:9], **options) as engine:
         models = torch.stack([engine.init(seed) for seed in range(5)])
         teachers = torch.stack([engine.init(seed + 50) for seed in range(5)])
         everyone, zeros = np.arange(5), np.zeros(5, np.int64)
