@@ -37,6 +37,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
         self.keep = keep
+        self._files: list[str] | None = None
 
     @staticmethod
     def name(rounds: int) -> str:
@@ -93,10 +94,12 @@ class Checkpoints:
 
     def prune(self, current: str) -> None:
         """Delete all but the newest ``keep`` checkpoints; the one the journal names always stays."""
-        files = sorted(self.folder.glob("round-*.safetensors"), reverse=True)
-        for file in files[self.keep :]:
-            if file.name != current:
-                file.unlink(missing_ok=True)
+        if self._files is None:  # those of earlier runs with the same journal
+            self._files = sorted(file.name for file in self.folder.glob("round-*.safetensors"))
+        elif current not in self._files:
+            self._files.append(current)
+        while len(self._files) > self.keep and self._files[0] != current:
+            (self.folder / self._files.pop(0)).unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcohort.arrays import FloatArray
+from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelInfo
 from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.flower.exchange import exchange
@@ -69,6 +69,11 @@ class Federation:
         self._refused: set[str] = set()
         self._looked_at: dict[str, Card] | None = None  # the roster `_fit` was worked out from
         self._fit: dict[str, Card] = {}
+        self._supplied: frozenset[Signal] | None = None
+        # What does not change between rounds is worked out once; a federation may have many thousand clients.
+        self._known: tuple[ClientTable | None, frozenset[str]] = (None, frozenset())
+        self._free: tuple[dict[str, Card] | None, ClientTable | None, list[str]] = (None, None, [])
+        self._looked_up: tuple[list[str] | None, ClientTable | None, IntArray] = (None, None, np.empty(0, np.int64))
 
     @property
     def online(self) -> dict[str, Card]:
@@ -85,7 +90,7 @@ class Federation:
             elif name not in self._refused:
                 self._refused.add(name)
                 log.warning("client %r takes no part: it cannot supply %s", name, ", ".join(f"'{s}'" for s in lacking))
-        self._looked_at, self._fit = everyone, fit
+        self._looked_at, self._fit, self._supplied = everyone, fit, None
         return fit
 
     def refresh(self) -> None:
@@ -132,8 +137,11 @@ class Federation:
 
     def supplied(self) -> frozenset[Signal]:
         """Return what every client that is online can report or answer."""
-        signals = [card.signals(self._unseal is not None) for card in self.online.values()]
-        return frozenset.intersection(*signals) - TABLE_SIGNALS if signals else frozenset()
+        online = self.online
+        if self._supplied is None:
+            signals = [card.signals(self._unseal is not None) for card in online.values()]
+            self._supplied = frozenset.intersection(*signals) - TABLE_SIGNALS if signals else frozenset()
+        return self._supplied
 
     def table(self, cards: Sequence[Card], like: ClientTable | None = None) -> ClientTable:
         """Return a table of ``cards`` with the facts that are required, and no others, so that anybody can join."""
@@ -150,9 +158,16 @@ class Federation:
                 labels = self._unseal(names, [card.description.sealed_labels or b"" for card in cards])
         return ClientTable(names=names, sizes=sizes, labels=labels)
 
+    def _names_of(self, table: ClientTable) -> frozenset[str]:
+        if self._known[0] is not table:
+            self._known = (table, frozenset(table.names))
+        return self._known[1]
+
     def welcome(self, session: Session) -> None:
         """Let clients that were never seen before join the session."""
-        known = set(session.table.names)
+        known = self._names_of(session.table)
+        if known >= self.online.keys():
+            return
         newcomers = [c for name, c in self.online.items() if name not in known and name not in self._refused]
         if not newcomers:
             return
@@ -165,10 +180,21 @@ class Federation:
             return
         log.info("joined: %s", ", ".join(card.name for card in newcomers))
 
-    def available(self, session: Session, busy: Callable[[Card], bool]) -> list[str]:
+    def available(self, session: Session, busy: Callable[[Card], bool] | None) -> list[str]:
         """Return who can take part now: online, a member, and not still at work on an earlier round."""
-        known = set(session.table.names)
-        return [name for name, card in self.online.items() if name in known and not busy(card)]
+        known = self._names_of(session.table)
+        if busy is not None:
+            return [name for name, card in self.online.items() if name in known and not busy(card)]
+        online = self.online
+        if self._free[0] is not online or self._free[1] is not session.table:
+            self._free = (online, session.table, [name for name in online if name in known])
+        return self._free[2]
+
+    def indices(self, table: ClientTable, names: list[str]) -> IntArray:
+        """Return the dense indices of ``names``; the same list is looked up once."""
+        if self._looked_up[0] is not names or self._looked_up[1] is not table:
+            self._looked_up = (names, table, table.indices(names))
+        return self._looked_up[2]
 
     # -- queries --------------------------------------------------------------------------------------------------
 

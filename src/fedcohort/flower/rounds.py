@@ -196,10 +196,10 @@ class Run:
             self.federation.refresh()
             self._collect_late(session)
             self.federation.welcome(session)
-            names = self.federation.available(session, self._busy)
+            names = self.federation.available(session, self._busy if self.owed else None)
             if self.settings.clock() > end:
                 # Better to ask somebody who is slow than nobody.
-                names = names or self.federation.available(session, lambda card: False)
+                names = names or self.federation.available(session, None)
             if names:
                 return names
             if self.settings.clock() > end:
@@ -225,8 +225,7 @@ class Run:
         size = self.settings.cohort_size or wanted(self.inner, "train", len(self.federation.online))
         if size is not None:
             size = min(size + self.settings.spares, session.table.n)
-        # Indices, not names: a large federation is looked up once here and not again in every step below.
-        request = RoundRequest(size, session.table.indices(names))
+        request = RoundRequest(size, self.federation.indices(session.table, names))
         query = session.query(request)
         answer = None if query is None else self._answer(session, query, arrays, names)
         cohort = session.ask(request, answer)
@@ -457,10 +456,12 @@ class Run:
 
     def _evaluated_there(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Evaluate on clients, drawn by the seed among those that are free."""
-        online = {name: card for name, card in self.federation.online.items() if not self._busy(card)}
-        count = wanted(self.inner, "evaluate", len(online))
-        if count == 0 or not online:
+        if wanted(self.inner, "evaluate", 1) == 0:
             return {}
+        online = {name: card for name, card in self.federation.online.items() if not self._busy(card)}
+        if not online:
+            return {}
+        count = wanted(self.inner, "evaluate", len(online))
         names = list(online)
         if count is not None and count < len(names):
             draw = streams.stream(self.settings.seed, _EVALUATION, server_round - 1)

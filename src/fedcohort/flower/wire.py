@@ -33,6 +33,7 @@ AFTER: Mapping[Signal, Signal] = {
 }
 """Losses of the client's own model after training, and the loss function each is measured with."""
 
+_REPORTABLE = {signal.value: signal for signal in REPORT_SIGNALS | LOSS_SIGNALS}
 GRADIENT_SIGNALS = frozenset({Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE})
 SERVER_SIGNALS = frozenset({Signal.KEPT, Signal.DURATION, Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})
 """What the server measures by itself, from any client."""
@@ -139,13 +140,9 @@ def reported(record: Mapping[str, object] | None) -> dict[Signal, float]:
     """Return the finite numbers of a client's report, by signal."""
     found: dict[Signal, float] = {}
     for key, value in (record or {}).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            try:
-                signal = Signal(key)
-            except ValueError:
-                continue
-            if signal in REPORT_SIGNALS | LOSS_SIGNALS:
-                found[signal] = float(value)
+        signal = _REPORTABLE.get(key)
+        if signal is not None and isinstance(value, (int, float)) and math.isfinite(value):
+            found[signal] = float(value)
     return found
 
 
