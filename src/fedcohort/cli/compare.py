@@ -14,6 +14,7 @@ from fedcohort.cli.experiment import (
     EngineOption,
     OutOption,
     SetOption,
+    TrackOption,
     execute,
     open_experiment,
 )
@@ -93,6 +94,7 @@ def compare(
     device: DeviceOption = None,
     engine: EngineOption = None,
     address: AddressOption = None,
+    track: TrackOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -143,4 +145,4 @@ def compare(
         engine=engine,
         command=" ".join(["fedcohort", *sys.argv[1:]]),
     )
-    execute(simulation, quiet=quiet, format=format)
+    execute(simulation, quiet=quiet, format=format, track=track or [])

@@ -45,6 +45,9 @@ ResumeOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
+TrackOption = Annotated[
+    list[str] | None, typer.Option("--track", help="Also write to tensorboard, mlflow or wandb; may be repeated.")
+]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Address of a Ray cluster; without one a local Ray is started.")
 ]
@@ -182,9 +185,13 @@ def _runner() -> Any:
     return runner
 
 
-def execute(simulation: Simulation, *, quiet: bool, format: Format) -> None:
+def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str] = ()) -> None:
     """Run an experiment to its end, print the table, leave with the right exit code."""
     console = err(quiet)
+    if track:
+        from fedcohort.report.trackers import tracker
+
+        simulation.listeners += [tracker(name, simulation.out) for name in track]
     simulation.listeners.append(LiveProgress(console))
     runs, groups = len(simulation.experiment.plans), len(simulation.prepared.groups)
     console.print(

@@ -15,6 +15,7 @@ from fedcohort.cli.experiment import (
     OutOption,
     ResumeOption,
     SetOption,
+    TrackOption,
     execute,
     open_experiment,
 )
@@ -31,6 +32,7 @@ def run(
     device: DeviceOption = None,
     engine: EngineOption = None,
     address: AddressOption = None,
+    track: TrackOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -60,4 +62,4 @@ def run(
         engine=engine,
         command=" ".join(["fedcohort", *sys.argv[1:]]),
     )
-    execute(simulation, quiet=quiet, format=format)
+    execute(simulation, quiet=quiet, format=format, track=track or [])

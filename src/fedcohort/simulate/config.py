@@ -47,7 +47,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,9 @@ class RunOptions(Parameterized):
     reference: str | None = param(
         None, Optional(_Text()), "setting that stands for IID data, against which improvement is measured"
     )
+    shadows: tuple[str, ...] = param(
+        (), ListOf(_Text()), "labels of selectors that shadow every run: what they would have picked is on record"
+    )
     device: str = param("auto", _Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(None, Optional(Interval(int, 1, None)), "processes for CPU training; None: all cores")
     lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
@@ -178,6 +181,7 @@ class RunPlan:
     aggregator: Aggregator
     filter: Filter
     options: RunOptions
+    shadows: Mapping[str, Selector[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,6 +388,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
             plans += _runs_of(
                 changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flat(change)
             )
+    plans = [replace(plan, shadows=_shadows(plan, plans)) for plan in plans]
     ids = [plan.id for plan in plans]
     twice = next((i for i in ids if ids.count(i) > 1), None)
     if twice:
@@ -403,6 +408,19 @@ def _build(table: Mapping[str, Any]) -> Experiment:
             hint=f"did you mean {near!r}?" if near else None,
         )
     return Experiment(name, _complete(base, name, seeds, selectors, settings), tuple(plans), options)
+
+
+def _shadows(plan: RunPlan, plans: Sequence[RunPlan]) -> dict[str, Selector[Any]]:
+    """Return the selectors that shadow a run: those of other labels in its setting."""
+    others = {p.label: p.selector for p in plans if p.setting_name == plan.setting_name}
+    for label in plan.options.shadows:
+        if label not in others:
+            near = nearest(label, list(others))
+            raise ConfigError(
+                f"The shadow {label!r} is no label of a selector. Known: {', '.join(others)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+    return {label: others[label] for label in plan.options.shadows if label != plan.label}
 
 
 def _check_setting(title: str, change: Mapping[str, Any]) -> None:

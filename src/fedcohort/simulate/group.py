@@ -402,6 +402,9 @@ class Group:
             "query_seconds": cost.query_seconds,
             "available": len(run.federation) if turn.available is None else int(turn.available.sum()),
             "wall_seconds": wall,
+            # Not columns of the rounds, but what listeners show beside them.
+            "statuses": turn.status,
+            "durations": turn.durations,
         }
         self._rows.add_round(row)
         if len(cohort):

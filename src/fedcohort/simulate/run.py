@@ -143,7 +143,7 @@ class Run:
         """Start the run's session, or continue it from its journal."""
         if again:
             assert journal is not None
-            self.session = Session.open(journal, self.plan.selector, commit="manual")
+            self.session = Session.open(journal, self.plan.selector, shadows=self.plan.shadows, commit="manual")
             return
         self.session = Session(
             self.plan.selector,
@@ -151,6 +151,7 @@ class Run:
             seed=self.plan.seed,
             signals=host_signals(self.federation),
             journal=journal,
+            shadows=self.plan.shadows,
             commit="manual",
         )
 

@@ -28,6 +28,7 @@ from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.live import LiveFeed
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.ray_engine import HandOver, drive, write_journals
 from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load, locked
@@ -163,7 +164,7 @@ class Simulation:
     ) -> None:
         self.experiment = experiment
         self.out = out
-        self.listeners = list(listeners)
+        self.listeners = [LiveFeed(out), *listeners]
         self.device = device or experiment.options.device
         self.address = address
         self._resume = resume
