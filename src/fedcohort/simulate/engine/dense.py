@@ -1,9 +1,9 @@
 """Fully connected networks as batched matrix products with a hand-written backward pass.
 
-Activations are stored transposed, (units, batch), so that softmax and its relatives run along a contiguous batch; a
-weight's gradient and its decayed SGD step are one ``baddbmm_``; every buffer is reused. The product of the first layer,
-which is nearly all of the work, is done job by job with exactly the rows of that job's batch; the small layers above it
-are batched over the jobs of a group, where the columns a shorter batch does not have carry weight zero.
+A weight's gradient and its decayed SGD step are one ``baddbmm_``, and every buffer is reused. The product of the first
+layer, which is nearly all of the work, is done job by job with exactly the rows of that job's batch. The small layers
+above it are batched over the jobs of a group, where samples a shorter batch does not have carry weight zero; they are
+stored transposed, (units, batch), so that softmax and its relatives run along a contiguous batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import BatchPlan, LocalTraining
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
-_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _BATCHED_BELOW = 2**18  # multiply-adds of a first-layer product under which one batched call beats one call per job
 _TARGET_ELEMENTS = 2**18  # one-hot targets prepared at a time
 
@@ -47,15 +47,43 @@ def dense_sides(layers: list[Layer]) -> list[int] | None:
 class _Views:
     """Buffers of one group size and batch width, seen layer by layer."""
 
-    hidden: list[torch.Tensor]  # (g, units, w) pre-activations, then activations
+    rows: torch.Tensor  # (g, w, units) of the first layer, pre-activations, then activations
+    row_delta: torch.Tensor  # (g, w, units) their derivatives
+    hidden: list[torch.Tensor]  # (g, units, w) of every layer; the first is the transpose of ``rows``
     hidden_t: list[torch.Tensor]  # the same, (g, w, units)
-    delta: list[torch.Tensor]  # (g, units, w) derivatives of the loss, all in one tensor
-    delta_all: torch.Tensor  # (g, all units, w)
-    sums: torch.Tensor  # (g, all units) of delta_all over the batch
-    sum: list[torch.Tensor]  # the same, (g, units, 1)
+    delta: list[torch.Tensor]  # (g, units, w) derivatives of the loss
+    upper: torch.Tensor  # (g, units of all layers but the first, w), what ``delta`` is made of
+    sums: list[torch.Tensor]  # (g, units, 1) of ``delta`` over the batch
+    upper_sums: torch.Tensor  # (g, units of all layers but the first)
+    logits: torch.Tensor  # (g, C, w), contiguous
     probability: torch.Tensor  # (g, C, w)
+    last: torch.Tensor  # (g, C, w), contiguous: the derivative by the logits
     products: dict[tuple[int, ...], list[_Operands]]  # batch sizes -> operands of the first layer
     call: int = -1  # the call that has cleared the buffers
+
+    @staticmethod
+    def of(units: list[int], g: int, w: int) -> _Views:
+        """Allocate."""
+        rows, row_delta = torch.zeros(g, w, units[0]), torch.zeros(g, w, units[0])
+        hidden = [rows.transpose(1, 2), *(torch.zeros(g, count, w) for count in units[1:])]
+        upper, upper_sums = torch.zeros(g, sum(units[1:]), w), torch.zeros(g, sum(units[1:]))
+        delta = [row_delta.transpose(1, 2), *torch.split(upper, units[1:], 1)]
+        sums = [torch.zeros(g, units[0]), *torch.split(upper_sums, units[1:], 1)]
+        single = len(units) == 1
+        return _Views(
+            rows=rows,
+            row_delta=row_delta,
+            hidden=hidden,
+            hidden_t=[h.transpose(1, 2) for h in hidden],
+            delta=delta,
+            upper=upper,
+            sums=[part.unsqueeze(2) for part in sums],
+            upper_sums=upper_sums,
+            logits=torch.zeros(g, units[-1], w) if single else hidden[-1],
+            probability=torch.zeros(g, units[-1], w),
+            last=torch.zeros(g, units[-1], w) if single else delta[-1],
+            products={},
+        )
 
 
 class _Weights:
@@ -74,7 +102,16 @@ class _Weights:
                 weight.append(self.buffer[:active, offset:end].view(active, outputs, inputs))
                 bias.append(self.buffer[:active, end : end + outputs].unsqueeze(2))
                 offset = end + outputs
-            self.active.append(_ActiveWeights(self.buffer[:active], weight, [w.transpose(1, 2) for w in weight], bias))
+            self.active.append(
+                _ActiveWeights(
+                    self.buffer[:active],
+                    weight,
+                    [w.transpose(1, 2) for w in weight],
+                    bias,
+                    bias[0].transpose(1, 2),
+                    [(b[:, 0], w.t(), w) for b, w in zip(bias[0].unbind(0), weight[0].unbind(0), strict=True)],
+                )
+            )
 
 
 @dataclass
@@ -83,6 +120,8 @@ class _ActiveWeights:
     weight: list[torch.Tensor]  # (active, outputs, inputs)
     weight_t: list[torch.Tensor]  # (active, inputs, outputs)
     bias: list[torch.Tensor]  # (active, outputs, 1)
+    bias_row: torch.Tensor  # (active, 1, outputs) of the first layer
+    first: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # (active) the first layer's bias, weight', weight
 
 
 class DenseProgram(Program):
@@ -111,43 +150,32 @@ class DenseProgram(Program):
         if key not in self._views:
             if len(self._views) > 256:
                 self._views.clear()
-            units = self.sides[1:]
-            hidden = [torch.zeros(g, count, w) for count in units]
-            delta_all, sums = torch.zeros(g, sum(units), w), torch.zeros(g, sum(units))
-            self._views[key] = _Views(
-                hidden=hidden,
-                hidden_t=[h.transpose(1, 2) for h in hidden],
-                delta=list(torch.split(delta_all, units, 1)),
-                delta_all=delta_all,
-                sums=sums,
-                sum=[part.unsqueeze(2) for part in torch.split(sums, units, 1)],
-                probability=torch.zeros(g, units[-1], w),
-                products={},
-            )
+            self._views[key] = _Views.of(self.sides[1:], g, w)
         views = self._views[key]
         if views.call != self._calls:
-            # Columns beyond a short batch keep what was there; it must be finite, and never another job's NaN.
-            views.hidden[0].zero_()
+            # Rows beyond a short batch keep what was there; it must be finite, and never another job's NaN.
+            views.rows.zero_()
             views.call = self._calls
         return views
 
     def _gather(self, store: Store, positions: torch.Tensor) -> torch.Tensor:
-        if len(self._rows) < len(positions):
-            self._rows = torch.empty(len(positions), self.sides[0])
+        count = positions.shape[0]
+        if self._rows.shape[0] < count:
+            self._rows = torch.empty(count, self.sides[0])
             for views in self._views.values():
                 views.products.clear()
-        return torch.index_select(store.x, 0, positions, out=self._rows[: len(positions)])
+        return torch.index_select(store.x, 0, positions, out=self._rows[:count])
 
     def _products(self, views: _Views, counts: tuple[int, ...]) -> list[_Operands]:
-        """Return, for each job, its rows, their transpose, and its columns of the first layer's buffers."""
+        """Return, for each job, its samples and its rows of the first layer's buffers."""
         if counts not in views.products:
             if len(views.products) > 64:
                 views.products.clear()
             operands: list[_Operands] = []
             start = 0
             for job, count in enumerate(counts):
-                rows = self._rows[start : start + count]
-                operands.append((rows, rows.t(), views.hidden[0][job, :, :count], views.delta[0][job, :, :count]))
+                x = self._rows[start : start + count]
+                operands.append((x, views.rows[job, :count], views.row_delta[job, :count].t()))
                 start += count
             views.products[counts] = operands
         return views.products[counts]
@@ -210,33 +238,40 @@ class DenseProgram(Program):
         """Do one SGD step of the jobs that have one; return their logits (active, C, w)."""
         batches, speed = group.batches, group.speed
         counts = batches.counts[step]
-        active, w = len(counts), batches.widths[step]
+        active, w = len(counts), batches.widest
+        whole = active == batches.jobs
         views = self._buffers(active, w)
         hidden, delta = views.hidden, views.delta
-        last = len(hidden) - 1
+        top = len(hidden) - 1
         mine = group.weights.active[active]
 
         # Forward.
-        rows = self._gather(store=group.store, positions=batches.positions(step, self.batched))
+        samples = self._gather(store=group.store, positions=batches.positions(step, self.batched))
         if self.batched:
-            x = rows.view(active, w, -1)
-            torch.baddbmm(mine.bias[0], mine.weight[0], x.transpose(1, 2), out=hidden[0])
+            x = samples.view(active, w, -1)
+            torch.baddbmm(mine.bias_row, x, mine.weight_t[0], out=views.rows)
         else:
             products = self._products(views, counts)
-            for bias, weight, (_, x_t, out, _) in zip(mine.bias[0], mine.weight[0], products, strict=True):
-                torch.addmm(bias, weight, x_t, out=out)
-        for layer in range(last):
-            hidden[layer].relu_()
-            torch.baddbmm(mine.bias[layer + 1], mine.weight[layer + 1], hidden[layer], out=hidden[layer + 1])
+            for (bias, weight_t, _), (x, out, _) in zip(mine.first, products, strict=True):
+                torch.addmm(bias, x, weight_t, out=out)
+        if top:
+            views.rows.relu_()
+        else:
+            views.logits.copy_(hidden[0])
+        for layer in range(1, top + 1):
+            torch.baddbmm(mine.bias[layer], mine.weight[layer], hidden[layer - 1], out=hidden[layer])
+            if layer < top:
+                hidden[layer].relu_()
 
         # Derivative by the logits; without momentum its weights hold the learning rate, and the products below step.
-        torch.softmax(hidden[last], 1, out=views.probability)
-        scale = batches.scale[step, :active, :, :w]
+        torch.softmax(views.logits, 1, out=views.probability)
+        scale = batches.scales[step] if whole else batches.scales[step][:active]
         if batches.pseudo is None:
-            torch.mul(views.probability, scale, out=delta[last])
-            delta[last].sub_(batches.target(step, self.sides[-1])[:active, :, :w])
+            target = batches.target(step, self.sides[-1])
+            torch.mul(views.probability, scale, out=views.last)
+            views.last.sub_(target if whole else target[:active])
         else:
-            torch.mul(batches.robust_delta(views.probability, step, self.local), scale, out=delta[last])
+            torch.mul(batches.robust_delta(views.probability, step, self.local), scale, out=views.last)
 
         # Backward, each layer's weights moved as soon as nothing below needs them.
         decay = self.local.weight_decay + group.prox
@@ -244,18 +279,26 @@ class DenseProgram(Program):
             moved, keep, sign = mine, 1.0 - rate * decay, -1.0
         else:
             moved, keep, sign = speed.active[active], self.local.momentum, 1.0
-        for layer in range(last, 0, -1):
-            below = delta[layer - 1]
-            torch.bmm(mine.weight_t[layer], delta[layer], out=below)
+        if not top:
+            delta[0].copy_(views.last)
+        for layer in range(top, 0, -1):
+            if layer > 1:
+                torch.bmm(mine.weight_t[layer], delta[layer], out=delta[layer - 1])
+                below, above = delta[layer - 1], hidden[layer - 1]
+            else:
+                torch.bmm(delta[1].transpose(1, 2), mine.weight[1], out=views.row_delta)
+                below, above = views.row_delta, views.rows
             moved.weight[layer].baddbmm_(delta[layer], views.hidden_t[layer - 1], beta=keep, alpha=sign)
-            _threshold_backward(below, hidden[layer - 1], 0, grad_input=below)
+            _threshold_backward(below, above, 0, grad_input=below)
         if self.batched:
-            moved.weight[0].baddbmm_(delta[0], rows.view(active, w, -1), beta=keep, alpha=sign)
+            moved.weight[0].baddbmm_(delta[0], samples.view(active, w, -1), beta=keep, alpha=sign)
         else:
-            for weight, (x, _, _, by_hidden) in zip(moved.weight[0], products, strict=True):
-                weight.addmm_(by_hidden, x, beta=keep, alpha=sign)
-        torch.sum(views.delta_all, 2, out=views.sums)
-        for bias, total in zip(moved.bias, views.sum, strict=True):
+            for (_, _, weight), (x, _, by_rows) in zip(moved.first, products, strict=True):
+                weight.addmm_(by_rows, x, beta=keep, alpha=sign)
+        torch.sum(views.row_delta, 1, out=views.sums[0].squeeze(2))
+        if top:
+            torch.sum(views.upper, 2, out=views.upper_sums)
+        for bias, total in zip(moved.bias, views.sums, strict=True):
             if keep != 1.0:
                 bias.mul_(keep)
             bias.add_(total, alpha=sign)
@@ -267,7 +310,7 @@ class DenseProgram(Program):
             mine.flat.add_(moved.flat, alpha=-rate)
         elif group.pull is not None:
             mine.flat.add_(group.pull.active[active].flat, alpha=rate)
-        return hidden[last]
+        return views.logits
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -335,11 +378,11 @@ class _Batches:
             mine += start
             count[:done, row] = plan.counts
         inside = np.arange(widest) < count[:, :, None]
+        self.jobs, self.widest = len(plans), widest
         self.counts = [tuple(c for c in row if c) for row in count.tolist()]  # (steps) of the active jobs
-        self.widths = [max(row) for row in self.counts]
         self._ends = np.cumsum([0, *map(sum, self.counts)]).tolist()
         every = torch.from_numpy(slots)
-        self.position = store.sample[every]  # (steps, g, widest)
+        self.position = store.sample[every]  # (steps, g, widest); beyond a batch, some sample of the same client
         self._exact = store.sample[torch.from_numpy(slots[inside])]  # those of all batches, one after the other
         self.label = store.label[every]
         self.pseudo: torch.Tensor | None = None
@@ -348,13 +391,14 @@ class _Batches:
             self.pseudo = torch.stack([labels[local[:, row]] for row, labels in enumerate(pseudo)], 1)
         scale = inside * (factor[:, None] / np.maximum(count, 1))[:, :, None]
         self.scale = torch.from_numpy(scale.astype(np.float32)).unsqueeze(2)  # (steps, g, 1, widest)
+        self.scales = self.scale.unbind(0)
         self._from, self._until = 0, 0  # the steps whose targets are ready
-        self._target = torch.empty(0)
+        self._targets: tuple[torch.Tensor, ...] = ()
 
     def positions(self, step: int, padded: bool) -> torch.Tensor:
         """Return the rows a step gathers: equally many of each job when ``padded``, else exactly the batches."""
         if padded:
-            return self.position[step, : len(self.counts[step]), : self.widths[step]].reshape(-1)
+            return self.position[step, : len(self.counts[step])].reshape(-1)
         return self._exact[self._ends[step] : self._ends[step + 1]]
 
     def target(self, step: int, classes: int) -> torch.Tensor:
@@ -364,9 +408,9 @@ class _Batches:
             self._from = step
             self._until = min(steps, step + max(1, _TARGET_ELEMENTS // (g * widest * classes)))
             part = slice(self._from, self._until)
-            self._target = torch.zeros(self._until - self._from, g, classes, widest)
-            self._target.scatter_(2, self.label[part].unsqueeze(2), self.scale[part])
-        return self._target[step - self._from]
+            targets = torch.zeros(self._until - self._from, g, classes, widest)
+            self._targets = targets.scatter_(2, self.label[part].unsqueeze(2), self.scale[part]).unbind(0)
+        return self._targets[step - self._from]
 
     def robust_delta(self, p: torch.Tensor, step: int, local: LocalTraining) -> torch.Tensor:
         """Return the derivative of FLASH's loss of each sample by the logits, (active, C, w), from the softmax p.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import sys
@@ -39,6 +40,7 @@ def serve(channel: socket.socket) -> None:
     except Exception:
         send(channel, {"error": traceback.format_exc()})
         return
+    gc.freeze()  # what start-up has left is never garbage: collections need not look at it again and again
     send(channel, {"ready": True})
     blocks: dict[str, SharedBlock] = {}
     while True:
