@@ -124,6 +124,8 @@ def compare(
         except ValueError:
             raise typer.BadParameter(f"--targets must be numbers separated by commas. Got {targets!r}.") from None
     changes["run"] = {key: value for key, value in options.items() if value is not None}
+    if config is None and (data is not None or scenario is not None):
+        table.pop("settings", None)  # the demonstration's federations are not what was asked for
     table = merged(table, changes)
     if seeds is not None:
         table["seeds"] = _seeds(seeds)
