@@ -19,7 +19,7 @@ from fedcohort.simulate.metrics import Curve
 
 def rows(path, last, targets, noise):
     found = results.load(path)
-    table = found.rounds.sort_by([("run", "ascending"), ("round", "ascending")])
+    table = found.rounds.sort_by("round")
     run_of = np.array(table["run"].to_pylist())
     accuracy = table["accuracy"].to_numpy(zero_copy_only=False).astype(float)
     qcid = table["qcid"].to_numpy(zero_copy_only=False).astype(float)
