@@ -1,0 +1,51 @@
+"""A selector of your own, checked by the conformance suite.
+
+    python examples/own_selector.py
+
+The same file can be checked from the command line: fedcohort check examples/own_selector.py:Alternating
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort import ClientTable, Cohort, RoundReport, RoundRequest, Selector, Session, per_client
+from fedcohort.testing import check_selector
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How often each client has trained."""
+
+    count: np.ndarray = per_client()  # (N,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternating(Selector[Turns]):
+    """Those who have trained least, ties by chance."""
+
+    def init(self, clients, rng):
+        """Nobody has trained."""
+        return Turns(np.zeros(clients.n))
+
+    def select(self, state, request, answer, rng):
+        """Take the smallest counts."""
+        count = request.of_candidates(state.count)
+        order = np.lexsort((rng.random(len(count)), count))[: request.size]
+        picked = request.candidates[order]
+        return Cohort(picked, candidates=request.candidates, score=-count, parts={"trained": count}), state
+
+    def update(self, state, report):
+        """Count those that trained."""
+        count = state.count.copy()
+        count[report.clients[report.ok]] += 1
+        return Turns(count)
+
+
+if __name__ == "__main__":
+    check_selector(Alternating(), skip={"documentation": "an example cites no paper"})
+    session = Session(Alternating(), ClientTable(names=["anna", "ben", "cem"]), seed=1)
+    for _ in range(3):
+        cohort = session.ask(RoundRequest(size=1))
+        session.tell(RoundReport(cohort.ticket, cohort.names))
+        print(session.explain(cohort.round, cohort.names[0]))
