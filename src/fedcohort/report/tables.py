@@ -55,6 +55,8 @@ def leaderboard_table(board: Leaderboard) -> Table:
     """Return the leaderboard as a table."""
     target = percent(board.target, 0)
     base = board.baseline
+    # Without latencies in the scenario every time is 0 and says nothing.
+    timed = any(row.seconds_to_target.mean > 0 for row in board.rows)
     columns = (
         "Selector",
         *(f"Rounds to {percent(t, 0)}" for t in board.lower_targets),
@@ -64,7 +66,7 @@ def leaderboard_table(board: Leaderboard) -> Table:
         "Terminal",
         f"Terminal vs {base}",
         "p",
-        f"Time to {target}",
+        *([f"Time to {target}"] if timed else []),
         "Mean QCID",
     )
     fastest = _best(
@@ -89,7 +91,7 @@ def leaderboard_table(board: Leaderboard) -> Table:
                 Cell(*_spread(row.terminal), best=i == terminal),
                 _difference(row),
                 Cell(_p_value(row)),
-                Cell(*_time(row.seconds_to_target, row.runs), best=i == quickest),
+                *([Cell(*_time(row.seconds_to_target, row.runs), best=i == quickest)] if timed else []),
                 Cell(number(row.qcid.mean) if not math.isnan(row.qcid.mean) else "–", best=i == qcid),
             )
         )
