@@ -104,7 +104,7 @@ def test_the_app_on_an_in_process_grid(name: str, app: Any, kit: Any, simulated:
         grid.add(kit.Node(app["client_app"].app, {"partition-id": number}, latency=0.0), node_id=900 - number)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config, series_id=1)
     app["server_app"].main(grid, context)
-    assert_same(simulated / f"{name}-s7.sqlite", tmp_path / f"{name}.journal", rounds=5)
+    assert_same(simulated / f"{name}-s7.sqlite", tmp_path / f"{name}.sqlite", rounds=5)
 
 
 # One ServerApp goes through all selectors, so that every node describes itself once and not once for each of them.
@@ -153,4 +153,4 @@ def test_a_deployment_of_eight_nodes(kit: Any, simulated: Path, tmp_path: Path) 
         assert done.status == 0 and "raised an exception" not in done.log, done.log
         assert "gave no losses" not in done.log and "brought no model" not in done.log, done.log
     for name in SELECTOR_NAMES:
-        assert_same(simulated / f"{name}-s7.sqlite", tmp_path / "journals" / f"{name}.journal", rounds=2)
+        assert_same(simulated / f"{name}-s7.sqlite", tmp_path / "journals" / f"{name}.sqlite", rounds=2)

@@ -71,7 +71,7 @@ def run_app(federation: Any, folder: Path, wait_for: int) -> None:
     with federation:
         done = federation.run(folder / "my-app", config, timeout=800)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
-    record = read_journal(folder / "journals" / "power-of-choice.journal")
+    record = read_journal(folder / "journals" / "power-of-choice.sqlite")
     assert len(record.cohorts()) == 2 and {r.status for r in record.replies()} == {Status.OK}
     assert (folder / "journals" / "power-of-choice.pt").is_file()
 

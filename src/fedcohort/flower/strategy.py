@@ -6,7 +6,7 @@ Five lines turn an existing ServerApp into one with selection::
     from fedcohort.selectors import PowerOfChoice
 
     strategy = CohortStrategy(
-        PowerOfChoice(), strategy=FedAvg(fraction_train=0.1), journal="run.journal", seed=1
+        PowerOfChoice(), strategy=FedAvg(fraction_train=0.1), journal="run.sqlite", seed=1
     )
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
 """
