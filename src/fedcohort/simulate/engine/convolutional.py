@@ -115,7 +115,8 @@ class _ConvolutionStep(_WeightedStep):
         self.by_weight.copy_(by_weight)
         torch.sum(delta, (0, 2, 3), out=self.by_bias)
         if apart:
-            back, _ = self._backward(delta.contiguous(), self.x, True, False)
+            # Of the input only the shape is used, but its memory format decides which algorithm is taken.
+            back, _ = self._backward(delta.contiguous(), torch.empty(self.x.shape), True, False)
         return back
 
     def _backward(

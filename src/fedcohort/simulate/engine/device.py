@@ -452,13 +452,12 @@ class _Batches:
             if not done:
                 continue
             rates = table.rates(job, local)
-            slots = self.slots[:done, job]
-            slots[:, :wide] = plan.indices
-            slots += table.first[job]
+            self.slots[:done, job] = table.first[job]
+            self.slots[:done, job, :wide] += plan.indices
             numbers = self.numbers[:done, job]
-            numbers[:, :wide] = (-(rates if plain else 1.0) / plan.counts)[:, None]
-            for step in np.flatnonzero(plan.counts < wide):
-                numbers[step, plan.counts[step] :] = 0
+            numbers[:, :wide] = ((rates if plain else 1.0) / -plan.counts)[:, None]
+            per_epoch = -(-int(table.n[job]) // wide)  # the last batch of an epoch is the short one
+            numbers[per_epoch - 1 :: per_epoch, plan.counts.min() : wide] = 0
             numbers[:, -1] = rates
 
 

@@ -141,15 +141,14 @@ class _Convolution(_Layer):
         if saved is not None:
             saved += [patches, (height, width)]
         j = len(vectors)
-        bias = self.bias.of(vectors).unsqueeze(1)
-        y = torch.baddbmm(bias, patches.expand(j, -1, -1), self.weight.of(vectors))
-        if self.pool is None:
-            return y.view(j, batch, high, wide, -1)
-        images = y.view(j * batch, high, wide, -1)
-        pooled, where = self.kernels.pool(images, self.pool)
-        if saved is not None:
-            saved += [images, where]
-        return pooled.view(j, batch, *pooled.shape[1:])
+        y = torch.bmm(patches.expand(j, -1, -1), self.weight.of(vectors)).view(j * batch, high, wide, -1)
+        if self.pool is not None:
+            pooled, where = self.kernels.pool(y, self.pool)
+            if saved is not None:
+                saved += [y, where]
+            y = pooled
+        # The bias is the same for a whole window: added after pooling, it touches a quarter of the numbers.
+        return y.reshape(j, batch, *y.shape[1:]).add_(self.bias.of(vectors)[:, None, None, None])
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         j, batch = delta.shape[:2]
