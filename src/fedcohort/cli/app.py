@@ -15,6 +15,7 @@ from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.explain import explain
+from fedcohort.cli.flower import flower_app
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
 from fedcohort.cli.report import report
@@ -52,6 +53,7 @@ def root(
 for _command in (compare, run, report, explain, dashboard, analytics, check):
     app.command()(_command)
 app.command("list")(list_)
+app.add_typer(flower_app, name="flower")
 
 
 def main() -> None:
