@@ -49,11 +49,11 @@ class FedCBS(Selector[BalancedState]):
     clients of its Figure 3 it finds the balanced three with probability 0.074. With ``swaps`` the drawn cohort is moved
     towards that distribution, one member after the other.
 
-    What swaps are worth depends on who is available (Fashion-MNIST, 5 seeds, ``reproduce/fedcor``, ``reproduce/fedcbs``;
-    accuracy of the last 50 rounds without swaps and with ten). With everybody available they lower QCID further and help:
-    one class per client 0.749 to 0.753, two 0.784 to 0.802, Dirichlet 0.734 to 0.740. With 30% available they make
-    cohorts more alike and cost a little: Dirichlet 0.777 to 0.774, class-imbalanced Case 2 0.742 to 0.735. So the
-    default is the paper's.
+    What swaps are worth depends on who is available (Fashion-MNIST, 5 seeds, ``reproduce/fedcor``,
+    ``reproduce/fedcbs``; accuracy of the last 50 rounds without swaps and with ten). With everybody available they
+    lower QCID further and help: one class per client 0.749 to 0.753, two 0.784 to 0.802, Dirichlet 0.734 to 0.740.
+    With 30% available they make cohorts more alike and cost a little: Dirichlet 0.777 to 0.774, class-imbalanced Case
+    2 0.742 to 0.735. So the default is the paper's.
 
     Deviations from the paper: a client without samples counts as fully imbalanced (the formula would divide by 0, or
     prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of Theorem 3.1 in double
