@@ -1,0 +1,58 @@
+"""Every selector goes with every aggregator and filter, under a scenario that has everything, in lock-step."""
+
+import numpy as np
+import pytest
+
+from fedcohort import SELECTORS
+from fedcohort.aggregators import AGGREGATORS
+from fedcohort.filters import FILTERS
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation
+
+BASE = {
+    "seeds": [1],
+    "data": {"name": "synthetic", "samples": 400, "test_samples": 60, "classes": 4, "shape": [6]},
+    "scenario": {
+        "partition": {"name": "dirichlet", "clients": 15, "alpha": 0.5},
+        "noise": {"level": 0.2},
+        "latency": {"name": "shifted-exponential"},
+        "availability": {"name": "uniform-share", "share": 0.7},
+        "failure": 0.1,
+        "deadline": 0.2,
+        "validation": 0.2,
+        "server_validation": 5,
+    },
+    "model": {"name": "logistic"},
+    "local": {"batch_size": 8, "steps": 2, "lr": 0.05},
+    "run": {"rounds": 6, "cohort": 4, "eval_every": 3, "device": "cpu", "workers": 1},
+}
+
+
+def run_all(tmp_path, variants):
+    selectors = {
+        f"{name}-{i}": {"name": name, **({"warmup": 2, "interval": 2} if name == "fedcor" else {}), **variant}
+        for name in SELECTORS.names()
+        for i, variant in enumerate(variants)
+    }
+    simulation = Simulation(Experiment.from_dict({**BASE, "selectors": selectors}), tmp_path / "out", device="cpu")
+    assert simulation.run() == "finished"
+    results = load(tmp_path / "out")
+    assert {run.state for run in results.runs} == {"finished"}
+    rounds = results.rounds
+    assert len(rounds) == 6 * len(selectors)
+    accuracy = np.array(rounds["accuracy"].to_pylist(), dtype=float)
+    assert np.isfinite(accuracy).sum() == 2 * len(selectors)
+    return results
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_every_selector_with_every_aggregator(tmp_path, part):
+    names = AGGREGATORS.names()[part::2]
+    run_all(tmp_path, [{"aggregator": {"name": name}} for name in names])
+
+
+def test_every_selector_with_every_filter(tmp_path):
+    results = run_all(tmp_path, [{"filter": {"name": name}} for name in FILTERS.names()])
+    kept = [sum(row) for row in results.rounds["kept"].to_pylist()]
+    assert max(kept) > 1
