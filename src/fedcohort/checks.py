@@ -149,13 +149,13 @@ def check_report(
     cells = list(zip(*(column.tolist() for column in columns.values()), strict=True)) if names else [()] * count
     return [
         ReplyRow(
-            ticket=report.ticket,
-            client=client,
-            status=state,
-            kept=keep,
-            late=False,
-            at=now,
-            metrics={name: cell for name, cell in zip(names, row, strict=True) if math.isfinite(cell)},
+            report.ticket,
+            client,
+            state,
+            keep,
+            False,
+            now,
+            {name: cell for name, cell in zip(names, row, strict=True) if math.isfinite(cell)},
         )
         for client, state, keep, row in zip(clients.tolist(), status.tolist(), kept.tolist(), cells, strict=True)
     ]

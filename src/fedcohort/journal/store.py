@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -79,9 +79,8 @@ class CohortRow:
     stop: str | None
 
 
-@dataclass(frozen=True)
-class ReplyRow:
-    """One recorded reply of a client to a cohort."""
+class ReplyRow(NamedTuple):
+    """One recorded reply of a client to a cohort. A tuple, because there are as many as clients that train."""
 
     ticket: int
     client: int
@@ -90,6 +89,11 @@ class ReplyRow:
     late: bool
     at: float
     metrics: Mapping[str, float]
+
+
+def _numbers_as_json(values: Mapping[str, float]) -> str:
+    """Return finite numbers by plain names as JSON; several times faster than the general encoder."""
+    return "{" + ", ".join(f'"{name}": {value!r}' for name, value in values.items()) + "}"
 
 
 def _optional(data: bytes | None) -> AnyArray | None:
@@ -263,10 +267,7 @@ class Journal:
         """Record replies, replacing what was recorded for the same ticket and client."""
         self._db.executemany(
             "INSERT OR REPLACE INTO replies VALUES (?,?,?,?,?,?,?)",
-            [
-                (r.ticket, r.client, int(r.status), int(r.kept), int(r.late), r.at, json.dumps(dict(r.metrics)))
-                for r in replies
-            ],
+            [(r.ticket, r.client, int(r.status), r.kept, r.late, r.at, _numbers_as_json(r.metrics)) for r in replies],
         )
 
     def close_cohort(self, ticket: int) -> None:
