@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort import rng as streams
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.arrays import AnyArray, BoolArray, IntArray, sealed
 from fedcohort.checks import check_answer, check_cohort, check_report, check_signals
 from fedcohort.clients import ClientTable
 from fedcohort.errors import (
@@ -33,18 +33,16 @@ from fedcohort.journal.store import Commit
 from fedcohort.protocol import (
     Answer,
     Cohort,
-    Losses,
-    Outcome,
     Query,
     RoundReport,
     RoundRequest,
     Selector,
     Slate,
     Status,
-    Trial,
 )
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt
+from fedcohort.views import outcome_for, what_was_paid_for
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
@@ -494,7 +492,7 @@ class Session:
         try:
             slate = self._slate(name, request.size, candidates)
             question = shadow.query(state, slate, self._stream(streams.QUERY, name))
-            known = None if question is None else _what_was_paid_for(question, answer, self._table.n)
+            known = None if question is None else what_was_paid_for(question, answer, self._table.n)
             cohort, state = shadow.select(state, slate, known, self._stream(streams.SELECTION, name))
             check_cohort(shadow, cohort, slate)
             sealed_state(state)
@@ -531,7 +529,11 @@ class Session:
             replies += missing
             collected.update({reply.client: reply for reply in missing})
             states = {
-                name: sealed_state(selector.update(self._states[name], self._outcome(name, item.cohort, collected)))
+                name: sealed_state(
+                    selector.update(
+                        self._states[name], outcome_for(selector, self._granted[name], item.cohort, collected)
+                    )
+                )
                 for name, selector in {"": self._selector, **self._shadows}.items()
             }
         with self._journal.event():
@@ -550,24 +552,6 @@ class Session:
             self._prepared = None
         else:
             item.replies.update(collected)
-
-    def _outcome(self, name: str, cohort: Cohort, replies: Mapping[int, ReplyRow]) -> Outcome:
-        selector = self._selector if name == "" else self._shadows[name]
-        rows = [replies[int(c)] for c in cohort.clients]
-        status = np.array([row.status for row in rows], np.int8)
-        metrics: dict[Signal, FloatArray] = {}
-        for signal in selector.requires & REPORT_SIGNALS:
-            values = [row.metrics.get(signal.value, np.nan) if row.status == Status.OK else np.nan for row in rows]
-            metrics[signal] = sealed(np.array(values, np.float64))
-        return Outcome(
-            round=cohort.round,
-            clients=cohort.clients,
-            status=sealed(status),
-            table=self._granted[name],
-            _kept=sealed(np.array([row.kept for row in rows], np.bool_)),
-            _metrics=metrics,
-            _granted=selector.requires,
-        )
 
     def _tell_late(self, report: RoundReport) -> None:
         """Record replies that come after their round was closed; they change no state."""
@@ -609,18 +593,3 @@ class Session:
     def explain(self, round_: int, client: int | str | None = None) -> Explanation:
         """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
         return explain_round(self._journal, round_, client)
-
-
-def _what_was_paid_for(question: Query, answer: Answer | None, n: int) -> Answer:
-    """Answer a shadow's question from what the session's own selector paid for; the rest is NaN."""
-    if isinstance(question, Trial):
-        nothing = np.full((len(question.cohorts), n), np.nan)
-        return Answer(question, {Signal.LOSS_CHANGE: nothing})
-    values = {signal: np.full(len(question.clients), np.nan) for signal in question.signals}
-    if answer is not None and isinstance(answer.query, Losses):
-        known = np.full(n, np.nan)
-        for signal in question.signals & answer.query.signals:
-            known[:] = np.nan
-            known[answer.query.clients] = answer[signal]
-            values[signal] = known[question.clients]
-    return Answer(question, values)
