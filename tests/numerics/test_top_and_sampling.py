@@ -22,6 +22,24 @@ def test_top_k_is_the_top_of_a_sort(scores, k, random):
     assert clean[chosen].tolist() == sorted(clean.tolist(), reverse=True)[:k]
 
 
+@pytest.mark.parametrize("k", [1, 7, 100, 5000, 39_990])
+@pytest.mark.parametrize("heap", ["none", "low", "middle", "high", "all", "few above", "infinite"])
+def test_top_k_of_many_with_a_heap_of_equals(heap, k):
+    """Large arrays go by a sampled guess, wherever most of the scores lie."""
+    rng = np.random.default_rng(5)
+    scores = rng.normal(size=40_000)
+    where = rng.random(40_000) < 0.99
+    value = {"low": -9.0, "middle": 0.3, "high": 9.0, "few above": np.sort(scores)[-20], "infinite": -np.inf}.get(heap)
+    if heap == "all":
+        scores[:] = 1.0
+    elif value is not None:
+        scores[where] = value
+    for generator in (None, rng):
+        chosen = top_k(scores, k, generator)
+        assert len(np.unique(chosen)) == k
+        assert scores[chosen].tolist() == np.sort(scores)[::-1][:k].tolist()
+
+
 @pytest.mark.parametrize("scores", [[1.0, 1.0, 1.0, 0.0], [2.0, 1.0, 1.0, 1.0, 0.5], [5.0, 0.0, 0.0, 0.0]])
 def test_ties_are_broken_evenly(scores):
     scores = np.array(scores)

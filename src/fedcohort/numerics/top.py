@@ -6,6 +6,8 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
 
+_SAMPLE = 1024
+
 
 def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) -> IntArray:
     """Return the positions of the ``k`` largest scores, largest first.
@@ -31,20 +33,31 @@ def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) ->
 def _largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> IntArray:
     """Return the positions of the ``k`` largest of more than ``k`` scores, in no order.
 
-    Bandits give most clients of a large federation one and the same score, the largest or the smallest, and
-    partitioning is an order of magnitude slower among equals: both heaps are set apart first.
+    slower among equals. So a sample guesses a value a little below the threshold: usually k or more scores lie above,
+    slower among equals. So a sample guesses a value a little below the threshold: usually k or more scores lie above it,
+    few enough to partition in no time, or the threshold is the guess itself.
     """
-    low, high = scores.min(), scores.max()
-    tied = np.flatnonzero(scores == high)
-    above: IntArray = np.empty(0, np.int64)
-    if len(tied) < k:
-        middle = np.flatnonzero(scores > low)
-        if len(middle) < k:
-            above, tied = middle, np.flatnonzero(scores == low)
+    part = np.arange(len(scores))
+    if len(scores) > 16 * _SAMPLE:
+        sample = scores[:: len(scores) // _SAMPLE]
+        rank = min(len(sample), int(4 * k * len(sample) / len(scores)) + 16)
+        guess = np.partition(sample, len(sample) - rank)[len(sample) - rank]
+        above = np.flatnonzero(scores > guess)
+        if len(above) >= k:
+            part = above
         else:
-            part = scores if len(middle) == len(scores) else scores[middle]
-            threshold = np.partition(part, len(part) - k)[len(part) - k]
-            above, tied = np.flatnonzero(scores > threshold), np.flatnonzero(scores == threshold)
+            equal = np.flatnonzero(scores == guess)
+            if len(above) + len(equal) >= k:
+                return _filled(above, equal, k, rng)
+    if len(part) == k:
+        return part
+    values = scores[part]
+    threshold = np.partition(values, len(part) - k)[len(part) - k]
+    return _filled(part[values > threshold], part[values == threshold], k, rng)
+
+
+def _filled(above: IntArray, tied: IntArray, k: int, rng: np.random.Generator | None) -> IntArray:
+    """Return ``above`` and as many of ``tied`` as are wanted."""
     wanted = k - len(above)
     if len(tied) > wanted and rng is not None:
         tied = rng.choice(tied, wanted, replace=False)
