@@ -33,8 +33,8 @@ def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) ->
 def _largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> IntArray:
     """Return the positions of the ``k`` largest of more than ``k`` scores, in no order.
 
+    Bandits give most clients of a large federation one and the same score, and partitioning is an order of magnitude
     slower among equals. So a sample guesses a value a little below the threshold: usually k or more scores lie above,
-    slower among equals. So a sample guesses a value a little below the threshold: usually k or more scores lie above it,
     few enough to partition in no time, or the threshold is the guess itself.
     """
     part = np.arange(len(scores))
