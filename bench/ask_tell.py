@@ -105,7 +105,7 @@ def main():
     parser.add_argument("--sizes", default="100,10000,1000000")
     parser.add_argument("--write", default=None, help="append the table to this file")
     arguments = parser.parse_args()
-    names = arguments.selectors.split(",") if arguments.selectors else create("uniform") and SELECTORS.names()
+    names = arguments.selectors.split(",") if arguments.selectors else SELECTORS.names()
     lines = [
         "| selector | N | cohort | best | best / U | median / U | of its own arithmetic |",
         "|---|---|---|---|---|---|---|",

@@ -35,7 +35,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-import fedcohort.selectors  # noqa: F401  # registers them
 from fedcohort.flower import CohortStrategy
 from fedcohort.flower.wire import DESCRIBE, RECORD, Description
 from fedcohort.protocol import SELECTORS

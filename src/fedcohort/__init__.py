@@ -25,8 +25,6 @@ from fedcohort.signals import Signal
 
 def create(name: str, /, **params: object) -> "Selector[object]":
     """Build a registered selector by name, for example ``create("power-of-choice", d=20)``."""
-    import fedcohort.selectors  # noqa: F401  # registers them
-
     return SELECTORS.create(name, **params)
 
 

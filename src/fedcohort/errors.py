@@ -40,6 +40,10 @@ class UnknownNameError(FedcohortError, KeyError):
     __str__ = FedcohortError.__str__  # KeyError would print the repr
 
 
+class RegistryError(FedcohortError, ImportError):
+    """A registry was asked while the package that fills it is still being imported."""
+
+
 class SignalError(FedcohortError, LookupError):
     """A signal was read that nobody declared, or required from a host that cannot supply it."""
 

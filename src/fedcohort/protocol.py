@@ -355,5 +355,5 @@ class Selector(Parameterized, ABC, Generic[State]):
         return dataclasses.replace(fresh, **changes)  # type: ignore[no-any-return]
 
 
-SELECTORS: Registry[Selector[Any]] = Registry("selector")
+SELECTORS: Registry[Selector[Any]] = Registry("selector", package="fedcohort.selectors")
 register = SELECTORS.register

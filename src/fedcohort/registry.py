@@ -1,18 +1,21 @@
 """Things found by name: selectors, filters, aggregators, scenarios, datasets, models.
 
-A name is registered once; a second registration is refused. Packages of other people join through entry points in
-the group ``fedcohort.<kind>s`` (for example ``fedcohort.selectors``).
+A name is registered once; a second registration is refused. A registry knows, by its dotted name, the package whose
+import registers what the library brings along, and imports it when somebody first looks something up; whoever asks
+need not know where things come from. Packages of other people join after that, through entry points in the group
+``fedcohort.<kind>s`` (for example ``fedcohort.selectors``).
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from fedcohort.errors import ParameterError, UnknownNameError
+from fedcohort.errors import ParameterError, RegistryError, UnknownNameError
 from fedcohort.params import parameters
 
 T = TypeVar("T")
@@ -36,17 +39,26 @@ class Registry(Generic[T]):
     ----------
     kind : str
         What is registered, in the singular ("selector"); used in messages and for the entry-point group.
+    package : str, optional
+        Dotted name of the package whose import registers the library's own. Without one, the module that makes the
+        registry fills it as well.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind = kind
+        self.package = package
         self._items: dict[str, Callable[..., T]] = {}
+        self._package_imported = package is None
         self._plugins_loaded = False
 
     def register(self, name: str) -> Callable[[Callable[..., T]], Any]:
-        """Return a decorator that registers a class under ``name`` and sets its ``name`` attribute."""
+        """Return a decorator that registers a class under ``name`` and sets its ``name`` attribute.
+
+        The library's own come first, so that a name of theirs is refused to whoever takes it, and not to them.
+        """
 
         def decorate(item: Callable[..., T]) -> Callable[..., T]:
+            self._import_package()
             if name in self._items:
                 raise ParameterError(f"The {self.kind} name {name!r} is taken by {self._items[name]!r}.")
             self._items[name] = item
@@ -55,6 +67,27 @@ class Registry(Generic[T]):
             return item
 
         return decorate
+
+    def _import_package(self) -> bool:
+        """Import the package that fills the registry, once; False while that very import is still under way."""
+        if not self._package_imported:
+            assert self.package is not None
+            module = importlib.import_module(self.package)  # another thread's import is waited for, our own is not
+            self._package_imported = not getattr(module.__spec__, "_initializing", False)
+        return self._package_imported
+
+    def _fill(self) -> bool:
+        """Import all that registers itself here, once; False when it is too early to know everything."""
+        if not self._import_package():
+            return False
+        self._load_plugins()
+        return True
+
+    def _too_early(self, wanted: str) -> RegistryError:
+        return RegistryError(
+            f"{wanted} cannot be told yet: {self.package}, which registers the {self.kind}s, is still being imported.",
+            hint="look it up when it is used, inside a function, not while modules are imported",
+        )
 
     def _load_plugins(self) -> None:
         if self._plugins_loaded:
@@ -68,13 +101,13 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        self._load_plugins()
+        if not self._fill():
+            raise self._too_early(f"The names of all {self.kind}s")
         return sorted(self._items)
 
     def get(self, name: str) -> Callable[..., T]:
         """Return what is registered under ``name``; the error names the nearest one."""
-        self._load_plugins()
-        if name not in self._items:
+        if name not in self:
             near = nearest(name, self.names())
             hint = f"did you mean {near!r}?" if near else None
             raise UnknownNameError(f"There is no {self.kind} {name!r}. Known: {', '.join(self.names())}.", hint=hint)
@@ -95,7 +128,9 @@ class Registry(Generic[T]):
         return item(**params)
 
     def __contains__(self, name: str) -> bool:
-        self._load_plugins()
+        complete = self._fill()
+        if name not in self._items and not complete:
+            raise self._too_early(f"Whether there is a {self.kind} {name!r}")
         return name in self._items
 
     def __iter__(self) -> Iterator[str]:

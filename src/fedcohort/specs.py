@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
                 f"The journal {path} was written with the unregistered selector {spec['class']}.",
                 hint="pass it: Session.open(path, selector=...)",
             )
-        if spec["name"] not in SELECTORS:
-            importlib.import_module("fedcohort.selectors")
         return SELECTORS.create(spec["name"], **spec["params"])
     now = describe(given)
     ours = (spec["name"] or spec["class"], _plain(spec["params"]))

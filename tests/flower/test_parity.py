@@ -13,7 +13,6 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-import fedcohort.selectors  # noqa: F401  # registers them
 from fedcohort.cli.flower import rendered
 from fedcohort.journal import read_journal
 from fedcohort.protocol import SELECTORS, Status

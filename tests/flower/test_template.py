@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import fedcohort.selectors  # noqa: F401  # registers them
 from fedcohort.cli.flower import flower_app, rendered
 from fedcohort.errors import InputError, UnknownNameError
 from fedcohort.journal import read_journal

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import fedcohort.selectors  # noqa: F401  # registers them
 from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.protocol import SELECTORS, Answer, Losses, RoundReport, RoundRequest, Status
 from fedcohort.session import Session

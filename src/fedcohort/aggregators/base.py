@@ -135,4 +135,4 @@ class Aggregator(Parameterized, ABC):
         return result
 
 
-AGGREGATORS: Registry[Aggregator] = Registry("aggregator")
+AGGREGATORS: Registry[Aggregator] = Registry("aggregator", package="fedcohort.aggregators")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import re
 from enum import StrEnum
@@ -29,11 +28,10 @@ class Kind(StrEnum):
 
 
 def registry(kind: Kind) -> Registry[Any]:
-    """Return the registry of a kind, importing what registers itself there."""
+    """Return the registry of a kind."""
     if kind is Kind.SELECTORS:
         from fedcohort.protocol import SELECTORS
 
-        importlib.import_module("fedcohort.selectors")
         return SELECTORS
     if kind is Kind.FILTERS:
         from fedcohort.filters import FILTERS

@@ -133,7 +133,7 @@ class Filter(Parameterized, ABC):
         return self.judge(replies).kept
 
 
-FILTERS: Registry[Filter] = Registry("filter")
+FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.filters")
 
 
 @FILTERS.register("keep-all")

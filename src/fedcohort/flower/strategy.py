@@ -247,6 +247,4 @@ def _check(name: str, value: object, constraint: Constraint) -> None:
 
 
 def _named(name: str) -> Selector[Any]:
-    import fedcohort.selectors  # noqa: F401  # registers them
-
     return SELECTORS.create(name)

@@ -20,7 +20,7 @@ from fedcohort.errors import InputError, ScenarioError
 from fedcohort.params import Parameterized
 from fedcohort.registry import Registry
 
-PARTITIONS: Registry[Partition] = Registry("partition")
+PARTITIONS: Registry[Partition] = Registry("partition", package="fedcohort.scenario")
 
 
 @dataclass(frozen=True, eq=False)

@@ -363,8 +363,6 @@ def _seeds(value: Any) -> list[int]:
 
 
 def _build(table: Mapping[str, Any]) -> Experiment:
-    import fedcohort.selectors  # noqa: F401  # registers them
-
     _check_top(table)
     name = table.get("name", "experiment")
     if not _Text().admits(name):
