@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedcohort.cli.experiment import DeviceOption, SetOption
-from fedcohort.cli.output import Format, FormatOption, QuietOption, err, out, print_json, table
+from fedcohort.cli.options import (
+    BaseArgument,
+    DataOption,
+    DeviceOption,
+    FolderOption,
+    FormatOption,
+    QuietOption,
+    SetOption,
+)
+from fedcohort.cli.output import Format, err, out, print_json, table
 from fedcohort.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,11 +63,9 @@ def _rows(found: Ranking, names: list[str], truth: FloatArray | None) -> list[di
 
 
 def analytics(
-    config: Annotated[
-        str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
-    ] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Dataset, e.g. digits, synthetic, fashion-mnist.")] = None,
-    folder: Annotated[str | None, typer.Option("--folder", help="Where the dataset's files are.")] = None,
+    config: BaseArgument = None,
+    data: DataOption = None,
+    folder: FolderOption = None,
     scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedacs-high.")] = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=2, help="Clients per round.")] = None,
     rounds: Annotated[

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.output import Format, FormatOption, err, out, print_json, table
+from fedcohort.cli.options import FormatOption
+from fedcohort.cli.output import Format, err, out, print_json, table
 from fedcohort.errors import InputError, UnknownNameError
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.experiment import (
+from fedcohort.cli.experiment import launch
+from fedcohort.cli.options import (
     AddressOption,
+    BaseArgument,
+    DataOption,
     DeviceOption,
     EngineOption,
+    FolderOption,
+    FormatOption,
     OutOption,
+    QuietOption,
     SetOption,
     TrackOption,
-    execute,
-    open_experiment,
 )
-from fedcohort.cli.output import Format, FormatOption, QuietOption, err
+from fedcohort.cli.output import Format, err
 
 _FILTERED = ("fedcm-ucb", "fedcm-ts")  # their reward is that the filter kept a model
 
@@ -75,15 +78,13 @@ def supply(table: dict[str, Any]) -> list[str]:
 
 
 def compare(
-    config: Annotated[
-        str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
-    ] = None,
+    config: BaseArgument = None,
     selectors: Annotated[
         str | None, typer.Option("--selectors", help="Names separated by commas, e.g. uniform,fedcor,fedcbs.")
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds, or a list such as 1,5,7.")] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Dataset, e.g. digits, synthetic, fashion-mnist.")] = None,
-    folder: Annotated[str | None, typer.Option("--folder", help="Where the dataset's files are.")] = None,
+    data: DataOption = None,
+    folder: FolderOption = None,
     scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedcor-1spc.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model, e.g. mlp, logistic, lenet.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training.")] = None,
@@ -138,13 +139,13 @@ def compare(
     table = override(table, set_ or [])
     for text in supply(table):
         err(quiet).print(f"note: {text}", highlight=False)
-    simulation = open_experiment(
+    launch(
         Experiment.from_dict(table),
-        resume=None,
         out_dir=out,
         device=device,
-        address=address,
         engine=engine,
-        command=" ".join(["fedcohort", *sys.argv[1:]]),
+        address=address,
+        track=track,
+        quiet=quiet,
+        format=format,
     )
-    execute(simulation, quiet=quiet, format=format, track=track or [])

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.output import QuietOption, out
+from fedcohort.cli.options import QuietOption
+from fedcohort.cli.output import out
 
 
 def dashboard(

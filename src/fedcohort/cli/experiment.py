@@ -1,15 +1,16 @@
-"""What ``run``, ``compare`` and ``analytics`` share: live progress, Ctrl-C, the table at the end."""
+"""What ``run`` and ``compare`` share: live progress, Ctrl-C, the table at the end."""
 
 from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console, Group
@@ -32,25 +33,6 @@ DIVERGED = 3
 INTERRUPTED = 130
 _SHOWN = 12  # rows of the live table
 _LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
-
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a key of the configuration, e.g. run.rounds=50."),
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Where to write; default runs/NAME-TIME.", file_okay=False)
-]
-ResumeOption = Annotated[
-    Path | None, typer.Option("--resume", help="Continue the experiment in this directory.", file_okay=False)
-]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
-TrackOption = Annotated[
-    list[str] | None, typer.Option("--track", help="Also write to tensorboard, mlflow or wandb; may be repeated.")
-]
-AddressOption = Annotated[
-    str | None, typer.Option("--address", help="Address of a Ray cluster; without one a local Ray is started.")
-]
 
 
 class LiveProgress(Listener):
@@ -152,25 +134,35 @@ def _graceful(simulation: Simulation, console: Console) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def open_experiment(
+def launch(
     experiment: Experiment | None,
     *,
-    resume: Path | None,
+    resume: Path | None = None,
     out_dir: Path | None,
     device: str | None,
-    address: str | None,
     engine: str | None,
-    command: str,
-) -> Simulation:
-    """Prepare a new experiment or continue one; everything is checked when this returns."""
+    address: str | None,
+    track: Sequence[str] | None,
+    quiet: bool,
+    format: Format,
+) -> None:
+    """Run a new experiment, or continue the one in ``resume``, as the options of the command line say.
+
+    Everything is checked before the first round.
+    """
     runner = _runner()
     if resume is not None:
         simulation: Simulation = runner.Simulation.open(resume, device=device, engine=engine, address=address)
-        return simulation
-    assert experiment is not None
-    path = out_dir or runner.default_out(experiment.name)
-    fresh: Simulation = runner.Simulation(experiment, path, device=device, address=address, command=command)
-    return fresh
+    else:
+        assert experiment is not None
+        simulation = runner.Simulation(
+            experiment,
+            out_dir or runner.default_out(experiment.name),
+            device=device,
+            address=address,
+            command=" ".join(["fedcohort", *sys.argv[1:]]),
+        )
+    _execute(simulation, quiet=quiet, format=format, track=track or ())
 
 
 def _runner() -> Any:
@@ -185,7 +177,7 @@ def _runner() -> Any:
     return runner
 
 
-def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str] = ()) -> None:
+def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str]) -> None:
     """Run an experiment to its end, print the table, leave with the right exit code."""
     console = err(quiet)
     if track:

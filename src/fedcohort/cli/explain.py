@@ -10,7 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedcohort.cli.output import Format, FormatOption, out, print_json
+from fedcohort.cli.options import FormatOption
+from fedcohort.cli.output import Format, out, print_json
 from fedcohort.journal import ScoreRow
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.output import Format, FormatOption, out, print_json, table
+from fedcohort.cli.options import FormatOption
+from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.params import parameters
 from fedcohort.registry import Registry
 

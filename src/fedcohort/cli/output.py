@@ -6,10 +6,9 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -21,10 +20,6 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="Print a table for people or JSON for machines.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")]
 
 
 def out() -> Console:

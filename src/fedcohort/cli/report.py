@@ -11,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedcohort.cli.output import Format, FormatOption, QuietOption, err, out, print_json
+from fedcohort.cli.options import FormatOption, QuietOption
+from fedcohort.cli.output import Format, err, out, print_json
 from fedcohort.errors import InputError
 from fedcohort.report.figures import percent
 from fedcohort.report.page import Section, assemble, build_report

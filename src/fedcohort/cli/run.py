@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import (
+from fedcohort.cli.experiment import launch
+from fedcohort.cli.options import (
     AddressOption,
     DeviceOption,
     EngineOption,
+    FormatOption,
     OutOption,
-    ResumeOption,
+    QuietOption,
     SetOption,
     TrackOption,
-    execute,
-    open_experiment,
 )
-from fedcohort.cli.output import Format, FormatOption, QuietOption
+from fedcohort.cli.output import Format
 
 
 def run(
@@ -28,7 +27,9 @@ def run(
     ] = None,
     set_: SetOption = None,
     out: OutOption = None,
-    resume: ResumeOption = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Continue the experiment in this directory.", file_okay=False)
+    ] = None,
     device: DeviceOption = None,
     engine: EngineOption = None,
     address: AddressOption = None,
@@ -53,13 +54,14 @@ def run(
 
         changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
         experiment = Experiment.from_dict(override(find_table(config), changes))
-    simulation = open_experiment(
+    launch(
         experiment,
-        resume=None if resume is None else Path(resume),
+        resume=resume,
         out_dir=out,
         device=device,
-        address=address,
         engine=engine,
-        command=" ".join(["fedcohort", *sys.argv[1:]]),
+        address=address,
+        track=track,
+        quiet=quiet,
+        format=format,
     )
-    execute(simulation, quiet=quiet, format=format, track=track or [])

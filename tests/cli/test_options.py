@@ -1,0 +1,36 @@
+"""An option that several commands have means the same in all of them."""
+
+import typer
+
+from fedcohort.cli.app import app
+
+COMMANDS = typer.main.get_command(app).commands
+EXPERIMENT = ["set_", "out", "device", "engine", "address", "track", "quiet", "format"]
+
+
+def option(command, name):
+    """Return all that a user sees of an option."""
+    found = next(item for item in COMMANDS[command].params if item.name == name)
+    return found.opts, found.help, found.metavar, found.multiple, found.default, found.type.to_info_dict()
+
+
+def test_run_and_compare_share_the_options_of_an_experiment():
+    ours = [item.name for item in COMMANDS["run"].params]
+    theirs = [item.name for item in COMMANDS["compare"].params]
+    assert [name for name in ours if name in theirs] == ["config", *EXPERIMENT]
+    for name in EXPERIMENT:
+        assert option("run", name) == option("compare", name)
+
+
+def test_compare_and_analytics_share_what_they_begin_with():
+    for name in ("data", "folder", "set_", "device", "quiet", "format"):
+        assert option("compare", name) == option("analytics", name)
+    helps = {next(item for item in COMMANDS[c].params if item.name == "config").help for c in ("compare", "analytics")}
+    assert len(helps) == 1
+
+
+def test_format_and_quiet_mean_the_same_everywhere():
+    for name in ("format", "quiet"):
+        having = [command for command, made in COMMANDS.items() if name in [item.name for item in made.params]]
+        assert len(having) >= 5
+        assert all(option(command, name) == option("run", name) for command in having)
