@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, FloatArray
+from fedcohort.arrays import AnyArray, FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.errors import DuplicateReportError, InputError, SelectorError, SignalError
-from fedcohort.journal import ReplyRow
+from fedcohort.journal import ReplyBlock
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
 from fedcohort.signals import REPORT_SIGNALS, TABLE_SIGNALS, Signal
 from fedcohort.specs import selector_name
+
+_STATUSES = frozenset(int(status) for status in Status)
 
 
 def check_signals(
@@ -99,24 +101,16 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
 
 
 def check_report(
-    selector: Selector[Any], table: ClientTable, cohort: Cohort, reported: frozenset[int], report: RoundReport
-) -> list[ReplyRow]:
-    """Check a report and return one row per reported client.
+    selector: Selector[Any], table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], report: RoundReport
+) -> ReplyBlock:
+    """Check a report and return what it says by columns.
 
-    ``reported`` are the clients of the cohort that earlier partial reports named.
+    ``earlier`` is what partial reports said about the same cohort before.
     """
     clients = table.indices(report.clients)
-    asked = set(cohort.clients.tolist())
-    seen: set[int] = set()
-    for c in clients.tolist():
-        if c not in asked:
-            raise InputError(
-                f"The report for ticket {report.ticket} names client {table.name(c)!r}, which was not asked "
-                f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
-            )
-        if c in seen or c in reported:
-            raise DuplicateReportError(f"Client {table.name(c)!r} was reported already for ticket {report.ticket}.")
-        seen.add(c)
+    # Most hosts report a whole cohort in its own order, where nothing can be named twice or wrongly.
+    if earlier or not np.array_equal(clients, cohort.clients):
+        _check_reported(table, cohort, earlier, report.ticket, clients)
     count = len(clients)
     status = _statuses(report, count)
     kept = np.ones(count, np.bool_) if report.kept is None else np.array(report.kept)
@@ -128,14 +122,18 @@ def check_report(
             raise InputError(
                 f"A report's metrics are named by signals ({', '.join(sorted(REPORT_SIGNALS))}). Got {signal!r}."
             )
-        column = np.asarray(values, np.float64)
+        column = np.array(values, np.float64)
         if column.shape != (count,):
             raise InputError(
                 f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
             )
-        columns[Signal(signal).value] = column
-        status = np.where((status == Status.OK) & ~np.isfinite(column), Status.INVALID, status)
-    if (status == Status.OK).any():
+        finite = np.isfinite(column)
+        if not finite.all():
+            column[~finite] = np.nan
+            status[(status == Status.OK) & ~finite] = Status.INVALID
+        columns[Signal(signal).value] = sealed(column)
+    ok = status == Status.OK
+    if ok.any():
         for signal in sorted((selector.requires & REPORT_SIGNALS) - {Signal.KEPT}):
             if signal.value not in columns:
                 raise SignalError(
@@ -143,31 +141,35 @@ def check_report(
                     f"the selector {selector_name(selector)} requires.",
                     hint=signal.supplied_by,
                 )
-    now = time.time()
-    kept &= status == Status.OK
-    names = list(columns)
-    cells = list(zip(*(column.tolist() for column in columns.values()), strict=True)) if names else [()] * count
-    return [
-        ReplyRow(
-            report.ticket,
-            client,
-            state,
-            keep,
-            False,
-            now,
-            {name: cell for name, cell in zip(names, row, strict=True) if math.isfinite(cell)},
-        )
-        for client, state, keep, row in zip(clients.tolist(), status.tolist(), kept.tolist(), cells, strict=True)
-    ]
+    kept &= ok
+    return ReplyBlock(report.ticket, time.time(), False, clients, sealed(status), sealed(kept), columns)
+
+
+def _check_reported(
+    table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], ticket: int, clients: IntArray
+) -> None:
+    """Refuse clients that were not asked or that are reported twice."""
+    asked = set(cohort.clients.tolist())
+    seen = {client for block in earlier for client in block.clients.tolist()}
+    for c in clients.tolist():
+        if c not in asked:
+            raise InputError(
+                f"The report for ticket {ticket} names client {table.name(c)!r}, which was not asked "
+                f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
+            )
+        if c in seen:
+            raise DuplicateReportError(f"Client {table.name(c)!r} was reported already for ticket {ticket}.")
+        seen.add(c)
 
 
 def _statuses(report: RoundReport, count: int) -> AnyArray:
+    """Return a new (count,) array of statuses."""
     if report.status is None:
-        return np.zeros(count, np.int64)
+        return np.zeros(count, np.int8)
     status = np.asarray(report.status, np.int64)
-    if status.shape != (count,) or not set(status.tolist()) <= {int(s) for s in Status}:
+    if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
         raise InputError(
             f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "
             f"{count} reported clients. Got {report.status!r}."
         )
-    return status
+    return status.astype(np.int8)

@@ -5,6 +5,7 @@ Inside fedcohort a client is a dense index 0..N-1; outside it has the name its h
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -256,6 +257,11 @@ class ClientTable:
             raise UnknownNameError(f"There is no client {client}; the federation has clients 0 to {self.n - 1}.")
         return self._names[client] if self._names is not None else str(client)
 
+    def names_of(self, clients: IntArray) -> tuple[str, ...]:
+        """Return the host's names of dense indices that are known to be in range."""
+        names = self._names
+        return tuple(map(str, clients.tolist()) if names is None else [names[client] for client in clients.tolist()])
+
     @cached_property
     def _index(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.names)}
@@ -275,6 +281,10 @@ class ClientTable:
     def indices(self, clients: Sequence[str] | Sequence[int] | AnyArray) -> IntArray:
         """Return dense indices for names or indices, checked."""
         if not isinstance(clients, np.ndarray) and any(isinstance(c, str) for c in clients):
+            if self._names is not None:
+                known = self._index
+                with contextlib.suppress(KeyError):  # a name nobody has is looked up again below, for its error
+                    return frozen([known[str(c)] for c in clients], np.int64)
             return frozen([self.index(str(c)) for c in clients], np.int64)
         array = np.asarray(clients)
         if array.size and array.dtype.kind not in "iu":

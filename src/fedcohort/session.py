@@ -26,7 +26,7 @@ from fedcohort.errors import (
     InputError,
     TicketError,
 )
-from fedcohort.journal import CohortRow, Explanation, Journal, ReplyRow, explain_round, is_blank
+from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
 from fedcohort.journal.codec import sealed_state
 from fedcohort.journal.explain import recorded_scores
 from fedcohort.journal.store import Commit
@@ -42,7 +42,7 @@ from fedcohort.protocol import (
 )
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt
-from fedcohort.views import outcome_for, what_was_paid_for
+from fedcohort.views import in_cohort_order, outcome_for, what_was_paid_for
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
@@ -53,7 +53,7 @@ class _Open:
     """A cohort that has not been told completely."""
 
     cohort: Cohort
-    replies: dict[int, ReplyRow]
+    told: list[ReplyBlock]
 
 
 @dataclass
@@ -192,8 +192,7 @@ class Session:
         self._ticket = last_ticket + 1
         self._open = {}
         for row in journal.cohorts(pending=True):
-            replies = {reply.client: reply for reply in journal.replies(row.ticket)}
-            self._open[row.ticket] = _Open(self._cohort_from(row), replies)
+            self._open[row.ticket] = _Open(self._cohort_from(row), journal.reply_blocks(row.ticket))
         self._prepared = None
         self._host_state = meta["host"]
         return self
@@ -224,7 +223,7 @@ class Session:
             stop=row.stop,
             round=row.round,
             ticket=row.ticket,
-            names=tuple(self._table.name(int(c)) for c in row.clients),
+            names=self._table.names_of(row.clients),
         )
 
     def close(self) -> None:
@@ -452,7 +451,7 @@ class Session:
             cohort,
             round=self._round,
             ticket=self._ticket,
-            names=tuple(self._table.name(int(c)) for c in cohort.clients),
+            names=self._table.names_of(cohort.clients),
         )
         now = time.time()
         row = CohortRow(
@@ -478,7 +477,7 @@ class Session:
                 self._journal.save_state(name, state)
         self._states = states
         if cohort.size:
-            self._open[cohort.ticket] = _Open(cohort, {})
+            self._open[cohort.ticket] = _Open(cohort, [])
         self._round += 1
         self._ticket += 1
         self._prepared = None
@@ -516,28 +515,25 @@ class Session:
         if item is None:
             self._tell_late(report)
             return
-        replies = check_report(self._selector, self._table, item.cohort, frozenset(item.replies), report)
-        collected = {**item.replies, **{reply.client: reply for reply in replies}}
+        cohort = item.cohort
+        news = [check_report(self._selector, self._table, cohort, item.told, report)]
         states = self._states
         if report.complete:
-            now = time.time()
-            missing = [
-                ReplyRow(report.ticket, int(c), Status.MISSING, False, False, now, {})
-                for c in item.cohort.clients
-                if int(c) not in collected
-            ]
-            replies += missing
-            collected.update({reply.client: reply for reply in missing})
+            if sum(len(block.clients) for block in (*item.told, *news)) < cohort.size:
+                named = np.concatenate([block.clients for block in (*item.told, *news)])
+                missing = cohort.clients[~np.isin(cohort.clients, named)]
+                news.append(ReplyBlock.alike(report.ticket, time.time(), missing, Status.MISSING))
+            whole = in_cohort_order(cohort, [*item.told, *news])
             states = {
                 name: sealed_state(
-                    selector.update(
-                        self._states[name], outcome_for(selector, self._granted[name], item.cohort, collected)
-                    )
+                    selector.update(self._states[name], outcome_for(selector, self._granted[name], cohort, whole))
                 )
                 for name, selector in {"": self._selector, **self._shadows}.items()
             }
         with self._journal.event():
-            self._journal.add_replies(replies)
+            for block in news:
+                if len(block.clients):
+                    self._journal.add_replies(block)
             if report.complete:
                 self._journal.close_cohort(report.ticket)
                 for name, state in states.items():
@@ -551,7 +547,7 @@ class Session:
             del self._open[report.ticket]
             self._prepared = None
         else:
-            item.replies.update(collected)
+            item.told += news
 
     def _tell_late(self, report: RoundReport) -> None:
         """Record replies that come after their round was closed; they change no state."""
@@ -573,10 +569,8 @@ class Session:
                 )
         if not len(clients):
             raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")
-        now = time.time()
-        rows = [ReplyRow(report.ticket, int(c), Status.LATE, False, True, now, {}) for c in clients]
         with self._journal.event():
-            self._journal.add_replies(rows)
+            self._journal.add_replies(ReplyBlock.alike(report.ticket, time.time(), clients, Status.LATE, late=True))
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard."""

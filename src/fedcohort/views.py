@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedcohort.arrays import FloatArray, sealed
 from fedcohort.clients import ClientTable
-from fedcohort.journal import ReplyRow
+from fedcohort.journal import ReplyBlock
 from fedcohort.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Status, Trial
 from fedcohort.signals import REPORT_SIGNALS, Signal
 
 
-def outcome_for(
-    selector: Selector[Any], table: ClientTable, cohort: Cohort, replies: Mapping[int, ReplyRow]
-) -> Outcome:
-    """Return a complete round as ``selector`` may see it through ``table``, which grants only what it declared."""
-    rows = [replies[int(c)] for c in cohort.clients]
-    status = np.array([row.status for row in rows], np.int8)
+def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
+    """Return reports that together name every client of a cohort once as one block, in the order of the cohort."""
+    if len(blocks) == 1 and np.array_equal(blocks[0].clients, cohort.clients):
+        return blocks[0]
+    order = np.argsort(cohort.clients)
+    status = np.full(cohort.size, Status.MISSING, np.int8)
+    kept = np.zeros(cohort.size, np.bool_)
+    metrics: dict[str, FloatArray] = {}
+    for block in blocks:
+        at = order[np.searchsorted(cohort.clients, block.clients, sorter=order)]
+        status[at] = block.status
+        kept[at] = block.kept
+        for name, column in block.metrics.items():
+            metrics.setdefault(name, np.full(cohort.size, np.nan))[at] = column
+    return ReplyBlock(
+        cohort.ticket,
+        max(block.at for block in blocks),
+        False,
+        cohort.clients,
+        sealed(status),
+        sealed(kept),
+        {name: sealed(column) for name, column in metrics.items()},
+    )
+
+
+def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, replies: ReplyBlock) -> Outcome:
+    """Return a complete round as ``selector`` may see it through ``table``, which grants only what it declared.
+
+    ``replies`` has the cohort's clients in the cohort's order.
+    """
+    ok = replies.status == Status.OK
     metrics: dict[Signal, FloatArray] = {}
     for signal in selector.requires & REPORT_SIGNALS:
-        values = [row.metrics.get(signal.value, np.nan) if row.status == Status.OK else np.nan for row in rows]
-        metrics[signal] = sealed(np.array(values, np.float64))
+        column = replies.metrics.get(signal.value)
+        metrics[signal] = sealed(np.full(cohort.size, np.nan) if column is None else np.where(ok, column, np.nan))
     return Outcome(
         round=cohort.round,
         clients=cohort.clients,
-        status=sealed(status),
+        status=replies.status,
         table=table,
-        _kept=sealed(np.array([row.kept for row in rows], np.bool_)),
+        _kept=replies.kept,
         _metrics=metrics,
         _granted=selector.requires,
     )

@@ -5,13 +5,15 @@ written. Resume, explanations, shadow selectors, reports and the dashboard all r
 """
 
 from fedcohort.journal.explain import Explanation, ScoreRow, explain_round
-from fedcohort.journal.store import SCHEMA_VERSION, CohortRow, Journal, ReplyRow, is_blank, read_journal
+from fedcohort.journal.replies import ReplyBlock, ReplyRow
+from fedcohort.journal.store import SCHEMA_VERSION, CohortRow, Journal, is_blank, read_journal
 
 __all__ = [
     "SCHEMA_VERSION",
     "CohortRow",
     "Explanation",
     "Journal",
+    "ReplyBlock",
     "ReplyRow",
     "ScoreRow",
     "explain_round",

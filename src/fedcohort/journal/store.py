@@ -13,10 +13,10 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -34,8 +34,9 @@ from fedcohort.journal.codec import (
     unpack,
     unpack_many,
 )
+from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 kept a row for each client's reply
 _APPLICATION_ID = 0x46434A31  # "FCJ1"
 _SMALL_FIELD = 1 << 16  # bytes below which a changed array is simply written whole
 _SCHEMA = """
@@ -47,9 +48,8 @@ CREATE TABLE cohorts (
     weights BLOB, work BLOB, notes TEXT NOT NULL, stop TEXT);
 CREATE INDEX cohorts_round ON cohorts (round);
 CREATE TABLE replies (
-    ticket INTEGER NOT NULL, client INTEGER NOT NULL, status INTEGER NOT NULL, kept INTEGER NOT NULL,
-    late INTEGER NOT NULL DEFAULT 0, at REAL NOT NULL, metrics TEXT NOT NULL,
-    PRIMARY KEY (ticket, client)) WITHOUT ROWID;
+    id INTEGER PRIMARY KEY, ticket INTEGER NOT NULL, at REAL NOT NULL, late INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE INDEX replies_ticket ON replies (ticket);
 CREATE TABLE scores (
     ticket INTEGER NOT NULL, selector TEXT NOT NULL, picked BLOB NOT NULL, arrays BLOB, note TEXT,
     PRIMARY KEY (ticket, selector));
@@ -77,23 +77,6 @@ class CohortRow:
     work: FloatArray | None
     notes: Mapping[str, Any]
     stop: str | None
-
-
-class ReplyRow(NamedTuple):
-    """One recorded reply of a client to a cohort. A tuple, because there are as many as clients that train."""
-
-    ticket: int
-    client: int
-    status: int
-    kept: bool
-    late: bool
-    at: float
-    metrics: Mapping[str, float]
-
-
-def _numbers_as_json(values: Mapping[str, float]) -> str:
-    """Return finite numbers by plain names as JSON; several times faster than the general encoder."""
-    return "{" + ", ".join(f'"{name}": {value!r}' for name, value in values.items()) + "}"
 
 
 def _optional(data: bytes | None) -> AnyArray | None:
@@ -263,11 +246,11 @@ class Journal:
         body = None if arrays is None else pack_many(arrays)
         self._db.execute("INSERT INTO scores VALUES (?,?,?,?,?)", (ticket, selector, pack(picked), body, note))
 
-    def add_replies(self, replies: Sequence[ReplyRow]) -> None:
-        """Record replies, replacing what was recorded for the same ticket and client."""
-        self._db.executemany(
-            "INSERT OR REPLACE INTO replies VALUES (?,?,?,?,?,?,?)",
-            [(r.ticket, r.client, int(r.status), r.kept, r.late, r.at, _numbers_as_json(r.metrics)) for r in replies],
+    def add_replies(self, block: ReplyBlock) -> None:
+        """Record the replies of one report; they take the place of what was recorded for the same clients before."""
+        self._db.execute(
+            "INSERT INTO replies (ticket, at, late, data) VALUES (?,?,?,?)",
+            (block.ticket, block.at, block.late, block.encoded()),
         )
 
     def close_cohort(self, ticket: int) -> None:
@@ -392,14 +375,15 @@ class Journal:
         bits = np.unpackbits(np.frombuffer(zlib.decompress(mask), np.uint8))
         return np.flatnonzero(bits[:n])
 
-    def replies(self, ticket: int | None = None) -> list[ReplyRow]:
-        """Return replies, of one cohort or all."""
+    def reply_blocks(self, ticket: int | None = None) -> list[ReplyBlock]:
+        """Return the replies as they were reported, of one cohort or all, oldest first."""
         where, arguments = ("", ()) if ticket is None else ("WHERE ticket = ?", (ticket,))
-        rows = self._db.execute(
-            f"SELECT ticket, client, status, kept, late, at, metrics FROM replies {where} ORDER BY ticket, client",
-            arguments,
-        )
-        return [ReplyRow(t, c, s, bool(k), bool(late), at, json.loads(m)) for t, c, s, k, late, at, m in rows]
+        rows = self._db.execute(f"SELECT ticket, at, late, data FROM replies {where} ORDER BY id", arguments)
+        return [ReplyBlock.decoded(t, at, bool(late), data) for t, at, late, data in rows]
+
+    def replies(self, ticket: int | None = None) -> list[ReplyRow]:
+        """Return what became of each client, of one cohort or all, ordered by ticket and client."""
+        return newest(self.reply_blocks(ticket))
 
     def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
         """Return by selector ('' is the session's own): picked clients, stored score arrays, note."""
@@ -492,7 +476,7 @@ def _checked(path: Path, lock: IO[bytes] | None, *, readonly: bool = False) -> s
             raise JournalError(
                 f"The journal {path} has schema version {version}; this fedcohort ({fedcohort.__version__}) reads "
                 f"version {SCHEMA_VERSION}.",
-                hint="use the version of fedcohort that wrote it" if version > SCHEMA_VERSION else None,
+                hint="use the version of fedcohort that wrote it, or start a new journal",
             )
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
