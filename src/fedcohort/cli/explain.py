@@ -81,6 +81,6 @@ def _style(row: ScoreRow, why: Why) -> str:
 def _cells(row: ScoreRow, why: Why, scored: bool) -> list[str]:
     cells = [row.name, "yes" if row.picked else "no"]
     if scored:
-        cells += ["" if row.rank is None else str(row.rank), "" if row.score is None else f"{row.score:.4g}"]
+        cells += [row.place(), "" if row.score is None else f"{row.score:.4g}"]
         cells += [f"{row.parts[part]:.3g}" if part in row.parts else "" for part in why.parts]
     return cells

@@ -22,14 +22,32 @@ _RUNNERS_UP = 64  # beyond, the picked ones and so many of the next best
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One candidate's score in one round."""
+    """One candidate's score in one round.
+
+    Attributes
+    ----------
+    rank : the first of the ranks that all candidates with this score share; None where no rank was recorded
+    last_rank : the last of them, ``rank`` itself without ties; None where the record ends among the tied
+    """
 
     client: int
     name: str
     picked: bool
     rank: int | None
+    last_rank: int | None
     score: float | None
     parts: Mapping[str, float]
+
+    def place(self, of: int | None = None) -> str:
+        """Return the rank in words, if there is one.
+
+        >>> ScoreRow(7, "7", True, 3, 17, 0.5, {}).place(of=100)
+        '3-17 of 100, tied'
+        """
+        if self.rank is None:
+            return ""
+        last = "+" if self.last_rank is None else "" if self.last_rank == self.rank else f"-{self.last_rank}"
+        return f"{self.rank}{last}" + (f" of {of}" if of is not None else "") + (", tied" if last else "")
 
 
 @dataclass(frozen=True)
@@ -86,9 +104,31 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
     return arrays
 
 
-def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray]) -> tuple[ScoreRow, ...]:
+def _shared_ranks(arrays: Mapping[str, AnyArray], cut: bool) -> list[tuple[int | None, int | None]]:
+    """Return for each recorded score the first and the last rank of those equal to it.
+
+    ``cut``: there were more scores than recorded ones, so how far the last tie goes is not known. A pick below the
+    recorded best has no rank of its own, but shares theirs where the score is the same.
+    """
+    score = np.where(np.isnan(arrays["score"]), -np.inf, arrays["score"])  # as the order takes it
+    ranked = score[arrays["rank"] > 0]  # best first, so equals stand together
+    first = np.searchsorted(-ranked, -score, side="left") + 1
+    last = np.searchsorted(-ranked, -score, side="right")
+    found: list[tuple[int | None, int | None]] = []
+    for own, a, b in zip(arrays["rank"].tolist(), first.tolist(), last.tolist(), strict=True):
+        if a > b:
+            found.append((None, None))
+        else:
+            open_end = cut and b == len(ranked) and (a < b or own < 0)
+            found.append((a, None if open_end else b))
+    return found
+
+
+def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], n: int) -> tuple[ScoreRow, ...]:
     if not arrays:
-        return tuple(ScoreRow(int(c), table.name(int(c)), True, None, None, MappingProxyType({})) for c in picked)
+        return tuple(ScoreRow(int(c), table.name(int(c)), True, None, None, None, MappingProxyType({})) for c in picked)
+    best = int((arrays["rank"] > 0).sum())
+    ranks = _shared_ranks(arrays, cut=n > max(_ALL_SCORES, best) and best == len(picked) + _RUNNERS_UP)
     chosen = set(picked.tolist())
     parts = {name[5:]: values for name, values in arrays.items() if name.startswith("part:")}
     return tuple(
@@ -96,7 +136,8 @@ def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray]) 
             client=int(c),
             name=table.name(int(c)),
             picked=int(c) in chosen,
-            rank=None if arrays["rank"][i] < 0 else int(arrays["rank"][i]),
+            rank=ranks[i][0],
+            last_rank=ranks[i][1],
             score=float(arrays["score"][i]),
             parts=MappingProxyType({name: float(values[i]) for name, values in parts.items()}),
         )
@@ -126,7 +167,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         index = table.index(client) if isinstance(client, str) else int(table.indices([client])[0])
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
-    all_rows = _rows(table, picked, arrays)
+    all_rows = _rows(table, picked, arrays, cohort.n_candidates)
     scored = [row.score for row in all_rows if row.picked and row.score is not None]
     threshold = min(scored) if scored else None
     status = None
@@ -141,7 +182,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         candidate = index in journal.candidates(cohort.ticket, table.n).tolist()
         place = ""
         if own and own[0].score is not None:
-            rank = f", rank {own[0].rank} of {cohort.n_candidates}" if own[0].rank else ""
+            rank = f", rank {own[0].place(of=cohort.n_candidates)}" if own[0].rank else ""
             place = f" with score {own[0].score:.6g}{rank}"
             if own[0].parts:
                 place += " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")"

@@ -129,6 +129,8 @@ def _row(row: ScoreRow) -> dict[str, Any]:
         "name": row.name,
         "picked": row.picked,
         "rank": row.rank,
+        "last_rank": row.last_rank,
+        "place": row.place(),
         "score": _finite(row.score),
         "parts": {name: _finite(value) for name, value in row.parts.items()},
     }

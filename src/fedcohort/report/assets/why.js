@@ -10,7 +10,7 @@ FC.whyTable = (why) => {
     return `<td class="part"><span>${FC.plain(v)}</span><i class="${v < 0 ? "minus" : ""}" style="width:${width}%"></i></td>`;
   };
   const line = (r) => `<tr class="${r.picked ? "" : "out"}${why.client === r.client ? " asked" : ""}"><th scope="row">${FC.escape(r.name)}</th><td class="state">${r.picked ? "picked" : "not picked"}</td>`
-    + (scored ? `<td>${r.rank ?? "–"}</td><td>${FC.plain(r.score)}</td>` : "") + why.parts.map((p) => bar(p, r.parts[p])).join("") + "</tr>";
+    + (scored ? `<td>${r.place || "–"}</td><td>${FC.plain(r.score)}</td>` : "") + why.parts.map((p) => bar(p, r.parts[p])).join("") + "</tr>";
   const head = ["Client", "", ...(scored ? ["Rank", "Score"] : []), ...why.parts].map((c) => `<th scope="col">${FC.escape(c)}</th>`).join("");
   const shadows = why.shadows.map((s) => `<li><b>${FC.escape(s.name)}</b> ${s.note ? FC.escape(s.note) : `would have picked ${s.picked.map(FC.escape).join(", ") || "nobody"}: ${s.same} of ${s.picked.length} the same`}</li>`).join("");
   const notes = Object.entries(why.notes || {}).map(([k, v]) => `${FC.escape(k)} ${typeof v === "number" ? FC.plain(v) : FC.escape(v)}`).join(", ");

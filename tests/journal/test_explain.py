@@ -1,0 +1,90 @@
+"""Ranks in explanations: those with equal scores share them."""
+
+import io
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedcohort import ClientTable, Cohort, RoundRequest, Session
+from fedcohort.cli.explain import _table
+from fedcohort.report.why import as_json, explain
+from fedcohort.selectors import Uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Uniform):
+    """Gives the scores it was made with and picks whom it was told to."""
+
+    scores: tuple = field(default=())
+    picks: tuple = field(default=())
+
+    def select(self, state, request, answer, rng):
+        scores = np.array(self.scores)[request.candidates]
+        chosen = np.array(sorted(self.picks))
+        return Cohort(clients=chosen, candidates=request.candidates, score=scores, parts={"luck": scores}), state
+
+
+def asked(scores, picks, **session):
+    made = Session(Given(scores=tuple(scores), picks=tuple(picks)), ClientTable(sizes=[1] * len(scores)), **session)
+    made.ask(RoundRequest(size=len(picks)))
+    return made
+
+
+def test_ties_share_their_ranks_and_say_so():
+    session = asked([0.5, 0.9, 0.5, 0.1, 0.5, 0.7], [1, 4])
+    ranks = {row.client: (row.rank, row.last_rank) for row in session.explain(0).rows}
+    assert ranks == {1: (1, 1), 5: (2, 2), 0: (3, 5), 2: (3, 5), 4: (3, 5), 3: (6, 6)}
+    assert "was picked in round 0 with score 0.5, rank 3-5 of 6, tied (luck 0.5)." in str(session.explain(0, 4))
+    assert "was not picked in round 0 with score 0.5, rank 3-5 of 6, tied (luck 0.5);" in str(session.explain(0, 0))
+    assert "with score 0.9, rank 1 of 6 (luck" in str(session.explain(0, 1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_against_counting(seed):
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 6, size=30).astype(float)
+    scores[rng.random(30) < 0.1] = np.nan  # no score: below all that have one
+    for row in asked(scores, [0, 1]).explain(0).rows:
+        own = -np.inf if np.isnan(row.score) else row.score
+        known = np.where(np.isnan(scores), -np.inf, scores)
+        assert row.rank == 1 + (known > own).sum() and row.last_rank == (known >= own).sum()
+
+
+def test_the_end_of_a_tie_beyond_the_record_is_left_open():
+    scores = np.full(3000, 0.25)
+    scores[:20] = 1.0
+    scores[20:30] = np.linspace(0.9, 0.5, 10)
+    scores[2999] = 0.0
+    session = asked(scores, [3, 25, 2500, 2999])  # the last two are not among the 68 best that are recorded
+    rows = {row.client: row for row in session.explain(0).rows}
+    assert len(rows) == 70
+    assert rows[3].place() == "1-20, tied"
+    assert rows[25].place(of=3000) == "26 of 3000"
+    assert rows[40].place() == rows[2500].place() == "31+, tied" and rows[40].last_rank is None
+    assert rows[2999].rank is None and rows[2999].place() == ""
+    assert "with score 0.25, rank 31+ of 3000, tied" in str(session.explain(0, 2500))
+    assert "with score 0 (luck" in str(session.explain(0, 2999))
+
+
+def test_many_different_scores_have_no_ties():
+    rows = asked(np.arange(3000.0), [2999, 2998]).explain(0).rows
+    assert [row.place() for row in rows] == [str(rank) for rank in range(1, 67)]
+
+
+def test_terminal_and_json_show_the_shared_rank(tmp_path):
+    path = tmp_path / "server.sqlite"
+    asked([0.5, 0.9, 0.5, 0.1, 0.5, 0.7], [1, 4], journal=path).close()
+    why = explain(path, 0)
+    found = json.loads(json.dumps(as_json(why)))
+    assert [(r["name"], r["rank"], r["last_rank"], r["place"]) for r in (*found["picked"], *found["nearly"])][:4] == [
+        ("1", 1, 1, "1"),
+        ("4", 3, 5, "3-5, tied"),
+        ("5", 2, 2, "2"),
+        ("0", 3, 5, "3-5, tied"),
+    ]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(_table(why))
+    assert console.export_text().count("3-5, tied") == 3
