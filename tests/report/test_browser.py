@@ -102,6 +102,13 @@ def test_explanations_can_be_browsed(page, report_url):
         return document.querySelector('.why [data-role=table]').innerText"""
     )
     assert "Round 0: 5 of 20 candidates were picked" in text and "exploration" in text and "uniform" in text
+    assert page.js(
+        """const row = {client: 1, name: "1", picked: true, rank: 3, place: "3-5, tied", score: 0.5, parts: {}};
+        const rows = [row, {...row, rank: null, place: ""}];
+        const box = document.createElement("div");
+        box.innerHTML = FC.whyTable({parts: [], picked: rows, nearly: [], shadows: [], reason: "", threshold: null});
+        return [...box.querySelectorAll("tbody tr")].map(r => r.cells[2].textContent)"""
+    ) == ["3-5, tied", "–"]
 
 
 def test_the_theme_can_be_switched(page, report_url):
