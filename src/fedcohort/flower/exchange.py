@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
@@ -22,8 +23,7 @@ _RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is
 _LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """One reply: to whom the message went, what came back, and how long it took."""
 
     name: str
@@ -81,12 +81,16 @@ class Outbox:
         if not self.waiting:
             return []
         arrived = []
-        for message in self.grid.pull_messages(list(self.waiting)):
-            sent = self.waiting.pop(message.metadata.reply_to_message_id, None)
+        messages = list(self.grid.pull_messages(list(self.waiting)))
+        now = self.clock()
+        for message in messages:
+            answered = message.metadata.reply_to_message_id
+            sent = self.waiting.pop(answered, None)
             if sent is None:
-                log.debug("a reply to the unknown message %s was dropped", message.metadata.reply_to_message_id)
+                log.debug("a reply to the unknown message %s was dropped", answered)
                 continue
-            arrived.append(Reply(sent[0], message, self.clock() - sent[1]))
+            name, since = sent
+            arrived.append(Reply(name, message, now - since))
         return arrived
 
     def gather(self, deadline: float, done: Callable[[Sequence[Reply]], bool] | None = None) -> list[Reply]:

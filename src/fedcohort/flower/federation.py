@@ -72,6 +72,7 @@ class Federation:
         self._supplied: frozenset[Signal] | None = None
         # What does not change between rounds is worked out once; a federation may have many thousand clients.
         self._known: tuple[ClientTable | None, frozenset[str]] = (None, frozenset())
+        self._welcomed: tuple[dict[str, Card] | None, ClientTable | None] = (None, None)
         self._free: tuple[dict[str, Card] | None, ClientTable | None, list[str]] = (None, None, [])
         self._looked_up: tuple[list[str] | None, ClientTable | None, IntArray] = (None, None, np.empty(0, np.int64))
 
@@ -165,10 +166,12 @@ class Federation:
 
     def welcome(self, session: Session) -> None:
         """Let clients that were never seen before join the session."""
-        known = self._names_of(session.table)
-        if known >= self.online.keys():
+        online = self.online
+        if self._welcomed[0] is online and self._welcomed[1] is session.table:
             return
-        newcomers = [c for name, c in self.online.items() if name not in known and name not in self._refused]
+        known = self._names_of(session.table)
+        newcomers = [c for name, c in online.items() if name not in known and name not in self._refused]
+        self._welcomed = (online, session.table)
         if not newcomers:
             return
         newcomers.sort(key=lambda card: natural(card.name))

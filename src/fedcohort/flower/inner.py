@@ -140,7 +140,7 @@ class GridView(Grid):
 def addressed(strategy: Strategy, messages: Iterable[Message], nodes: Sequence[int]) -> dict[int, Message]:
     """Return a strategy's messages by node, in the order of ``nodes``; it must have written to each exactly once."""
     found = {message.metadata.dst_node_id: message for message in messages}
-    if set(found) != set(nodes):
+    if found.keys() != set(nodes):
         raise InnerStrategyError(
             f"The strategy {type(strategy).__name__} was offered {len(nodes)} chosen nodes and wrote to "
             f"{len(set(found) & set(nodes))} of them and {len(set(found) - set(nodes))} others.",

@@ -6,33 +6,31 @@ NaN, with arrays of another shape or without a usable weight becomes a status wi
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.common.constant import SType
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray
 from fedcohort.flower.exchange import Reply
+from fedcohort.flower.npy import Layout
 from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, reported, reported_gradient
 from fedcohort.protocol import Status
 from fedcohort.signals import Signal
 
 log = logging.getLogger("flwr.fedcohort")
 MEASURED = frozenset({Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})  # by the server, from the models
-_NPY_1 = b"\x93NUMPY\x01\x00"
+# In Python 3.11 reading a member from its enumeration takes longer than comparing it.
+_OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
 _NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """One client's reply after the checks.
 
     Attributes
@@ -66,15 +64,6 @@ class Checked:
     kind: tuple[Any, ...]
 
 
-def peek(array: Array) -> AnyArray:
-    """Return the entries of an array in memory order, without a copy where its bytes allow it."""
-    data = array.data
-    if array.stype != SType.NUMPY or data[:8] != _NPY_1:
-        return array.numpy()
-    # The format of .npy files, version 1.0: magic, two bytes of length, a header of that length, the entries.
-    return np.frombuffer(data, np.dtype(array.dtype), offset=10 + int.from_bytes(data[8:10], "little"))
-
-
 def flat(arrays: ArrayRecord) -> FloatArray:
     """Return the floating-point arrays of a model as one vector; counters and other integers are no parameters."""
     parts = [array.numpy() for array in arrays.values()]
@@ -83,12 +72,11 @@ def flat(arrays: ArrayRecord) -> FloatArray:
 
 
 def _is_finite(values: AnyArray) -> bool:
-    if values.dtype.kind != "f":
-        return True
+    kind = values.dtype.kind
     # NaN and infinity survive into a sum of squares, which BLAS takes in one pass and without a temporary.
-    if values.dtype.itemsize >= 4 and values.ndim == 1 and math.isfinite(np.dot(values, values)):
+    if kind == "f" and values.ndim == 1 and values.itemsize >= 4 and math.isfinite(values.dot(values)):
         return True
-    return bool(np.isfinite(values).all())
+    return kind not in "fc" or bool(np.isfinite(values).all())
 
 
 class Checker:
@@ -114,62 +102,65 @@ class Checker:
         self._reported = sorted(wanted - {Signal.KEPT, *MEASURED, *GRADIENT_SIGNALS})
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._shapes = {key: tuple(array.shape) for key, array in model.items()} if same_shapes else None
+        self._layouts = {key: Layout.of(array) for key, array in model.items()}
 
     def __call__(self, reply: Reply) -> Checked:
         """Check one reply."""
-        if reply.message.has_error():
+        message = reply.message
+        if message.has_error():
             # Lost on the way is not the client's error: it is as if it had never answered.
             status = Status.MISSING if reply.expired else Status.FAILED
             return Checked(reply.name, status, _short(reply.error or ""), None, {}, None, _NO_ARRAYS, _NO_METRICS, ())
-        content = reply.message.content
-        arrays, metrics, record = {}, {}, None
+        content = message.content
+        arrays: dict[str, ArrayRecord] = {}
+        metrics: dict[str, MetricRecord] = {}
+        record: ConfigRecord | None = None
         for key, part in content.items():
-            if isinstance(part, ArrayRecord):
+            if key == RECORD and isinstance(part, ConfigRecord):
+                record = part
+            elif isinstance(part, ArrayRecord):
                 arrays[key] = part
             elif isinstance(part, MetricRecord):
                 metrics[key] = part
-            elif key == RECORD:
-                record = part
-        values = {**reported(record), Signal.DURATION: reply.seconds}
-        gradient = reported_gradient(record) if self._gradient else None
-        reason = self._problem(arrays, metrics) or self._unreported(values, gradient)
         if record is not None:
             del content[RECORD]
-        return Checked(
-            name=reply.name,
-            status=Status.INVALID if reason else Status.OK,
-            reason=reason,
-            message=reply.message,
-            values=values,
-            gradient=gradient,
-            arrays=next(iter(arrays.values()), _NO_ARRAYS),
-            metrics=next(iter(metrics.values()), _NO_METRICS),
-            kind=(
-                *arrays,
-                *metrics,
-                *(frozenset(m) for m in metrics.values()),
-                0 if gradient is None else len(gradient),
-            ),
-        )
+        values = reported(record)
+        values[_DURATION] = reply.seconds
+        gradient = reported_gradient(record) if self._gradient else None
+        reason = self._problem(arrays, metrics) or self._unreported(values, gradient)
+        if reason:
+            return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
+        ((arrays_key, model),) = arrays.items()
+        ((metrics_key, numbers),) = metrics.items()
+        kind = (arrays_key, metrics_key, frozenset(numbers.keys()), 0 if gradient is None else len(gradient))
+        return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, kind)
 
     def _problem(self, arrays: Mapping[str, ArrayRecord], metrics: Mapping[str, MetricRecord]) -> str:
         if len(arrays) != 1:
             return f"the reply must carry exactly one ArrayRecord, not {len(arrays)}"
         (model,) = arrays.values()
-        if self._shapes is not None:
-            shapes = {key: tuple(array.shape) for key, array in model.items()}
-            if shapes != self._shapes:
-                odd = sorted(shapes.keys() ^ self._shapes.keys())
-                if odd:
-                    return f"the model's arrays have other names than the ones sent: {odd[0]!r}"
-                key = next(key for key, shape in self._shapes.items() if shapes[key] != shape)
-                return f"the array {key!r} has the shape {shapes[key]} instead of {self._shapes[key]}"
+        shapes = self._shapes
+        if shapes is not None and model.keys() != shapes.keys():
+            odd = min(model.keys() ^ shapes.keys())
+            return f"the model's arrays have other names than the ones sent: {odd!r}"
+        layouts = self._layouts
         for key, array in model.items():
-            if not _is_finite(peek(array)):
+            layout = layouts.get(key)
+            values = None if layout is None else layout.entries(array)
+            if values is None:
+                try:
+                    values = array.numpy()
+                except (ValueError, TypeError, EOFError, OSError) as error:
+                    return f"the array {key!r} cannot be read: {_short(str(error))}"
+                # What it holds counts, not what it says about itself.
+                if shapes is not None and values.shape != shapes[key]:
+                    return f"the array {key!r} has the shape {values.shape} instead of {shapes[key]}"
+            if not _is_finite(values):
                 return f"the array {key!r} has NaN or infinite entries"
         if len(metrics) != 1:
             return f"the reply must carry exactly one MetricRecord, not {len(metrics)}"
-        weight = next(iter(metrics.values())).get(self._weight_key)
+        (numbers,) = metrics.values()
+        weight = numbers.get(self._weight_key)
         if not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
             return f"the metric {self._weight_key!r} must be a number of at least 0, not {weight!r}"
         return ""
@@ -185,15 +176,13 @@ class Checker:
 
 def agreeing(replies: Sequence[Checked]) -> list[Checked]:
     """Make OK replies INVALID that differ from most in names or lengths: they could not be averaged together."""
-    common = Counter(reply.kind for reply in replies if reply.status == Status.OK).most_common(1)
-    if not common:
+    kinds = Counter(reply.kind for reply in replies if reply.status is _OK)
+    if len(kinds) < 2:
         return list(replies)
-    usual = common[0][0]
+    ((usual, _),) = kinds.most_common(1)
     reason = "its metrics, records or gradient are named or sized otherwise than those of most replies"
     return [
-        dataclasses.replace(reply, status=Status.INVALID, reason=reason)
-        if reply.status == Status.OK and reply.kind != usual
-        else reply
+        reply._replace(status=_INVALID, reason=reason) if reply.status is _OK and reply.kind != usual else reply
         for reply in replies
     ]
 
@@ -209,21 +198,19 @@ class Measures:
     def updates(self) -> FloatArray:
         """(r, P) each client's model less the one sent; zeros for replies that are not OK."""
         sent = flat(self._model)
-        rows = [flat(r.arrays) - sent if r.status == Status.OK else np.zeros_like(sent) for r in self._replies]
+        rows = [flat(r.arrays) - sent if r.status is _OK else np.zeros_like(sent) for r in self._replies]
         return np.stack(rows) if rows else np.empty((0, len(sent)))
 
     @cached_property
     def _gradients(self) -> FloatArray:
         width = max((len(r.gradient) for r in self._replies if r.gradient is not None), default=0)
-        rows = [
-            r.gradient if r.status == Status.OK and r.gradient is not None else np.zeros(width) for r in self._replies
-        ]
+        rows = [r.gradient if r.status is _OK and r.gradient is not None else np.zeros(width) for r in self._replies]
         return np.stack(rows) if rows else np.empty((0, width))
 
     @cached_property
     def ok(self) -> BoolArray:
         """(r,) which replies are OK."""
-        return np.array([r.status == Status.OK for r in self._replies], np.bool_)
+        return np.array([r.status is _OK for r in self._replies], np.bool_)
 
     def _distances(self, rows: FloatArray) -> FloatArray:
         if not self.ok.any():
@@ -232,16 +219,17 @@ class Measures:
 
     def column(self, signal: Signal) -> FloatArray:
         """(r,) one signal over the replies; NaN where a reply is not OK."""
-        sources: dict[Signal, Callable[[], FloatArray]] = {
-            Signal.UPDATE_NORM: lambda: np.asarray(np.linalg.norm(self.updates, axis=1)),
-            Signal.UPDATE_DISTANCE: lambda: self._distances(self.updates),
-            Signal.GRADIENT_NORM: lambda: np.asarray(np.linalg.norm(self._gradients, axis=1)),
-            Signal.GRADIENT_DISTANCE: lambda: self._distances(self._gradients),
-        }
-        if signal in sources:
-            values = sources[signal]()
-        else:
-            values = np.array([r.values.get(signal, np.nan) for r in self._replies], np.float64)
+        match signal:
+            case Signal.UPDATE_NORM:
+                values = np.asarray(np.linalg.norm(self.updates, axis=1))
+            case Signal.UPDATE_DISTANCE:
+                values = self._distances(self.updates)
+            case Signal.GRADIENT_NORM:
+                values = np.asarray(np.linalg.norm(self._gradients, axis=1))
+            case Signal.GRADIENT_DISTANCE:
+                values = self._distances(self._gradients)
+            case _:
+                values = np.array([r.values.get(signal, math.nan) for r in self._replies], np.float64)
         return np.where(self.ok, values, np.nan)
 
 

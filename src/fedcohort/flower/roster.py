@@ -82,6 +82,7 @@ class Roster:
         self._grid = grid
         self._clock = clock
         self._outbox = Outbox(grid, clock, sleep)
+        self._seen: set[int] = set()  # the keys of `_registered`, because two sets are compared fast
         self._registered: dict[int, str] = {}  # names given to nodes at registration with the SuperLink
         self._cards: dict[int, Card] = {}
         self._unfit: dict[int, float] = {}  # node id -> when to ask again
@@ -116,9 +117,10 @@ class Roster:
     def refresh(self) -> None:
         """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
         ids = set(self._grid.get_node_ids())
-        if ids != self._registered.keys():
+        if ids != self._seen:
             # Only newcomers are worth the longer question, which brings the names they were registered under.
             self._registered = {int(n.node_id): n.name if n.HasField("name") else "" for n in self._grid.get_nodes()}
+            self._seen = set(self._registered)
             for node in [n for n in self._cards if n not in self._registered]:
                 self._forget(node)
         elif len(self._cards) == len(ids):

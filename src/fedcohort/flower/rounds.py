@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort import rng as streams
-from fedcohort.arrays import BoolArray
+from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.filters import Replies
 from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fedcohort.flower.strategy import CohortStrategy, EvaluateFn
 
 log = logging.getLogger("flwr.fedcohort")
+_OK, _MISSING = Status.OK, Status.MISSING
 _EVALUATION = "evaluation"
 _TRIAL = "trial"
 _AFTERLIFE = 60.0  # seconds, at least, that a train message outlives its deadline, so that a late answer can arrive
@@ -262,7 +263,7 @@ class Run:
             replies = exchange(self.grid, messages, self.deadline, clock=self.settings.clock, sleep=self.settings.sleep)
             checker = self._checker(arrays, ())
             checked = agreeing([checker(replies[name]) for name in names if name in replies])
-            models = [reply for reply in checked if reply.status == Status.OK]
+            models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))
                 continue
@@ -300,21 +301,24 @@ class Run:
         ask = ask_record(report)
         # Equal contents stay one object: Flower then hashes and uploads them once.
         variants: dict[tuple[int, float | None, bool], tuple[RecordDict, RecordDict]] = {}
+        found: dict[str, Message] = {}
         for name, card in cards.items():
-            message = messages[card.node]
+            message = found[name] = messages[card.node]
             original = message.content
             factor = work.get(name)
             variant = (id(original), factor, card.answers)
-            if variant not in variants:
+            known = variants.get(variant)
+            if known is None:
                 content = RecordDict(dict(original))
                 theirs = content.config_records.get(self.config_key, ConfigRecord())
                 ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
                 content[self.config_key] = ConfigRecord({**theirs, **ours})
                 if card.answers:
                     content[RECORD] = ask
-                variants[variant] = (original, content)  # the original is held, or its id could be given out again
-            message.content = variants[variant][1]
-        return {name: messages[card.node] for name, card in cards.items()}
+                # The original is held, or its id could be given out again.
+                known = variants[variant] = (original, content)
+            message.content = known[1]
+        return found
 
     def _round(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> ArrayRecord:
         """Train a cohort, average, put the round on record, evaluate; return the next model."""
@@ -337,8 +341,8 @@ class Run:
             session.note(EVENT, event(cohort.round, reasons))
         report = RoundReport(
             ticket=cohort.ticket,
-            clients=[reply.name for reply in checked],
-            status=[int(reply.status) for reply in checked],
+            clients=self._indices(cohort, checked),
+            status=[reply.status for reply in checked],
             metrics=self._columns(session, measures, checked),
             kept=kept,
         )
@@ -378,11 +382,15 @@ class Run:
         if self.settings.spares:
             enough = max(cohort.size - self.settings.spares, 1)
 
+        seen = sound = 0
+
         def done(replies: Sequence[Reply]) -> bool:
-            for reply in replies:
-                if reply.name not in checked:
-                    checked[reply.name] = checker(reply)
-            return sum(c.status == Status.OK for c in checked.values()) >= enough
+            nonlocal seen, sound
+            for reply in replies[seen:]:
+                result = checked[reply.name] = checker(reply)
+                sound += result.status is _OK
+            seen = len(replies)
+            return sound >= enough
 
         begun = self.settings.clock()
         done(outbox.gather(self.deadline, done))
@@ -393,19 +401,25 @@ class Run:
             nodes = {name: cards[name].node for name in outbox.owing()}
             self.owed.append(_Owed(cohort.ticket, cohort.round, outbox, nodes))
         # What was lost on the way counts as never answered; the session knows those by their absence.
-        reasons.update({c.name: c.reason for c in checked.values() if c.status == Status.MISSING})
-        ordered = agreeing(
-            [checked[name] for name in cohort.names if name in checked and checked[name].status != Status.MISSING]
-        )
-        reasons.update({reply.name: reply.reason for reply in ordered if reply.status != Status.OK})
-        log.info("%d sound models, %d clients without one", sum(r.status == Status.OK for r in ordered), len(reasons))
+        reasons.update({c.name: c.reason for c in checked.values() if c.status is _MISSING})
+        ordered = agreeing([c for c in map(checked.get, cohort.names) if c is not None and c.status is not _MISSING])
+        reasons.update({reply.name: reply.reason for reply in ordered if reply.status is not _OK})
+        log.info("%d sound models, %d clients without one", sum(r.status is _OK for r in ordered), len(reasons))
         return ordered, reasons
+
+    @staticmethod
+    def _indices(cohort: Cohort, checked: Sequence[Checked]) -> IntArray:
+        """(r,) the dense indices of replies, which are in cohort order."""
+        if len(checked) == cohort.size:
+            return cohort.clients
+        answered = {reply.name for reply in checked}
+        return cohort.clients[[name in answered for name in cohort.names]]
 
     def _kept(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
         """Return which of the replies the filter keeps."""
-        ok = [i for i, reply in enumerate(checked) if reply.status == Status.OK]
+        ok = np.flatnonzero(measures.ok)
         kept = np.zeros(len(checked), np.bool_)
-        if not ok:
+        if not len(ok):
             return kept
         validation = self.settings.validation
         verdict = self.settings.filter.judge(
@@ -414,7 +428,7 @@ class Run:
                 updates=lambda: measures.updates[ok],
                 logits=None
                 if validation is None
-                else lambda: np.stack([np.asarray(validation.logits(checked[i].arrays)) for i in ok]),
+                else lambda: np.stack([np.asarray(validation.logits(checked[i].arrays)) for i in ok.tolist()]),
                 labels=None if validation is None else validation.labels,
             )
         )
@@ -431,15 +445,15 @@ class Run:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
-        if len(chosen) < self.settings.min_replies or sum(weight_of(r, self.weight_key) for r in chosen) <= 0:
+        if len(chosen) < self.settings.min_replies or not any(weight_of(r, self.weight_key) > 0 for r in chosen):
             chosen = []
         messages = [reply.message for reply in chosen if reply.message is not None]
         return self.inner.aggregate_train(server_round, messages)
 
     def _columns(self, session: Session, measures: Measures, checked: Sequence[Checked]) -> dict[Signal, Any]:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
-        ok = [reply for reply in checked if reply.status == Status.OK]
-        extra = frozenset.intersection(*(frozenset(reply.values) for reply in ok)) if ok else frozenset()
+        brought = [reply.values for reply in checked if reply.status is _OK]
+        extra = frozenset(brought[0]).intersection(*brought) if brought else frozenset()
         signals = (session.requires - {Signal.KEPT}) | extra | (self.wished & MEASURED)
         return {signal: measures.column(signal) for signal in sorted(signals)}
 

@@ -139,7 +139,9 @@ def report_record(
 def reported(record: Mapping[str, object] | None) -> dict[Signal, float]:
     """Return the finite numbers of a client's report, by signal."""
     found: dict[Signal, float] = {}
-    for key, value in (record or {}).items():
+    if record is None:
+        return found
+    for key, value in record.items():
         signal = _REPORTABLE.get(key)
         if signal is not None and isinstance(value, (int, float)) and math.isfinite(value):
             found[signal] = float(value)

@@ -1,0 +1,69 @@
+"""Reading the entries of Flower's arrays where they lie: an Array holds the bytes of a .npy file.
+
+``Array.numpy()`` parses the header and copies the entries. All replies of a round are laid out like the model that was
+sent, so its header, parsed once, vouches for every reply that begins with the same bytes: same type, same order, same
+shape. Whatever begins otherwise is read by NumPy.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array
+from flwr.common.constant import SType
+
+from fedcohort.arrays import AnyArray
+
+_NPY_1 = b"\x93NUMPY\x01\x00"  # then two bytes of length, a header of that length, the entries
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an array's bytes are laid out.
+
+    Attributes
+    ----------
+    header : bytes
+        All that stands before the entries.
+    dtype : dtype
+    shape : tuple of int
+    rowwise : bool
+        Whether the entries follow each other in C order.
+    length : int
+        Bytes in all.
+    """
+
+    header: bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rowwise: bool
+    length: int
+
+    @classmethod
+    def of(cls, array: Array) -> Layout | None:
+        """Return the layout of an array, or None when only NumPy can read it."""
+        data = array.data
+        if array.stype != SType.NUMPY or not data.startswith(_NPY_1):
+            return None
+        begin = 10 + int.from_bytes(data[8:10], "little")
+        try:
+            fields: dict[str, Any] = ast.literal_eval(data[10:begin].decode("latin1"))
+            dtype, shape = np.dtype(fields["descr"]), tuple(int(n) for n in fields["shape"])
+            columnwise = bool(fields["fortran_order"])
+        except (SyntaxError, ValueError, TypeError, KeyError):
+            return None
+        length = begin + dtype.itemsize * math.prod(shape)
+        if dtype.hasobject or length != len(data):
+            return None
+        return cls(data[:begin], dtype, shape, not columnwise or len(shape) < 2, length)
+
+    def entries(self, array: Array) -> AnyArray | None:
+        """Return the entries of an array in memory order as one vector, or None when it is laid out otherwise."""
+        data = array.data
+        if len(data) != self.length or array.stype != SType.NUMPY or not data.startswith(self.header):
+            return None
+        return np.frombuffer(data, self.dtype, offset=len(self.header))
