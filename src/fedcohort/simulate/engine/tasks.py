@@ -17,6 +17,7 @@ from fedcohort.simulate.engine.dense import DenseProgram, dense_sides
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable, TrainTask
 from fedcohort.simulate.engine.layers import read_layers
+from fedcohort.simulate.engine.native import NativeProgram
 from fedcohort.simulate.engine.program import CHUNK, ModuleProgram, Program
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
@@ -40,6 +41,9 @@ def choose_program(module: nn.Module, sample: tuple[int, ...], local: LocalTrain
     layers = None if flat.stateful else read_layers(flat, sample)
     if layers is None:
         return ModuleProgram(flat, sample, local)
+    native = NativeProgram.of(flat, sample, local, layers)
+    if native is not None:
+        return native
     sides = dense_sides(layers)
     if sides is not None:
         return DenseProgram(flat, sample, local, sides)

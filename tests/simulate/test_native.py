@@ -1,0 +1,197 @@
+"""The compiled programs: any network they accept trains as torch's own loop does; without a compiler all goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedcohort.simulate.engine import native
+from fedcohort.simulate.engine.flat import FlatModel
+from fedcohort.simulate.engine.groups import JobTable, TrainTask
+from fedcohort.simulate.engine.layers import read_layers
+from fedcohort.simulate.engine.native import NativeProgram, describe, native_library
+from fedcohort.simulate.engine.store import Store
+from fedcohort.simulate.engine.types import ClientData, Jobs
+from fedcohort.simulate.local import LocalTraining, batch_plan
+
+
+@pytest.fixture(autouse=True)
+def fresh_library():
+    native_library.cache_clear()
+    yield
+    native_library.cache_clear()
+
+
+def compiled():
+    if native_library() is None:
+        pytest.skip("no C compiler")
+
+
+def described(module, sample):
+    flat = FlatModel(module)
+    layers = read_layers(flat, sample)
+    assert layers is not None
+    return describe(layers)
+
+
+@st.composite
+def networks(draw):
+    """A random chain of convolutions and dense layers, and the shape of its input."""
+    layers: list[nn.Module] = []
+    sample = (draw(st.integers(1, 5)), draw(st.integers(6, 17)), draw(st.integers(6, 17)))
+    shape = sample
+    for _ in range(draw(st.integers(0, 3))):
+        kernel = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+        padding = (draw(st.integers(0, kernel[0] - 1)), draw(st.integers(0, kernel[1] - 1)))
+        result = tuple(side + 2 * pad - k + 1 for side, pad, k in zip(shape[1:], padding, kernel, strict=True))
+        if min(result) < 1:
+            break
+        outputs = draw(st.integers(1, 20))
+        layers.append(nn.Conv2d(shape[0], outputs, kernel, padding=padding))
+        window = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+        after: list[nn.Module] = [nn.ReLU()] if draw(st.booleans()) else []
+        if min(result[0] // window[0], result[1] // window[1]) >= 1 and window != (1, 1):
+            after.insert(draw(st.integers(0, len(after))), nn.MaxPool2d(window))
+            result = (result[0] // window[0], result[1] // window[1])
+        layers += after
+        shape = (outputs, *result)
+    layers.append(nn.Flatten())
+    width = int(np.prod(shape))
+    for outputs in draw(st.lists(st.integers(1, 140), max_size=2)):
+        layers += [nn.Linear(width, outputs), nn.ReLU()]
+        width = outputs
+    layers.append(nn.Linear(width, draw(st.integers(2, 70))))
+    return sample, layers
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks(), st.integers(0, 2**31), st.sampled_from([0.0, 0.9]), st.integers(1, 70))
+def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_size):
+    compiled()
+    sample, layers = network
+    torch.manual_seed(seed)
+    module = nn.Sequential(*layers)
+    flat = FlatModel(module)
+    local = LocalTraining(steps=3, batch_size=batch_size, lr=0.01, momentum=momentum, weight_decay=0.01)
+    program = NativeProgram.of(flat, sample, local, read_layers(flat, sample))
+    assert program is not None
+    classes = flat.slots[-1].shape[0]
+    n = 75
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(n, int(np.prod(sample)))).astype(np.float32)
+    y = generator.integers(0, classes, n)
+    clients = ClientData(np.arange(n), np.array([0, n]), y, np.zeros(1, np.int64))
+    store = Store.build(x, x[:1], y[:1], [clients], None)
+    start = flat.vector()
+
+    zero = np.zeros(1, np.int64)
+    table = JobTable.of(Jobs(zero, zero, zero, zero, zero), store, local)
+    out, first_loss = torch.empty(1, flat.n_params), np.zeros(1)
+    program.train(TrainTask(table, zero, start[None], out, first_loss, 0.0, None), store)
+    scores = program.scores(start, store.x[:n])
+    gradient = torch.empty(flat.n_params)
+    program.gradient(start, store.x[:n], torch.from_numpy(y), gradient)
+
+    module.double()
+    images, labels = store.x[:n].double().view(n, *sample), torch.from_numpy(y)
+    logits = module(images)
+    assert torch.allclose(scores.t().double(), logits, rtol=1e-4, atol=1e-5)
+    grads = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), list(module.parameters()))
+    want = torch.cat([g.reshape(-1) for g in grads])
+    assert (gradient.double() - want).norm() <= 1e-4 * want.norm() + 1e-7
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=momentum, weight_decay=0.01)
+    indices, counts = batch_plan(0, 0, 0, n, local)
+    for step, (row, count) in enumerate(zip(indices, counts, strict=True)):
+        batch = torch.from_numpy(row[:count])
+        loss = nn.functional.cross_entropy(module(images[batch]), labels[batch])
+        if step == 0:
+            assert first_loss[0] == pytest.approx(float(loss.detach()), rel=1e-4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    end = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    # Where two pixels of a window tie in single precision the derivative may go to either of them.
+    assert (out[0].double() - end).norm() <= 1e-3 * (end - start.double()).norm() + 1e-6
+
+
+def test_the_description():
+    module = nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 16, (5, 3), padding=(1, 0)), nn.Flatten(),
+        nn.Linear(2304, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+    assert described(module, (3, 32, 32)) == [
+        2, 3, 32, 32, 6, 5, 5, 0, 0, 2, 2, 1, 6, 14, 14, 16, 5, 3, 1, 0, 1, 1, 0, 2, 2304, 84, 10
+    ]  # fmt: skip
+    assert described(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), (3, 2, 2)) == [0, 1, 12, 5]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)],
+        [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3)],
+        [nn.Flatten(), nn.Linear(100, 4), nn.Linear(4, 3)],
+    ],
+)
+def test_what_it_cannot_do_is_left_to_torch(layers):
+    assert described(nn.Sequential(*layers), (1, 10, 10)) is None
+
+
+def test_without_a_compiler_there_is_no_library(monkeypatch, caplog):
+    monkeypatch.setenv("FEDCOHORT_CC", "")
+    with caplog.at_level(logging.INFO):
+        assert native_library() is None
+    assert "no C compiler" in caplog.text
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("exit 1", "exit status 1"),
+        ('[ "$1" = --version ] && exit 0; echo no vector units >&2; exit 1', "no vector units"),
+        ('[ "$1" = --version ] && exit 0; : > native.so; exit 0', "did not pass its trial"),
+    ],
+)
+def test_a_compiler_that_fails_is_named_and_torch_takes_over(tmp_path, monkeypatch, caplog, compiler, said):
+    monkeypatch.setenv("FEDCOHORT_CC", script(tmp_path / "cc", compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native_library() is None
+    assert said in caplog.text
+    assert not list((tmp_path / "fedcohort").iterdir() if (tmp_path / "fedcohort").exists() else [])
+
+
+def test_a_library_that_computes_something_else_is_refused(tmp_path):
+    compiled()
+    source = (native.importlib.resources.files(native.__package__) / "native.c").read_text()
+    broken = source.replace("delta[y] += scale * (strength - 1);", "delta[y] += scale * (strength - 2);")
+    assert broken != source
+    with pytest.raises(RuntimeError, match="gradient differs"):
+        native._compile(broken.encode(), os.environ.get("FEDCOHORT_CC") or "cc", tmp_path / "kept.so")
+    assert not (tmp_path / "kept.so").exists()
+
+
+def test_the_library_is_kept_and_used_again(tmp_path, monkeypatch):
+    compiled()
+    native_library.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native_library() is not None
+    kept = list((tmp_path / "fedcohort").glob("native-*.so"))
+    assert len(kept) == 1
+    assert list((tmp_path / "fedcohort").iterdir()) == kept  # nothing else is left behind
+    native_library.cache_clear()
+    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled twice"))
+    assert native_library() is not None
