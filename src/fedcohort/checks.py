@@ -107,9 +107,9 @@ def check_report(
 
     ``earlier`` is what partial reports said about the same cohort before.
     """
-    clients = table.indices(report.clients)
-    # Most hosts report a whole cohort in its own order, where nothing can be named twice or wrongly.
-    if earlier or not np.array_equal(clients, cohort.clients):
+    whole = report.clients is cohort.clients  # as most hosts report: nothing can be named twice or wrongly
+    clients = cohort.clients if whole else table.indices(report.clients)
+    if earlier or not whole:
         _check_reported(table, cohort, earlier, report.ticket, clients)
     count = len(clients)
     status = _statuses(report, count)

@@ -399,7 +399,8 @@ class Session:
         query = None
         if len(candidates):
             slate = self._slate("", size, candidates)
-            query = self._selector.query(self._states[""], slate, self._stream(streams.QUERY, ""))
+            if type(self._selector).query is not Selector.query:  # most ask nothing, and a stream has its price
+                query = self._selector.query(self._states[""], slate, self._stream(streams.QUERY, ""))
         self._prepared = _Prepared(request, slate, query)
         return self._prepared
 
@@ -470,7 +471,9 @@ class Session:
         with self._journal.event():
             everyone = len(candidates) == self._table.n
             self._journal.add_cohort(row, None if everyone else candidates, self._table.n)
-            self._journal.add_scores(cohort.ticket, "", cohort.clients, recorded_scores(cohort), None)
+            scores = recorded_scores(cohort)
+            if scores is not None:  # whom it picked is in the cohort's own row
+                self._journal.add_scores(cohort.ticket, "", cohort.clients, scores, None)
             for name, picked, arrays, note in shadow_rows:
                 self._journal.add_scores(cohort.ticket, name, picked, arrays, note)
             for name, state in states.items():

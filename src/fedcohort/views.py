@@ -16,8 +16,9 @@ from fedcohort.signals import REPORT_SIGNALS, Signal
 
 def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
     """Return reports that together name every client of a cohort once as one block, in the order of the cohort."""
-    if len(blocks) == 1 and np.array_equal(blocks[0].clients, cohort.clients):
-        return blocks[0]
+    (first, *others) = blocks
+    if not others and (first.clients is cohort.clients or np.array_equal(first.clients, cohort.clients)):
+        return first
     order = np.argsort(cohort.clients)
     status = np.full(cohort.size, Status.MISSING, np.int8)
     kept = np.zeros(cohort.size, np.bool_)

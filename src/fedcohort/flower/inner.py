@@ -41,9 +41,9 @@ def levels(strategy: Strategy) -> list[Strategy]:
     return found
 
 
-def wanted(strategy: Strategy, phase: Phase, online: int) -> int | None:
-    """Return how many of ``online`` nodes the strategy would sample, or None when it does not say."""
-    for level in levels(strategy):
+def wanted(strategies: Iterable[Strategy], phase: Phase, online: int) -> int | None:
+    """Return how many of ``online`` nodes the levels of a strategy would sample, or None when they do not say."""
+    for level in strategies:
         fraction = getattr(level, f"fraction_{phase}", None)
         if fraction is not None:
             return 0 if fraction == 0.0 else max(int(online * fraction), int(getattr(level, f"min_{phase}_nodes", 1)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,18 @@ from flwr.common.constant import SType
 from fedcohort.arrays import AnyArray
 
 _NPY_1 = b"\x93NUMPY\x01\x00"  # then two bytes of length, a header of that length, the entries
+
+
+@lru_cache(maxsize=4096)  # a federation sends models of the same arrays round after round
+def _fields(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+    """Return type, shape and whether the order is C of a header, or None when it is none or holds objects."""
+    try:
+        fields: dict[str, Any] = ast.literal_eval(header[10:].decode("latin1"))
+        dtype, shape = np.dtype(fields["descr"]), tuple(int(n) for n in fields["shape"])
+        columnwise = bool(fields["fortran_order"])
+    except (SyntaxError, ValueError, TypeError, KeyError):
+        return None
+    return None if dtype.hasobject else (dtype, shape, not columnwise or len(shape) < 2)
 
 
 @dataclass(frozen=True)
@@ -50,16 +63,13 @@ class Layout:
         if array.stype != SType.NUMPY or not data.startswith(_NPY_1):
             return None
         begin = 10 + int.from_bytes(data[8:10], "little")
-        try:
-            fields: dict[str, Any] = ast.literal_eval(data[10:begin].decode("latin1"))
-            dtype, shape = np.dtype(fields["descr"]), tuple(int(n) for n in fields["shape"])
-            columnwise = bool(fields["fortran_order"])
-        except (SyntaxError, ValueError, TypeError, KeyError):
+        header = data[:begin]
+        fields = _fields(header)
+        if fields is None:
             return None
+        dtype, shape, rowwise = fields
         length = begin + dtype.itemsize * math.prod(shape)
-        if dtype.hasobject or length != len(data):
-            return None
-        return cls(data[:begin], dtype, shape, not columnwise or len(shape) < 2, length)
+        return cls(header, dtype, shape, rowwise, length) if length == len(data) else None
 
     def entries(self, array: Array) -> AnyArray | None:
         """Return the entries of an array in memory order as one vector, or None when it is laid out otherwise."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.flower.exchange import Reply
 from fedcohort.flower.npy import Layout
 from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, reported, reported_gradient
@@ -102,6 +102,7 @@ class Checker:
         self._reported = sorted(wanted - {Signal.KEPT, *MEASURED, *GRADIENT_SIGNALS})
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._shapes = {key: tuple(array.shape) for key, array in model.items()} if same_shapes else None
+        self._kind: tuple[str, str, frozenset[str], int] = ("", "", frozenset(), 0)  # of the last reply
         self._layouts = {key: Layout.of(array) for key, array in model.items()}
 
     def __call__(self, reply: Reply) -> Checked:
@@ -112,38 +113,41 @@ class Checker:
             status = Status.MISSING if reply.expired else Status.FAILED
             return Checked(reply.name, status, _short(reply.error or ""), None, {}, None, _NO_ARRAYS, _NO_METRICS, ())
         content = message.content
-        arrays: dict[str, ArrayRecord] = {}
-        metrics: dict[str, MetricRecord] = {}
+        model, arrays, arrays_key = _NO_ARRAYS, 0, ""
+        numbers, metrics, metrics_key = _NO_METRICS, 0, ""
         record: ConfigRecord | None = None
         for key, part in content.items():
             if key == RECORD and isinstance(part, ConfigRecord):
                 record = part
             elif isinstance(part, ArrayRecord):
-                arrays[key] = part
+                model, arrays, arrays_key = part, arrays + 1, key
             elif isinstance(part, MetricRecord):
-                metrics[key] = part
+                numbers, metrics, metrics_key = part, metrics + 1, key
         if record is not None:
             del content[RECORD]
         values = reported(record)
         values[_DURATION] = reply.seconds
         gradient = reported_gradient(record) if self._gradient else None
-        reason = self._problem(arrays, metrics) or self._unreported(values, gradient)
+        if arrays != 1:
+            reason = f"the reply must carry exactly one ArrayRecord, not {arrays}"
+        elif metrics != 1:
+            reason = f"the reply must carry exactly one MetricRecord, not {metrics}"
+        else:
+            reason = self._unsound(model) or self._unusable(numbers) or self._unreported(values, gradient)
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
-        ((arrays_key, model),) = arrays.items()
-        ((metrics_key, numbers),) = metrics.items()
-        kind = (arrays_key, metrics_key, frozenset(numbers.keys()), 0 if gradient is None else len(gradient))
+        kind = self._kind
+        width = 0 if gradient is None else len(gradient)
+        if kind[0] != arrays_key or kind[1] != metrics_key or kind[2] != numbers.keys() or kind[3] != width:
+            kind = self._kind = (arrays_key, metrics_key, frozenset(numbers.keys()), width)
         return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, kind)
 
-    def _problem(self, arrays: Mapping[str, ArrayRecord], metrics: Mapping[str, MetricRecord]) -> str:
-        if len(arrays) != 1:
-            return f"the reply must carry exactly one ArrayRecord, not {len(arrays)}"
-        (model,) = arrays.values()
-        shapes = self._shapes
+    def _unsound(self, model: ArrayRecord) -> str:
+        """Return what is wrong with a model's arrays, or an empty string."""
+        shapes, layouts = self._shapes, self._layouts
         if shapes is not None and model.keys() != shapes.keys():
             odd = min(model.keys() ^ shapes.keys())
             return f"the model's arrays have other names than the ones sent: {odd!r}"
-        layouts = self._layouts
         for key, array in model.items():
             layout = layouts.get(key)
             values = None if layout is None else layout.entries(array)
@@ -157,15 +161,17 @@ class Checker:
                     return f"the array {key!r} has the shape {values.shape} instead of {shapes[key]}"
             if not _is_finite(values):
                 return f"the array {key!r} has NaN or infinite entries"
-        if len(metrics) != 1:
-            return f"the reply must carry exactly one MetricRecord, not {len(metrics)}"
-        (numbers,) = metrics.values()
-        weight = numbers.get(self._weight_key)
+        return ""
+
+    def _unusable(self, metrics: MetricRecord) -> str:
+        """Return why a reply could not be weighted, or an empty string."""
+        weight = metrics.get(self._weight_key)
         if not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
             return f"the metric {self._weight_key!r} must be a number of at least 0, not {weight!r}"
         return ""
 
     def _unreported(self, values: Mapping[Signal, float], gradient: FloatArray | None) -> str:
+        """Return what the selector must learn and the client did not report, or an empty string."""
         for signal in self._reported:
             if signal not in values:
                 return f"it reported no finite '{signal}' ({signal.meaning})"
@@ -176,10 +182,10 @@ class Checker:
 
 def agreeing(replies: Sequence[Checked]) -> list[Checked]:
     """Make OK replies INVALID that differ from most in names or lengths: they could not be averaged together."""
-    kinds = Counter(reply.kind for reply in replies if reply.status is _OK)
-    if len(kinds) < 2:
+    kinds = [reply.kind for reply in replies if reply.status is _OK]
+    if not kinds or kinds.count(kinds[0]) == len(kinds):
         return list(replies)
-    ((usual, _),) = kinds.most_common(1)
+    ((usual, _),) = Counter(kinds).most_common(1)
     reason = "its metrics, records or gradient are named or sized otherwise than those of most replies"
     return [
         reply._replace(status=_INVALID, reason=reason) if reply.status is _OK and reply.kind != usual else reply
@@ -212,6 +218,16 @@ class Measures:
         """(r,) which replies are OK."""
         return np.array([r.status is _OK for r in self._replies], np.bool_)
 
+    @cached_property
+    def all_ok(self) -> bool:
+        """Whether all replies are OK."""
+        return all(r.status is _OK for r in self._replies)
+
+    @cached_property
+    def rows(self) -> IntArray:
+        """(m,) where the OK replies stand."""
+        return np.arange(len(self._replies)) if self.all_ok else np.flatnonzero(self.ok)
+
     def _distances(self, rows: FloatArray) -> FloatArray:
         if not self.ok.any():
             return np.full(len(rows), np.nan)
@@ -230,7 +246,7 @@ class Measures:
                 values = self._distances(self._gradients)
             case _:
                 values = np.array([r.values.get(signal, math.nan) for r in self._replies], np.float64)
-        return np.where(self.ok, values, np.nan)
+        return values if self.all_ok else np.where(self.ok, values, np.nan)
 
 
 def weight_of(reply: Checked, key: str) -> float:

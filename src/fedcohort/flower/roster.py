@@ -116,7 +116,8 @@ class Roster:
 
     def refresh(self) -> None:
         """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
-        ids = set(self._grid.get_node_ids())
+        found = self._grid.get_node_ids()
+        ids = found if isinstance(found, set) else set(found)
         if ids != self._seen:
             # Only newcomers are worth the longer question, which brings the names they were registered under.
             self._registered = {int(n.node_id): n.name if n.HasField("name") else "" for n in self._grid.get_nodes()}

@@ -21,7 +21,7 @@ from fedcohort.filters import Replies
 from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.federation import Federation, FederationTimeoutError
-from fedcohort.flower.inner import GridView, Memory, addressed, grows, keys, needed, offered, wanted
+from fedcohort.flower.inner import GridView, Memory, addressed, grows, keys, levels, needed, offered, wanted
 from fedcohort.flower.replies import (
     MEASURED,
     Checked,
@@ -81,6 +81,7 @@ class Run:
         self.train_config = train_config
         self.evaluate_config = evaluate_config
         self.evaluate_fn = evaluate_fn
+        self.levels = levels(self.inner)
         self.memory = Memory(self.inner)
         self.weight_key, self.config_key = keys(self.inner)
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
@@ -223,7 +224,7 @@ class Run:
 
     def _choose(self, session: Session, arrays: ArrayRecord) -> Cohort:
         names = self._available(session)
-        size = self.settings.cohort_size or wanted(self.inner, "train", len(self.federation.online))
+        size = self.settings.cohort_size or wanted(self.levels, "train", len(self.federation.online))
         if size is not None:
             size = min(size + self.settings.spares, session.table.n)
         request = RoundRequest(size, self.federation.indices(session.table, names))
@@ -342,7 +343,7 @@ class Run:
         report = RoundReport(
             ticket=cohort.ticket,
             clients=self._indices(cohort, checked),
-            status=[reply.status for reply in checked],
+            status=None if measures.all_ok else [int(reply.status) for reply in checked],
             metrics=self._columns(session, measures, checked),
             kept=kept,
         )
@@ -364,8 +365,10 @@ class Run:
     def _train(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> tuple[list[Checked], dict[str, str]]:
         """Return the checked replies in cohort order, and why clients without a sound one have none."""
         online = self.federation.online
-        cards = {name: online[name] for name in cohort.names if name in online}
-        reasons = {name: "not online" for name in cohort.names if name not in online}
+        cards = {name: card for name in cohort.names if (card := online.get(name)) is not None}
+        reasons: dict[str, str] = {}
+        if len(cards) < len(cohort.names):
+            reasons.update({name: "not online" for name in cohort.names if name not in online})
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         required = session.requires - {Signal.KEPT}
         asked = required | (self.wished & self.federation.supplied())
@@ -401,10 +404,12 @@ class Run:
             nodes = {name: cards[name].node for name in outbox.owing()}
             self.owed.append(_Owed(cohort.ticket, cohort.round, outbox, nodes))
         # What was lost on the way counts as never answered; the session knows those by their absence.
-        reasons.update({c.name: c.reason for c in checked.values() if c.status is _MISSING})
+        if sound < len(checked):
+            reasons.update({c.name: c.reason for c in checked.values() if c.status is _MISSING})
         ordered = agreeing([c for c in map(checked.get, cohort.names) if c is not None and c.status is not _MISSING])
-        reasons.update({reply.name: reply.reason for reply in ordered if reply.status is not _OK})
-        log.info("%d sound models, %d clients without one", sum(r.status is _OK for r in ordered), len(reasons))
+        failed = {reply.name: reply.reason for reply in ordered if reply.status is not _OK}
+        reasons.update(failed)
+        log.info("%d sound models, %d clients without one", len(ordered) - len(failed), len(reasons))
         return ordered, reasons
 
     @staticmethod
@@ -417,10 +422,9 @@ class Run:
 
     def _kept(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
         """Return which of the replies the filter keeps."""
-        ok = np.flatnonzero(measures.ok)
-        kept = np.zeros(len(checked), np.bool_)
+        ok = measures.rows
         if not len(ok):
-            return kept
+            return np.zeros(len(checked), np.bool_)
         validation = self.settings.validation
         verdict = self.settings.filter.judge(
             Replies(
@@ -432,9 +436,12 @@ class Run:
                 labels=None if validation is None else validation.labels,
             )
         )
-        kept[ok] = verdict.kept
         if not verdict.kept.all():
             log.info("the filter keeps %d of %d models", int(verdict.kept.sum()), len(ok))
+        if measures.all_ok:
+            return verdict.kept
+        kept = np.zeros(len(checked), np.bool_)
+        kept[ok] = verdict.kept
         return kept
 
     def _aggregate(
@@ -470,12 +477,12 @@ class Run:
 
     def _evaluated_there(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Evaluate on clients, drawn by the seed among those that are free."""
-        if wanted(self.inner, "evaluate", 1) == 0:
+        if wanted(self.levels, "evaluate", 1) == 0:
             return {}
         online = {name: card for name, card in self.federation.online.items() if not self._busy(card)}
         if not online:
             return {}
-        count = wanted(self.inner, "evaluate", len(online))
+        count = wanted(self.levels, "evaluate", len(online))
         names = list(online)
         if count is not None and count < len(names):
             draw = streams.stream(self.settings.seed, _EVALUATION, server_round - 1)

@@ -138,7 +138,7 @@ class CohortStrategy(Strategy):
         self.strategy = FedAvg() if strategy is None else strategy
         if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
-        if wanted(self.strategy, "train", 1_000_000) == 0:
+        if wanted(levels(self.strategy), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
         self.filter = KeepAll() if filter is None else filter
         if Need.LOGITS in self.filter.needs and validation is None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.journal.codec import pack_many, unpack_many
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
 
-_METRIC = "metric:"
+_CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
+
+
+def _typed(columns: Sequence[Any]) -> Iterator[tuple[Any, np.dtype[Any]]]:
+    """Yield columns in the order they are stored, each with the type it is stored in."""
+    return zip(columns, chain((_CLIENT, _STATUS, _KEPT), repeat(_METRIC)))  # noqa: B905  # the types never end
 
 
 class ReplyRow(NamedTuple):
@@ -59,17 +64,22 @@ class ReplyBlock:
         return cls(ticket, at, late, clients, np.full(count, status, np.int8), np.zeros(count, np.bool_), {})
 
     def encoded(self) -> bytes:
-        """Return the columns as bytes."""
-        columns = {"client": self.clients, "status": self.status, "kept": self.kept}
-        return pack_many(columns | {_METRIC + name: column for name, column in self.metrics.items()})
+        """Return the columns as bytes: a line with their length and the metrics' names, then one after the other."""
+        head = " ".join([str(len(self.clients)), *self.metrics])
+        columns = (self.clients, self.status, self.kept, *self.metrics.values())
+        return b"".join([head.encode(), b"\n", *(c.astype(d, copy=False).tobytes() for c, d in _typed(columns))])
 
     @classmethod
     def decoded(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
         """Return the block whose columns :meth:`encoded` wrote."""
-        columns = unpack_many(data)
-        clients, status, kept = columns.pop("client"), columns.pop("status"), columns.pop("kept")
-        metrics = {name.removeprefix(_METRIC): column for name, column in columns.items()}
-        return cls(ticket, at, late, clients, status, kept, metrics)
+        head, _, _ = data.partition(b"\n")
+        count, *names = head.decode().split(" ")
+        found, offset = [], len(head) + 1
+        for _, dtype in _typed((None, None, None, *names)):
+            found.append(sealed(np.frombuffer(data, dtype, int(count), offset)))
+            offset += found[-1].nbytes
+        clients, status, kept, *columns = found
+        return cls(ticket, at, late, clients, status, kept, dict(zip(names, columns, strict=True)))
 
     def rows(self) -> list[ReplyRow]:
         """Return the replies one by one, each with the numbers it has."""

@@ -388,7 +388,11 @@ class Journal:
     def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
         """Return by selector ('' is the session's own): picked clients, stored score arrays, note."""
         rows = self._db.execute("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
-        return {s: (unpack(p), {} if a is None else unpack_many(a), note) for s, p, a, note in rows}
+        found = {s: (unpack(p), {} if a is None else unpack_many(a), note) for s, p, a, note in rows}
+        if "" not in found:  # a selector that gave no scores; whom it picked is in the cohort's own row
+            for (clients,) in self._db.execute("SELECT clients FROM cohorts WHERE ticket = ?", (ticket,)):
+                found[""] = (unpack(clients), {}, None)
+        return found
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Return the bodies of all events of a kind, oldest first."""
