@@ -30,6 +30,8 @@ from fedcohort.simulate.engine import ClientData, Engine, Jobs
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
 
+THREADS = torch.get_num_threads()
+
 
 @dataclass
 class Workload:
@@ -91,6 +93,13 @@ class Plain:
         self.model = build_model(work.model, tuple(x.shape[1:]), work.classes)
 
     def run(self, chosen: list[np.ndarray]) -> None:
+        torch.set_num_threads(THREADS)  # while the engine has workers, this process has one
+        try:
+            self.rounds(chosen)
+        finally:
+            torch.set_num_threads(1)
+
+    def rounds(self, chosen: list[np.ndarray]) -> None:
         for cohort in chosen:
             start = {name: value.clone() for name, value in self.model.state_dict().items()}
             total = {name: torch.zeros_like(value) for name, value in start.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import stat
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     x = generator.normal(size=(n, int(np.prod(sample)))).astype(np.float32)
     y = generator.integers(0, classes, n)
     clients = ClientData(np.arange(n), np.array([0, n]), y, np.zeros(1, np.int64))
-    store = Store.build(x, x[:1], y[:1], [clients], None)
+    store = Store.build(x, x[:1], y[:1], [clients])
     start = flat.vector()
 
     zero = np.zeros(1, np.int64)
@@ -195,3 +196,13 @@ def test_the_library_is_kept_and_used_again(tmp_path, monkeypatch):
     native_library.cache_clear()
     monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled twice"))
     assert native_library() is not None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86-64")
+@pytest.mark.parametrize("narrower", ["-mno-avx512f", "-mno-avx"])
+def test_narrower_vectors_compute_the_same(tmp_path, monkeypatch, narrower):
+    compiled()
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, narrower))
+    source = (native.importlib.resources.files(native.__package__) / "native.c").read_bytes()
+    native._compile(source, os.environ.get("FEDCOHORT_CC") or "cc", tmp_path / "kept.so")  # tries it out
+    assert (tmp_path / "kept.so").exists()

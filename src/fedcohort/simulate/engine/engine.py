@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.pool import Recipe
 from fedcohort.simulate.engine.processes import ProcessBackend
-from fedcohort.simulate.engine.program import ModuleProgram
+from fedcohort.simulate.engine.program import ModuleProgram, Program
 from fedcohort.simulate.engine.stacked import stack, why_not_stacked
 from fedcohort.simulate.engine.store import Store, sample_shape
 from fedcohort.simulate.engine.tasks import choose_program
@@ -136,18 +136,15 @@ class Engine:
             )
         self._closed = False
         self._backend: Backend
+        self.store = Store.build(x_train, x_test, y_test, federations)
         if self.device.type == "cuda" and reason is None:
-            self._order = None
-            self.store = Store.build(x_train, x_test, y_test, federations, None)
             net = stack(flat, self.sample)
             self._backend = DeviceProgram(net, self.store, local, classes=classes, device=self.device, tf32=tf32)
         else:
-            program = choose_program(module, self.sample, local)
             if self.device.type == "cuda":
-                module.to(self.device)
-                program = ModuleProgram(FlatModel(module), self.sample, local)
-            self._order = program.order
-            self.store = Store.build(x_train, x_test, y_test, federations, program.order)
+                program: Program = ModuleProgram(FlatModel(module.to(self.device)), self.sample, local)
+            else:
+                program = choose_program(module, self.sample, local)
             recipe = Recipe(model, self.sample, classes, local)
             self._backend = ProcessBackend(self.store, program, recipe, device=self.device, workers=workers)
 
@@ -262,8 +259,6 @@ class Engine:
     def inputs(self, positions: IntArray) -> torch.Tensor:
         """Return training samples as a model sees them, (V, *sample): standardised, channels first."""
         rows = self.store.x[torch.as_tensor(positions, dtype=torch.int64)]
-        if self._order is not None:
-            rows = rows[:, torch.from_numpy(np.argsort(self._order))]
         return rows.view(len(rows), *self.sample)
 
     # -- checks --------------------------------------------------------------------------------------------------

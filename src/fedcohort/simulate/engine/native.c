@@ -39,7 +39,7 @@ INLINE vec all(float value) { return value - (vec){0}; }
 INLINE vec pick(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
 INLINE vec rectified(vec x) { return (vec)((ivec)x & ~(x < 0)); } /* NaN stays NaN */
 
-INLINE float sum(vec v) {
+static __attribute__((noinline)) float sum(vec v) {
     float half[LANES];
     memcpy(half, &v, sizeof v);
     for (int width = LANES / 2; width; width /= 2)

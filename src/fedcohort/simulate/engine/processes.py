@@ -53,6 +53,7 @@ class ProcessBackend:
         self._spent = 0.0
         self._cost: dict[str, float] = {}  # seconds of one unit by kind, as last seen
         self._explicit = workers is not None
+        self._threads: int | None = None  # torch's number of threads before there were workers
         if self._explicit and self._processes > 1:
             self._pool = self._new_pool()
 
@@ -117,6 +118,9 @@ class ProcessBackend:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+            self._threads = None
 
     def __del__(self) -> None:
         if getattr(self, "_pool", None) is not None:
@@ -161,6 +165,10 @@ class ProcessBackend:
         return self._pool if self._pool.ready(wait=self._explicit) else None
 
     def _new_pool(self) -> Pool:
+        # From now on the workers are the parallelism. A second thread here would gain little in what is left to do
+        # between calls, and would go on spinning for milliseconds on the core a worker needs.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         return Pool(self._processes - 1, self._store, self._recipe, self._arena)
 
     def _tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from fedcohort import rng
-from fedcohort.arrays import IntArray
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import TrainTask
 from fedcohort.simulate.engine.plain import train_plain
@@ -20,7 +19,6 @@ class Program:
     """What a worker can do with one architecture; all vectors are flat parameters of length P."""
 
     group_size: int = 1  # how many jobs it likes to train at once
-    order: IntArray | None = None  # how it wants the features of a sample permuted
 
     def __init__(self, flat: FlatModel, sample: tuple[int, ...], local: LocalTraining) -> None:
         self.flat = flat

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedcohort.arrays import AnyArray, IntArray
+from fedcohort.arrays import AnyArray
 from fedcohort.errors import InputError
 from fedcohort.simulate.engine.memory import SharedBlock
 from fedcohort.simulate.engine.types import ClientData
@@ -68,10 +68,8 @@ class Store:
         return self.x[self.shape.n_train :]
 
     @staticmethod
-    def build(
-        x_train: AnyArray, x_test: AnyArray, y_test: AnyArray, federations: Sequence[ClientData], order: IntArray | None
-    ) -> Store:
-        """Convert the data into shared memory; ``order`` (F,) permutes the channels-first features of a sample."""
+    def build(x_train: AnyArray, x_test: AnyArray, y_test: AnyArray, federations: Sequence[ClientData]) -> Store:
+        """Convert the data into shared memory."""
         features = math.prod(sample_shape(x_train))
         n_train, n_test = len(x_train), len(x_test)
         shape = StoreShape(
@@ -85,8 +83,8 @@ class Store:
         ]
         x = blocks[0].array("float32", (n_train + n_test, features)) if n_train + n_test else np.zeros((0, features))
         shift, scale = standardisation(x_train)
-        _convert(x_train, x[:n_train], shift, scale, order)
-        _convert(x_test, x[n_train:], shift, scale, order)
+        _convert(x_train, x[:n_train], shift, scale)
+        _convert(x_test, x[n_train:], shift, scale)
         blocks[3].array("int64", (n_test,))[:] = y_test
         slots = blocks[1].array("int64", (2, shape.n_slots))
         table = blocks[2].array("int64", (3, sum(shape.clients)))
@@ -136,7 +134,7 @@ def standardisation(x_train: AnyArray) -> tuple[AnyArray, AnyArray]:
     return mean.astype(np.float32), (1 / np.where(deviation > 0, deviation, 1)).astype(np.float32)
 
 
-def _convert(x: AnyArray, out: AnyArray, shift: AnyArray, scale: AnyArray, order: IntArray | None) -> None:
+def _convert(x: AnyArray, out: AnyArray, shift: AnyArray, scale: AnyArray) -> None:
     for start in range(0, len(x), _CHUNK):
         part = x[start : start + _CHUNK].astype(np.float32)
         part -= shift
@@ -144,4 +142,4 @@ def _convert(x: AnyArray, out: AnyArray, shift: AnyArray, scale: AnyArray, order
         if part.ndim == 4:
             part = part.transpose(0, 3, 1, 2)
         part = part.reshape(len(part), -1)
-        out[start : start + len(part)] = part if order is None else part[:, order]
+        out[start : start + len(part)] = part

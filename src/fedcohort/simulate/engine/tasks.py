@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcohort.simulate.engine.convolutional import ConvolutionalProgram
 from fedcohort.simulate.engine.dense import DenseProgram, dense_sides
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable, TrainTask
@@ -39,15 +38,14 @@ def choose_program(module: nn.Module, sample: tuple[int, ...], local: LocalTrain
     """Return the fastest CPU program that can train ``module``."""
     flat = FlatModel(module)
     layers = None if flat.stateful else read_layers(flat, sample)
-    if layers is None:
-        return ModuleProgram(flat, sample, local)
-    native = NativeProgram.of(flat, sample, local, layers)
-    if native is not None:
-        return native
-    sides = dense_sides(layers)
-    if sides is not None:
-        return DenseProgram(flat, sample, local, sides)
-    return ConvolutionalProgram(flat, sample, local, layers)
+    if layers is not None:
+        native = NativeProgram.of(flat, sample, local, layers)
+        if native is not None:
+            return native
+        sides = dense_sides(layers)
+        if sides is not None:
+            return DenseProgram(flat, sample, local, sides)
+    return ModuleProgram(flat, sample, local)
 
 
 class Executor:
