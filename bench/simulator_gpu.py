@@ -1,6 +1,10 @@
 """The engine on one CUDA device: FedCor's two jobs, and the ways to train a stack of convolutional networks.
 
-    python bench/simulator_gpu.py [--quick] [--device cuda]
+    python bench/simulator_gpu.py [fmnist cifar idle] [--quick] [--variant the] [--device cuda]
+
+fmnist: 100 clients x 600, MLP 784-64-30-10, 10 a round, 20 steps of batch 64; one run, and 20 in lock-step.
+cifar: FedCor's convolutional network, 5 a round, 40 steps of batch 50; one run, and 20 in lock-step.
+idle: fmnist's round among 100, 10,000 and 100,000 clients, and with 10, 20, 40 and 80 clients a round.
 
 Random data of the right shapes; every variant stands alone, one that fails prints its error. Times are after warm-up.
 """
@@ -23,7 +27,7 @@ from fedcohort.simulate.engine.device import DeviceProgram, _Batches
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.kernels import cuda_kernels
-from fedcohort.simulate.engine.stacked import StackedNet, stack
+from fedcohort.simulate.engine.stacked import LayerNet, StackedNet, stack
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
@@ -154,6 +158,19 @@ class GroupedNet(StackedNet):
                 delta = torch.bmm(delta, w.of(vectors))
 
 
+class PatchesNet(LayerNet):
+    """The product's for full single precision, whatever the precision."""
+
+    @staticmethod
+    def of(flat: FlatModel, sample: tuple[int, ...]) -> PatchesNet:
+        net = stack(flat, sample)
+        net.__class__ = PatchesNet
+        return net
+
+    def use(self, kernels, fused=None):
+        super().use(kernels)
+
+
 class StreamsNet(StackedNet):
     """Each model's own convolutions on one of a few parallel streams."""
 
@@ -279,6 +296,41 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
     engine.close()
 
 
+def idle(device: torch.device, quick: bool) -> None:
+    x, y = images(60_000, (28, 28))
+    local = LocalTraining(steps=20, batch_size=64, lr=0.005, weight_decay=1e-4)
+    base = federation(100, 600, 10)
+    rounds, turns = (3, 1) if quick else (100, 5)
+    for everybody, cohort in ((100, 10), (10_000, 10), (100_000, 10), (100, 20), (100, 40), (100, 80)):
+        # Beyond the first hundred, clients own the same samples once more: only the index grows.
+        times = everybody // 100
+        clients = ClientData(
+            np.tile(base.indices, times),
+            np.arange(0, 600 * everybody + 1, 600),
+            np.tile(base.labels, times),
+            np.zeros(everybody, np.int64),
+        )
+        engine = Engine(
+            x, y, x[:10], y[:10], classes=10, federations=[clients], model="mlp", local=local, device=str(device)
+        )
+        generator = np.random.default_rng(0)
+        model = engine.init(0)[None]
+        zeros = np.zeros(cohort, np.int64)
+        best = float("inf")
+        for turn in range(turns + 1):  # the first one warms up
+            cohorts = [generator.choice(everybody, cohort, replace=False) for _ in range(rounds)]
+            sync(device)
+            began = time.perf_counter()
+            for round, chosen in enumerate(cohorts):
+                trained = engine.train(model, Jobs(zeros, zeros, chosen, zeros + round, zeros))
+                model = trained.params.mean(0, keepdim=True)
+            sync(device)
+            if turn:
+                best = min(best, (time.perf_counter() - began) / rounds)
+        print(f"{everybody:7d} clients, {cohort:2d} a round: {1e3 * best:6.2f} ms a round", flush=True)
+        engine.close()
+
+
 def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
     x, y = images(60_000 if not quick else 2_000, (32, 32, 3))
     cut = len(x) * 5 // 6
@@ -288,11 +340,12 @@ def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         flat = FlatModel(build_model("fedcor-cnn", sample, 10))
-    store = Store.build(x[:cut], x[cut:], y[cut:], [clients], None)
+    store = Store.build(x[:cut], x[cut:], y[cut:], [clients])
     start = flat.vector()[None].to(device)
     cuda = device.type == "cuda"
     variants = {
-        "patches and bmm (the product's)": lambda: stack(flat, sample),
+        "the product's": lambda: stack(flat, sample),
+        "patches and bmm": lambda: PatchesNet.of(flat, sample),
         "grouped convolution, channels last": lambda: GroupedNet(flat, sample, True),
         "one convolution per model, 8 streams": lambda: StreamsNet(flat, sample, 8),
     }
@@ -309,11 +362,11 @@ def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
                 if runs > 1 and "streams" in name:
                     continue
                 with guarded(label):
+                    began = time.perf_counter()
                     program = DeviceProgram(make(), store, local, classes=10, device=device, tf32=tf32)
                     zeros = np.zeros(count, np.int64)
                     jobs = Jobs(zeros, zeros, np.arange(count) % 100, zeros, zeros + np.arange(count) // 5)
                     table = JobTable.of(jobs, store, local)
-                    began = time.perf_counter()
                     params, _ = program.train(table, start, 0.0, None)
                     sync(device)
                     warm = time.perf_counter() - began
@@ -333,7 +386,7 @@ def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
                     )
                     if cuda:
                         torch.cuda.reset_peak_memory_stats()
-                        if name.startswith("patches") and tf32:
+                        if name.startswith("the") and tf32:
                             profile(program, table, start)
                     program.close()
                     del program, params
@@ -354,7 +407,8 @@ def profile(program: DeviceProgram, table: JobTable, start: torch.Tensor) -> Non
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["fmnist", "cifar", "idle"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--variant", help="only the variants whose name begins so, for example 'patches'")
     parser.add_argument("--quick", action="store_true", help="a little of each, to see that it runs")
@@ -364,11 +418,15 @@ def main() -> None:
         print(f"kernels: {type(cuda_kernels(torch.cuda.current_device())).__name__}")
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}")
     rounds = 5 if options.quick else 500
-    for runs in (1, 20):
+    for runs in (1, 20) if "fmnist" in options.what else ():
         with guarded(f"FMNIST, {runs} runs"):
             fmnist(device, rounds if runs == 1 else max(2, rounds // 10), runs)
-    with guarded("CIFAR"):
-        cifar(device, options.quick, options.variant)
+    if "cifar" in options.what:
+        with guarded("CIFAR"):
+            cifar(device, options.quick, options.variant)
+    if "idle" in options.what:
+        with guarded("idle clients"):
+            idle(device, options.quick)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.simulate.engine.fused import usable
 from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.kernels import cuda_kernels
 from fedcohort.simulate.engine.losses import logit_derivative, sample_losses
@@ -35,13 +36,10 @@ class _Tables:
     gradient: torch.Tensor  # (J, Q) times minus the rate where there is no momentum, else times -1
     velocity: torch.Tensor | None  # (J, Q)
     pull: torch.Tensor | None  # (J, Q) prox * w_global - correction
-    position: torch.Tensor  # (U, J, B) rows of the data
-    label: torch.Tensor  # (U, J, B)
-    pseudo: torch.Tensor | None  # (U, J, B)
-    weight: torch.Tensor  # (U, J, B) factor of each sample's derivative, 0 for one that is not there
-    rate: torch.Tensor  # (U, J)
-    target: torch.Tensor | None = None  # (U, J, B, C) minus the weighted one-hot labels, for plain cross-entropy
-    first_logits: torch.Tensor | None = None  # (J, B, C) of the first of the U steps
+    slots: torch.Tensor  # (U, J, B) of the batches
+    pseudo: torch.Tensor | None  # (U, J, B) pseudo-labels
+    numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for one that is not there; the rate
+    first_loss: torch.Tensor  # (J,) mean loss of the first of the U steps
     graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -63,7 +61,7 @@ class DeviceProgram:
     graphs : bool
         Capture the steps as CUDA graphs.
     tf32 : bool
-        Let matrix products round their inputs to TF32.
+        Let matrix products round their inputs to TF32; convolutions are then computed by fused kernels.
     """
 
     def __init__(
@@ -80,11 +78,12 @@ class DeviceProgram:
         self.net, self.store, self.local, self.classes, self.device = net, store, local, classes, device
         self.graphs = graphs and device.type == "cuda"
         self.tf32 = tf32
+        if device.type == "cuda" and isinstance(net, LayerNet) and net.convolutional:
+            index = torch.cuda.current_device() if device.index is None else device.index
+            net.use(cuda_kernels(index), "tf32" if tf32 and usable(index) else None)
         self.x = store.x.to(device)
         if net.features is not None:
             self.x = self.x.index_select(1, net.features.to(device))
-        if device.type == "cuda" and isinstance(net, LayerNet):
-            net.use(cuda_kernels(torch.cuda.current_device() if device.index is None else device.index))
         self.sample = store.sample.to(device)
         self.label = store.label.to(device)
         self.y_test = store.y_test.to(device)
@@ -151,7 +150,7 @@ class DeviceProgram:
                 else:
                     self._unroll(t, prox)
                 if chunk == 0:
-                    losses = self._first_loss(t, count, self._send(table.steps))
+                    losses = torch.where(self._send(table.steps) > 0, t.first_loss[:count], losses)
             return self._flat(t.vectors[:count]), losses
 
     def _send(self, array: IntArray | FloatArray | np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
@@ -169,7 +168,8 @@ class DeviceProgram:
         before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
         try:
-            yield
+            with torch.cuda.device(self.device):  # kernels compiled here go to the current device
+                yield
         finally:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
@@ -190,28 +190,20 @@ class DeviceProgram:
                 gradient=vectors(),
                 velocity=vectors() if self.local.momentum else None,
                 pull=vectors() if pulled else None,
-                position=torch.zeros(shape, dtype=torch.int64, device=device),
-                label=torch.zeros(shape, dtype=torch.int64, device=device),
+                slots=torch.zeros(shape, dtype=torch.int64, device=device),
                 pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if robust else None,
-                weight=torch.zeros(shape, device=device),
-                rate=torch.zeros(unrolled, jobs, device=device),
-                target=None if robust else torch.zeros(*shape, self.classes, device=device),
+                numbers=torch.zeros(unrolled, jobs, width + 1, device=device),
+                first_loss=torch.zeros(jobs, device=device),
             )
         return self._tables[key]
 
     def _upload(self, t: _Tables, batches: _Batches, start: int, pseudo: list[torch.Tensor] | None) -> None:
         """Put the batches of the next U steps where the graph reads them."""
-        stop = start + len(t.position)
-        slots = self._send(batches.slots[start:stop])
-        torch.index_select(self.sample, 0, slots.view(-1), out=t.position.view(-1))
-        torch.index_select(self.label, 0, slots.view(-1), out=t.label.view(-1))
-        numbers = self._send(batches.numbers[start:stop])  # (U, J, B + 1)
-        t.weight.copy_(numbers[:, :, :-1])
-        t.rate.copy_(numbers[:, :, -1])
-        if t.target is not None:
-            torch.mul(t.label.unsqueeze(3) == self._class, -t.weight.unsqueeze(3), out=t.target)
+        stop = start + len(t.slots)
+        t.slots.copy_(self._send(batches.slots[start:stop]))
+        t.numbers.copy_(self._send(batches.numbers[start:stop]))
         if t.pseudo is not None and pseudo is not None:
-            inside = slots[:, : len(pseudo)] - self._send(batches.first)[None, :, None]
+            inside = t.slots[:, : len(pseudo)] - self._send(batches.first)[None, :, None]
             for job, labels in enumerate(pseudo):
                 if len(labels):
                     t.pseudo[:, job] = labels[inside[:, job]]
@@ -226,22 +218,29 @@ class DeviceProgram:
     def _unroll(self, t: _Tables, prox: float) -> None:
         """Do the U steps of the tables, for all jobs; a job that is done has rate 0."""
         decay = self.local.weight_decay + prox
-        keep = 1 - t.rate * decay if decay and t.velocity is None else None
-        for step in range(len(t.position)):
-            jobs, width = t.position[step].shape
-            x = self.x.index_select(0, t.position[step].view(-1)).view(jobs, width, -1)
+        jobs, width = t.slots.shape[1:]
+        position, label = self.sample[t.slots], self.label[t.slots]
+        weights, rates = t.numbers[:, :, :-1], t.numbers[:, :, -1]
+        keep = 1 - rates * decay if decay and t.velocity is None else None
+        target = None
+        if self.local.loss != "robust":  # minus the weighted one-hot labels (U, J, B, C), for plain cross-entropy
+            target = (label.unsqueeze(3) == self._class) * -weights.unsqueeze(3)
+        for step in range(len(t.slots)):
+            x = self.x.index_select(0, position[step].view(-1)).view(jobs, width, -1)
             saved: Saved = []
             logits = self.net.logits(t.vectors, x, saved)
+            pseudo = None if t.pseudo is None else t.pseudo[step]
+            weight = weights[step].unsqueeze(2)
             if step == 0:
-                t.first_logits = logits
-            weight = t.weight[step].unsqueeze(2)
-            if t.target is not None:
-                delta = torch.addcmul(t.target[step], torch.softmax(logits, 2), weight)
+                present = weights[0] != 0
+                loss = sample_losses(logits, label[0], pseudo, self.local)
+                t.first_loss.copy_(torch.where(present, loss, 0).sum(1) / present.sum(1))
+            if target is not None:
+                delta = torch.addcmul(target[step], torch.softmax(logits, 2), weight)
             else:
-                pseudo = None if t.pseudo is None else t.pseudo[step]
-                delta = logit_derivative(logits, t.label[step], pseudo, self.local).mul_(weight)
+                delta = logit_derivative(logits, label[step], pseudo, self.local).mul_(weight)
             self.net.backward(t.vectors, saved, delta, t.gradient)
-            rate = t.rate[step].unsqueeze(1)
+            rate = rates[step].unsqueeze(1)
             if t.velocity is None:
                 # The rate is in the derivative already, so that the whole SGD step is one pass over the weights.
                 if keep is None:
@@ -273,14 +272,6 @@ class DeviceProgram:
         t.vectors.copy_(kept)
         if t.velocity is not None:
             t.velocity.zero_()
-
-    def _first_loss(self, t: _Tables, count: int, steps: torch.Tensor) -> torch.Tensor:
-        assert t.first_logits is not None
-        pseudo = None if t.pseudo is None else t.pseudo[0, :count]
-        loss = sample_losses(t.first_logits[:count], t.label[0, :count], pseudo, self.local)
-        present = t.weight[0, :count] != 0
-        mean = torch.where(present, loss, 0).sum(1) / present.sum(1)
-        return torch.where(steps > 0, mean, float("nan"))
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -445,20 +436,25 @@ class _Batches:
         self.first = table.first
         self.slots = np.zeros((steps, jobs, width), dtype=np.int64)
         self.numbers = np.zeros((steps, jobs, width + 1), dtype=np.float32)
-        plain = local.momentum == 0
-        for job in range(len(table)):
+        columns = (table.n, table.steps, table.round, table.per_epoch)
+        alike: dict[tuple[int, int, int, int], tuple[IntArray, list[int]]] = {}  # jobs whose numbers are the same
+        for job, key in enumerate(zip(*(values.tolist() for values in columns), strict=True)):
             plan = table.plan(job, local)
             done, wide = plan.indices.shape
             if not done:
                 continue
-            rates = table.rates(job, local)
-            self.slots[:done, job] = table.first[job]
-            self.slots[:done, job, :wide] += plan.indices
-            numbers = self.numbers[:done, job]
-            numbers[:, :wide] = ((rates if plain else 1.0) / -plan.counts)[:, None]
-            per_epoch = -(-int(table.n[job]) // wide)  # the last batch of an epoch is the short one
-            numbers[per_epoch - 1 :: per_epoch, plan.counts.min() : wide] = 0
+            np.add(plan.indices, table.first[job], out=self.slots[:done, job, :wide])
+            self.slots[:done, job, wide:] = table.first[job]
+            alike.setdefault(key, (plan.counts, []))[1].append(job)
+        for (n, *_), (counts, members) in alike.items():
+            rates = table.rates(members[0], local)
+            wide = min(width, n)
+            numbers = np.zeros((len(counts), width + 1), dtype=np.float32)
+            numbers[:, :wide] = ((1.0 if local.momentum else rates) / -counts)[:, None]
+            per_epoch = -(-n // wide)  # the last batch of an epoch is the short one
+            numbers[per_epoch - 1 :: per_epoch, counts.min() : wide] = 0
             numbers[:, -1] = rates
+            self.numbers[: len(counts), members] = numbers[:, None]
 
 
 def _rounded(count: int, grain: int) -> int:

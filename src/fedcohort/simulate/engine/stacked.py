@@ -9,13 +9,13 @@ are no stack of known layers go through ``torch.func``.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
+from fedcohort.simulate.engine.fused import FusedConvolution, Shape
 from fedcohort.simulate.engine.kernels import TorchKernels
 from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Pool, Relu, read_layers
 
@@ -117,20 +117,45 @@ class _Relu(_Layer):
 
 
 class _Convolution(_Layer):
-    """Convolution of stride 1 on channels-last images x (J or 1, B, H, W, C), as a product with unfolded patches.
+    """Convolution of stride 1 on channels-last images x (J or 1, B, H, W, C), with the pooling and ReLU that follow.
 
     Its weight in the net's own order is (kernel height x kernel width x inputs, rounded up; outputs): rows of patches
-    start at addresses the matrix units like, and the rows of zeros that fill them up stay zero. Pooling that follows is
-    done here, so that the bias gets its derivative from the smaller image.
+    start at addresses the matrix units like, and the rows of zeros that fill them up stay zero. By default it is a
+    product with unfolded patches; on a GPU that may round to TF32, kernels that never write the patches down.
     """
 
-    def __init__(self, layer: Convolution, weight: Slot, pool: tuple[int, int] | None) -> None:
-        self.weight, self.bias, self.kernel, self.padding = weight, layer.bias, layer.kernel, layer.padding
-        self.pool = pool
+    def __init__(
+        self, layer: Convolution, weight: Slot, bias: Slot, pool: tuple[int, int] | None, relu: bool = False
+    ) -> None:
+        self.weight, self.bias, self.kernel, self.padding = weight, bias, layer.kernel, layer.padding
+        self.pool, self.relu = pool, relu
         self.depth = layer.kernel[0] * layer.kernel[1] * layer.image[0]
+        self.image = (*layer.image[1:], layer.image[0])
         self.kernels = TorchKernels()
+        self.fused: FusedConvolution | None = None
+
+    def fuse(self, precision: str) -> None:
+        """Compute in fused kernels from now on, where there are some for this shape."""
+        shape = Shape(
+            image=self.image,
+            kernel=self.kernel,
+            padding=self.padding,
+            outputs=self.weight.shape[1],
+            pool=self.pool or (1, 1),
+            relu=self.relu,
+            weight=self.weight.offset,
+            depth=self.weight.shape[0],
+        )
+        assert self.bias.offset == self.weight.offset + self.weight.numel
+        if shape.fits:
+            self.fused = FusedConvolution(shape, precision)
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
+        if self.fused is not None:
+            y, alive = self.fused.forward(vectors, x)
+            if saved is not None:
+                saved += [x, alive]
+            return y
         above, beside = self.padding
         if above or beside:
             x = F.pad(x, (0, 0, beside, beside, above, above))
@@ -142,16 +167,28 @@ class _Convolution(_Layer):
             saved += [patches, (height, width)]
         j = len(vectors)
         y = torch.bmm(patches.expand(j, -1, -1), self.weight.of(vectors)).view(j * batch, high, wide, -1)
+        # ReLU and max-pooling commute, and the bias is the same for a whole window: pooled first, both touch a quarter
+        # of the numbers.
         if self.pool is not None:
             pooled, where = self.kernels.pool(y, self.pool)
             if saved is not None:
                 saved += [y, where]
             y = pooled
-        # The bias is the same for a whole window: added after pooling, it touches a quarter of the numbers.
-        return y.reshape(j, batch, *y.shape[1:]).add_(self.bias.of(vectors)[:, None, None, None])
+        y = y.reshape(j, batch, *y.shape[1:]).add_(self.bias.of(vectors)[:, None, None, None])
+        if self.relu:
+            y = y.relu_()
+            if saved is not None:
+                saved.append(y)
+        return y
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if self.fused is not None:
+            alive, x = saved.pop(), saved.pop()
+            self.fused.backward(x, alive, delta, out)
+            return delta if self.first else self.fused.input_gradient(vectors, alive, delta)
         j, batch = delta.shape[:2]
+        if self.relu:
+            delta = torch.ops.aten.threshold_backward(delta, saved.pop(), 0)
         torch.sum(delta, (1, 2, 3), out=self.bias.of(out))
         images = delta.flatten(0, 1)
         if self.pool is not None:
@@ -210,11 +247,18 @@ class LayerNet(StackedNet):
             height, width, channels = image
             self.features = torch.arange(math.prod(image)).view(channels, height, width).permute(1, 2, 0).reshape(-1)
 
-    def use(self, kernels: TorchKernels) -> None:
-        """Let convolutions use these kernels between their products."""
+    def use(self, kernels: TorchKernels, fused: str | None = None) -> None:
+        """Let convolutions use these kernels between their products, or none but fused ones of this precision."""
         for layer in self.layers:
             if isinstance(layer, _Convolution):
                 layer.kernels = kernels
+                if fused is not None:
+                    layer.fuse(fused)
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether there is a convolution in it."""
+        return self.image is not None
 
     def logits(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None = None) -> torch.Tensor:
         """Return the logits (J, B, C)."""
@@ -267,17 +311,20 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
         layer = specification[position]
         position += 1
         if isinstance(layer, Convolution):
-            # ReLU and max-pooling commute: pooled first, ReLU has a quarter of the work. Pooling is the convolution's.
-            following = specification[position : position + 2]
-            pool = next((item for item in following if isinstance(item, Pool)), None)
-            if pool is not None and all(isinstance(item, (Pool, Relu)) for item in following):
-                specification[position : position + 2] = [item for item in following if item is not pool]
-            else:
-                pool = None
+            pool, relu = None, False
+            while position < len(specification):
+                following = specification[position]
+                if isinstance(following, Pool) and pool is None:
+                    pool = following.kernel
+                elif isinstance(following, Relu):
+                    relu = True
+                else:
+                    break
+                position += 1
             index = builder.index(layer.weight).permute(2, 3, 1, 0).reshape(-1, layer.weight.shape[0])
             weight = builder.add(layer.weight.name, F.pad(index, (0, 0, 0, -len(index) % 4), value=flat.n_params))
             bias = builder.add(layer.bias.name, builder.index(layer.bias))
-            layers.append(_Convolution(replace(layer, bias=bias), weight, None if pool is None else pool.kernel))
+            layers.append(_Convolution(layer, weight, bias, pool, relu))
         elif isinstance(layer, Dense):
             index = builder.index(layer.weight)
             if fold is not None:
