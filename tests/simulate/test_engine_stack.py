@@ -42,10 +42,6 @@ def on_stack(monkeypatch):
         self._backend.close()
         net = stack(FlatModel(build_model(self.model, self.sample, self.classes)), self.sample)
         assert isinstance(net, FunctionalNet if ":" in self.model else LayerNet)
-        if self._order is not None:
-            back = torch.from_numpy(np.argsort(self._order))
-            self.store.x.copy_(self.store.x[:, back].clone())
-            self._order = None
         self._backend = DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device)
 
     monkeypatch.setattr(Engine, "__init__", build)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.simulate.engine.fused import usable
 from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.kernels import cuda_kernels
 from fedcohort.simulate.engine.losses import logit_derivative, sample_losses
@@ -80,7 +79,7 @@ class DeviceProgram:
         self.tf32 = tf32
         if device.type == "cuda" and isinstance(net, LayerNet) and net.convolutional:
             index = torch.cuda.current_device() if device.index is None else device.index
-            net.use(cuda_kernels(index), "tf32" if tf32 and usable(index) else None)
+            net.use(cuda_kernels(index), "tf32" if tf32 and _fused(index) else None)
         self.x = store.x.to(device)
         if net.features is not None:
             self.x = self.x.index_select(1, net.features.to(device))
@@ -455,6 +454,12 @@ class _Batches:
             numbers[per_epoch - 1 :: per_epoch, counts.min() : wide] = 0
             numbers[:, -1] = rates
             self.numbers[: len(counts), members] = numbers[:, None]
+
+
+def _fused(device: int) -> bool:
+    from fedcohort.simulate.engine.fused import usable  # brings in a compiler
+
+    return usable(device)
 
 
 def _rounded(count: int, grain: int) -> int:

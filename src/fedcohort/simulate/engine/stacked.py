@@ -2,22 +2,25 @@
 
 A :class:`StackedNet` computes logits and, from the derivative by the logits, the gradient of all J models at once.
 Dense layers and convolutions are written out by hand as batched matrix products; images are channels-last, so that the
-product of the unfolded patches with the kernels is the next layer's image with no permutation in between. Modules that
+product of the unfolded patches with the kernels is the next layer's image with no permutation in between. On a GPU that
+may round to TF32, convolutions are fused kernels instead, see :mod:`fedcohort.simulate.engine.fused`. Modules that
 are no stack of known layers go through ``torch.func``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
-from fedcohort.simulate.engine.fused import FusedConvolution, Shape
 from fedcohort.simulate.engine.kernels import TorchKernels
 from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Pool, Relu, read_layers
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.engine.fused import FusedConvolution
 
 _BUSY = 256  # independent pieces of a product that keep a large GPU busy
 Saved = list[Any]
@@ -136,6 +139,8 @@ class _Convolution(_Layer):
 
     def fuse(self, precision: str) -> None:
         """Compute in fused kernels from now on, where there are some for this shape."""
+        from fedcohort.simulate.engine.fused import FusedConvolution, Shape  # brings in a compiler
+
         shape = Shape(
             image=self.image,
             kernel=self.kernel,
