@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedcohort.arrays import AnyArray
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import TrainTask
 from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, Pool, Relu, read_layers
@@ -107,8 +108,10 @@ class NativeProgram(Program):
         self._classes = description[-1]
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._room = 0  # samples of a batch the scratch is large enough for
+        self._opened = (0, 0)
         robust = (local.robust_alpha, local.robust_beta, local.robust_log_zero)
         self._settings = np.array([0.0, local.weight_decay, local.momentum, *robust])
+        self._where = _address(self._settings)
 
     @staticmethod
     def of(flat: FlatModel, sample: tuple[int, ...], local: LocalTraining, layers: list[Layer]) -> NativeProgram | None:
@@ -122,35 +125,37 @@ class NativeProgram(Program):
     def train(self, task: TrainTask, store: Store) -> None:
         """Train each job of the group."""
         table = task.table
+        row = 4 * self.flat.n_params  # bytes of a flat vector
+        data, models, out = _address(store.x), _address(task.models), _address(task.out)
+        samples, labels = _address(store.sample), _address(store.label)
+        corrections = None if task.correction is None else _address(task.correction)
+        self._settings[0] = task.prox
         for job in task.jobs.tolist():
-            start, out = task.models[table.run[job]], task.out[job]
+            run, first, n = int(table.run[job]), int(table.first[job]), int(table.n[job])
             if table.steps[job] == 0:
-                out.copy_(start)
+                task.out[job] = task.models[run]
                 continue
-            first, n = int(table.first[job]), int(table.n[job])
             pseudo = None
             if self.local.loss == "robust":
-                pseudo = self.scores(start, store.x[store.sample[first : first + n]]).argmax(0)
+                pseudo = self.scores(task.models[run], store.x[store.sample[first : first + n]]).argmax(0)
             plan = table.plan(job, self.local)
-            rates = np.ascontiguousarray(table.rates(job, self.local), dtype=np.float64)
-            indices = np.ascontiguousarray(plan.indices)
-            steps, width = indices.shape
-            self._settings[0] = task.prox
+            rates = table.rates(job, self.local)
+            steps, width = plan.indices.shape
             task.first_loss[job] = self._library.fedcohort_train(
                 *self._opening(width),
-                _address(store.x),
-                _address(store.sample[first:]),
-                _address(store.label[first:]),
+                data,
+                samples + 8 * first,
+                labels + 8 * first,
                 None if pseudo is None else _address(pseudo),
-                indices.ctypes.data,
-                plan.counts.ctypes.data,
-                rates.ctypes.data,
+                _address(plan.indices),
+                _address(plan.counts),
+                _address(rates),
                 steps,
                 width,
-                _address(start),
-                _address(out),
-                None if task.correction is None else _address(task.correction[job]),
-                self._settings.ctypes.data,
+                models + run * row,
+                out + job * row,
+                None if corrections is None else corrections + job * row,
+                self._where,
             )
 
     def scores(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -170,18 +175,20 @@ class NativeProgram(Program):
 
     def _opening(self, width: int) -> tuple[int, int]:
         """Return the addresses of the description and of scratch enough for batches of ``width`` samples."""
-        description = self._description.ctypes.data
         if width > self._room:
-            size = self._library.fedcohort_scratch(description, width)
+            size = self._library.fedcohort_scratch(_address(self._description), width)
             self._scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
             self._room = width
-        return description, -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+            aligned = -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+            self._opened = _address(self._description), aligned
+        return self._opened
 
 
-def _address(tensor: torch.Tensor) -> int:
-    if not tensor.is_contiguous():
-        raise ValueError("machine code wants contiguous tensors")
-    return tensor.data_ptr()
+def _address(array: torch.Tensor | AnyArray) -> int:
+    contiguous = array.is_contiguous() if isinstance(array, torch.Tensor) else array.flags.c_contiguous
+    if not contiguous:
+        raise ValueError("machine code wants contiguous arrays")
+    return array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data
 
 
 # -- the library -----------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ A unit's result depends on nothing but the unit, so it does not matter who does 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -55,7 +56,6 @@ class Executor:
         self.store = store
         self.program = program
         self._do: dict[str, Callable[[Work, int], None]] = {
-            "train": self._train,
             "losses": self._losses,
             "gradients": self._gradients,
             "evaluate": self._evaluate,
@@ -67,30 +67,31 @@ class Executor:
 
         Claims are plain bytes, not locks: in the rare race two processes do the same unit and write the same numbers.
         """
-        do = self._do[work.kind]
+        do = self._training(work) if work.kind == "train" else functools.partial(self._do[work.kind], work)
         claimed = claims.numpy()
         with torch.no_grad():
             for unit in (*range(start, work.units), *range(start)):
                 if not claimed[unit]:
                     claimed[unit] = 1
-                    do(work, unit)
+                    do(unit)
 
-    def _train(self, work: Work, unit: int) -> None:
+    def _training(self, work: Work) -> Callable[[int], None]:
         t = work.tensors
-        table = JobTable(*t["table"].numpy())
-        start, stop = t["bounds"][unit : unit + 2].tolist()
-        self.program.train(
-            TrainTask(
-                table=table,
-                jobs=t["order"][start:stop].numpy(),
-                models=t["models"],
-                out=t["out"],
-                first_loss=t["first_loss"].numpy(),
-                prox=work.numbers["prox"],
-                correction=t.get("correction"),
-            ),
-            self.store,
+        order, bounds = t["order"].numpy(), t["bounds"].tolist()
+        every = TrainTask(
+            table=JobTable(*t["table"].numpy()),
+            jobs=order,
+            models=t["models"],
+            out=t["out"],
+            first_loss=t["first_loss"].numpy(),
+            prox=work.numbers["prox"],
+            correction=t.get("correction"),
         )
+
+        def train(unit: int) -> None:
+            self.program.train(replace(every, jobs=order[bounds[unit] : bounds[unit + 1]]), self.store)
+
+        return train
 
     def _losses(self, work: Work, unit: int) -> None:
         t, wanted = work.tensors, work.numbers
