@@ -45,11 +45,13 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
 
     ``replies`` has the cohort's clients in the cohort's order.
     """
-    ok = replies.status == Status.OK
+    requires = selector.requires
     metrics: dict[Signal, FloatArray] = {}
-    for signal in selector.requires & REPORT_SIGNALS:
-        column = replies.metrics.get(signal.value)
-        metrics[signal] = sealed(np.full(cohort.size, np.nan) if column is None else np.where(ok, column, np.nan))
+    if read := requires & REPORT_SIGNALS:
+        ok = replies.status == Status.OK
+        for signal in read:
+            column = replies.metrics.get(signal.value)
+            metrics[signal] = sealed(np.full(cohort.size, np.nan) if column is None else np.where(ok, column, np.nan))
     return Outcome(
         round=cohort.round,
         clients=cohort.clients,
@@ -57,7 +59,7 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
         table=table,
         _kept=replies.kept,
         _metrics=metrics,
-        _granted=selector.requires,
+        _granted=requires,
     )
 
 

@@ -1,5 +1,6 @@
 """The journal: durable, checked, lockable, small."""
 
+import dataclasses
 import sqlite3
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
 from fedcohort.errors import JournalError
-from fedcohort.journal import read_journal
+from fedcohort.journal import ReplyBlock, read_journal
 from fedcohort.journal.codec import changed_rows, pack, pack_many, unpack, unpack_many
 from fedcohort.testing import ScriptedHost
 
@@ -61,13 +62,18 @@ def test_a_damaged_journal_is_an_error(tmp_path):
         Session(create("uniform"), ClientTable(n=3), journal=path)
 
 
-def test_a_newer_schema_and_a_foreign_database_are_errors(tmp_path):
+def test_another_schema_and_a_foreign_database_are_errors(tmp_path):
     path = tmp_path / "j.sqlite"
     Session(create("uniform"), ClientTable(n=3), journal=path).close()
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(JournalError, match="schema version 99"):
         Session.open(path)
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 1")
+    for opened in (Session.open, read_journal):
+        with pytest.raises(JournalError, match=r"schema version 1; this fedcohort .* reads version 2"):
+            opened(path)
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
@@ -180,3 +186,59 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
     with Session.open(path) as session:
         recorded = [tuple(c.clients.tolist()) for c in session.journal.cohorts()]
         assert recorded[:done] == trace and len(recorded) <= done + 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_block_of_replies_keeps_every_bit(count):
+    rng = np.random.default_rng(count)
+    loss = rng.normal(size=count)
+    loss[::2] = np.nan
+    block = ReplyBlock(
+        3,
+        12.5,
+        True,
+        rng.integers(0, 1 << 40, count),
+        rng.integers(0, 5, count).astype(np.int8),
+        rng.random(count) < 0.5,
+        {"loss": loss, "update-norm": np.nextafter(rng.random(count), 1)},
+    )
+    again = ReplyBlock.decoded(3, 12.5, True, block.encoded())
+    for name in ("clients", "status", "kept"):
+        found = getattr(again, name)
+        np.testing.assert_array_equal(found, getattr(block, name))
+        assert found.dtype == getattr(block, name).dtype and not found.flags.writeable
+    assert again.metrics.keys() == block.metrics.keys()
+    assert all(again.metrics[name].tobytes() == block.metrics[name].tobytes() for name in block.metrics)
+    assert [set(row.metrics) for row in again.rows()] == [
+        {"update-norm"} if np.isnan(value) else {"loss", "update-norm"} for value in loss
+    ]
+
+
+def test_partial_reports_survive_a_restart_between_them(tmp_path):
+    """Told in two parts with a restart in between, out of order and with one client missing, as told at once."""
+    found = []
+    for name, parts in (("whole", 1), ("parts", 2)):
+        path = tmp_path / name
+        with Session(create("active-fl"), ClientTable(sizes=[3, 1, 4, 1, 5, 9]), seed=2, journal=path) as session:
+            cohort = session.ask(RoundRequest(size=5))
+            order = cohort.clients[[3, 0, 4, 1]]
+            loss = order + 0.25
+            if parts == 2:
+                session.tell(RoundReport(cohort.ticket, order[:3], metrics={"loss": loss[:3]}, complete=False))
+        with Session.open(path) as session:
+            rest = slice(3, None) if parts == 2 else slice(None)
+            session.tell(RoundReport(cohort.ticket, order[rest], metrics={"loss": loss[rest]}))
+            rows = [(r.client, r.status, r.kept, r.metrics) for r in session.journal.replies(cohort.ticket)]
+            found.append((rows, session.state))
+    (rows, state), (others, other) = found
+    assert rows == others and [r[0] for r in rows] == sorted(cohort.clients.tolist())
+    assert {r[0]: r[3] for r in rows} == {**{int(c): {"loss": c + 0.25} for c in order}, int(cohort.clients[2]): {}}
+    for field in dataclasses.fields(state):
+        np.testing.assert_array_equal(getattr(state, field.name), getattr(other, field.name))
+
+
+def test_a_selector_without_scores_still_says_whom_it_picked(tmp_path):
+    with Session(create("uniform"), ClientTable(n=9), journal=tmp_path / "j") as session:
+        cohort = session.ask(RoundRequest(size=3))
+        picked, arrays, note = session.journal.scores(cohort.ticket)[""]
+    assert picked.tolist() == cohort.clients.tolist() and arrays == {} and note is None

@@ -6,8 +6,10 @@ the two leaves a file nobody names and a round that is trained again from the ch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from safetensors.numpy import save
 from fedcohort.arrays import AnyArray
 from fedcohort.errors import JournalError
 from fedcohort.flower.inner import Memory
+from fedcohort.flower.npy import viewed
 
 _FORMAT = "fedcohort-flower-1"
 
@@ -36,6 +39,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
+        self._folder = os.fspath(self.folder)
         self.keep = keep
         self._files: list[str] | None = None
 
@@ -51,8 +55,8 @@ class Checkpoints:
     def save(self, rounds: int, arrays: ArrayRecord, memory: Memory) -> str:
         """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns."""
         plain, state = memory.save()
-        tensors = {f"model/{key}": array.numpy() for key, array in arrays.items()}
-        tensors.update({f"strategy/{key}": array for key, array in state.items()})
+        tensors = {f"model/{key}": viewed(array) for key, array in arrays.items()}
+        tensors.update({f"strategy/{key}": np.ascontiguousarray(array) for key, array in state.items()})
         header = {
             "format": _FORMAT,
             # safetensors sorts its tensors; Flower's strategies and torch go by the order of the record.
@@ -60,16 +64,27 @@ class Checkpoints:
             "strategy": json.dumps(plain),
             "rounds": str(rounds),
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
         name = self.name(rounds)
-        partial = self.folder / f"{name}.partial"
-        with partial.open("wb") as file:
-            file.write(save({key: np.ascontiguousarray(value) for key, value in tensors.items()}, header))
-            file.flush()
+        partial = self._path(f"{name}.partial")
+        rest = memoryview(save(tensors, header))
+        with self._begun(partial) as file:
+            while rest:  # a single call may take less than all
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
-        os.replace(partial, self.folder / name)
-        _sync_folder(self.folder)
+        os.replace(partial, self._path(name))
+        _sync_folder(self._folder)
         return name
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}{os.sep}{name}"
+
+    def _begun(self, path: str) -> FileIO:
+        """Open a new file, in a new folder if need be."""
+        try:
+            return open(path, "wb", buffering=0)
+        except FileNotFoundError:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return open(path, "wb", buffering=0)
 
     def load(self, name: str, memory: Memory | None = None) -> ArrayRecord:
         """Return the model of a checkpoint and put the strategy's memory back."""
@@ -99,10 +114,11 @@ class Checkpoints:
         elif current not in self._files:
             self._files.append(current)
         while len(self._files) > self.keep and self._files[0] != current:
-            (self.folder / self._files.pop(0)).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(self._files.pop(0)))
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: str) -> None:
     """Make the new name durable as well; not every system lets a folder be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)

@@ -77,3 +77,11 @@ class Layout:
         if len(data) != self.length or array.stype != SType.NUMPY or not data.startswith(self.header):
             return None
         return np.frombuffer(data, self.dtype, offset=len(self.header))
+
+
+def viewed(array: Array) -> AnyArray:
+    """Return an array in C order, read-only and without a copy where its bytes allow it."""
+    layout = Layout.of(array)
+    if layout is None or not layout.rowwise:
+        return np.ascontiguousarray(array.numpy())
+    return np.frombuffer(array.data, layout.dtype, offset=len(layout.header)).reshape(layout.shape)

@@ -105,8 +105,12 @@ class Checker:
         self._kind: tuple[str, str, frozenset[str], int] = ("", "", frozenset(), 0)  # of the last reply
         self._layouts = {key: Layout.of(array) for key, array in model.items()}
 
-    def __call__(self, reply: Reply) -> Checked:
-        """Check one reply."""
+    def all(self, replies: Iterable[Reply]) -> list[Checked]:
+        """Check replies, each by itself."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the sum of squares of sound numbers may overflow
+            return [self._checked(reply) for reply in replies]
+
+    def _checked(self, reply: Reply) -> Checked:
         message = reply.message
         if message.has_error():
             # Lost on the way is not the client's error: it is as if it had never answered.
@@ -136,10 +140,11 @@ class Checker:
             reason = self._unsound(model) or self._unusable(numbers) or self._unreported(values, gradient)
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
+        names = numbers.keys()
         kind = self._kind
         width = 0 if gradient is None else len(gradient)
-        if kind[0] != arrays_key or kind[1] != metrics_key or kind[2] != numbers.keys() or kind[3] != width:
-            kind = self._kind = (arrays_key, metrics_key, frozenset(numbers.keys()), width)
+        if kind[0] != arrays_key or kind[1] != metrics_key or kind[2] != names or kind[3] != width:
+            kind = self._kind = (arrays_key, metrics_key, frozenset(names), width)
         return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, kind)
 
     def _unsound(self, model: ArrayRecord) -> str:

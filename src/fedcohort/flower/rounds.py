@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -262,8 +263,7 @@ class Run:
             messages = self._train_messages(stand_in, session.round + 1, cards, arrays, seed=seed, work={}, report=())
             with_ttl(messages.values(), 2 * self.deadline)
             replies = exchange(self.grid, messages, self.deadline, clock=self.settings.clock, sleep=self.settings.sleep)
-            checker = self._checker(arrays, ())
-            checked = agreeing([checker(replies[name]) for name in names if name in replies])
+            checked = agreeing(self._checker(arrays, ()).all(replies[name] for name in names if name in replies))
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))
@@ -389,8 +389,8 @@ class Run:
 
         def done(replies: Sequence[Reply]) -> bool:
             nonlocal seen, sound
-            for reply in replies[seen:]:
-                result = checked[reply.name] = checker(reply)
+            for result in checker.all(replies[seen:]):
+                checked[result.name] = result
                 sound += result.status is _OK
             seen = len(replies)
             return sound >= enough
@@ -511,4 +511,4 @@ class Run:
 
 
 def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
-    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float)) and np.isfinite(v)}
+    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float)) and math.isfinite(v)}
