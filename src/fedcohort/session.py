@@ -298,6 +298,7 @@ class Session:
         self._table = table
         self._active = sealed(np.array(active, np.bool_))
         self._all_active = bool(self._active.all())
+        self._recent: tuple[Any, BoolArray, IntArray] = (None, self._active, _NOBODY)  # available, members, candidates
         self._granted = {
             name: table.granting(selector.requires) for name, selector in {"": self._selector, **self._shadows}.items()
         }
@@ -366,6 +367,8 @@ class Session:
             if self._all_active and not self._open:
                 return sealed(np.arange(n))
             mask = self._active.copy()
+        elif self._recent[0] is available and self._recent[1] is self._active and not self._open:
+            return self._recent[2]
         else:
             given = np.asarray(available)
             if given.dtype == np.bool_:
@@ -380,7 +383,15 @@ class Session:
                 mask &= self._active
         for item in self._open.values():
             mask[item.cohort.clients] = False
-        return sealed(np.flatnonzero(mask))
+        candidates = sealed(np.flatnonzero(mask))
+        if (
+            isinstance(available, np.ndarray)
+            and not self._open
+            and available.base is None
+            and not available.flags.writeable
+        ):
+            self._recent = (available, self._active, candidates)  # a host may pass the same array round after round
+        return candidates
 
     def _prepare(self, request: RoundRequest) -> _Prepared:
         if self._prepared is not None and self._prepared.request is request:

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.errors import InputError
-from fedcohort.filters import Replies
+from fedcohort.filters import KeepAll, Replies
 from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.federation import Federation, FederationTimeoutError
@@ -423,8 +423,8 @@ class Run:
     def _kept(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
         """Return which of the replies the filter keeps."""
         ok = measures.rows
-        if not len(ok):
-            return np.zeros(len(checked), np.bool_)
+        if not len(ok) or type(self.settings.filter) is KeepAll:
+            return measures.ok
         validation = self.settings.validation
         verdict = self.settings.filter.judge(
             Replies(
@@ -447,7 +447,7 @@ class Run:
     def _aggregate(
         self, server_round: int, cohort: Cohort, checked: Sequence[Checked], kept: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        chosen = [reply for reply, keep in zip(checked, kept, strict=True) if keep]
+        chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
         if cohort.weights is not None:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
@@ -460,7 +460,7 @@ class Run:
     def _columns(self, session: Session, measures: Measures, checked: Sequence[Checked]) -> dict[Signal, Any]:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
         brought = [reply.values for reply in checked if reply.status is _OK]
-        extra = frozenset(brought[0]).intersection(*brought) if brought else frozenset()
+        extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
         signals = (session.requires - {Signal.KEPT}) | extra | (self.wished & MEASURED)
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
