@@ -29,9 +29,6 @@ def test_many_models_in_one_batch(model):
         everyone, zeros = np.arange(5), np.zeros(5, np.int64)
         wanted = {"train": True, "validation": True, "robust": True, "pseudo": True, "pseudo_models": teachers}
         want = engine.client_losses(models, everyone, zeros, everyone, **wanted)
-        if engine._order is not None:
-            back = torch.from_numpy(np.argsort(engine._order))
-            engine.store.x.copy_(engine.store.x[:, back].clone())
         net = stack(FlatModel(build_model(model, engine.sample, 10)), engine.sample)
         device = DeviceProgram(net, engine.store, engine.local, classes=10, device=engine.device)
         queries = engine._queries(everyone, zeros, everyone, 5)

@@ -127,3 +127,30 @@ def test_shared_memory_is_shared_and_freed():
     del view
     if before is not None:
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_block_knows_whether_anybody_looks_at_it():
+    block = SharedBlock(64)
+    assert not block.in_use
+    row = block.tensor(torch.float32, (4, 4))[1]  # a view of a view
+    assert block.in_use
+    del row
+    assert not block.in_use
+    seen = block.array("float32", (2,))[1:]
+    assert block.in_use
+    del seen
+    assert not block.in_use
+
+
+def test_results_that_are_kept_are_not_written_over(engine):
+    models = engine.init(0)[None]
+    first = engine.train(models, every_client()).params
+    copy, kept = first.clone(), first[2]
+    del first
+    second = engine.train(models + 1, every_client()).params
+    assert torch.equal(kept, copy[2])
+    assert not torch.equal(second[2], kept)
+    del kept, second
+    engine.train(models, every_client())
+    engine.train(models, every_client())
+    assert sum(name.startswith("out-") for name in engine._backend._arena.blocks) == 2  # used again, not piled up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 import tempfile
 
 import numpy as np
@@ -42,6 +43,11 @@ class SharedBlock:
     def array(self, dtype: str, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         """View the first bytes as an array."""
         return np.frombuffer(self._map, dtype=dtype, count=math.prod(shape)).reshape(shape)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a tensor or an array looks at this memory."""
+        return sys.getrefcount(self._map) > 2  # that of this block, and that of the call
 
     def __del__(self) -> None:
         # The mapping itself lives as long as a tensor looks at it; the descriptor is only needed to pass it on.

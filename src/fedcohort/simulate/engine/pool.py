@@ -145,12 +145,14 @@ class Pool:
 
     def start(self, work: Work, claims: torch.Tensor) -> None:
         """Tell every worker to begin; all tensors must come from the arena."""
-        described = {
-            name: [_NAMES[tensor.dtype], list(tensor.shape), self.arena.generation[name]]
-            for name, tensor in (*work.tensors.items(), ("claims", claims))
-        }
+        described = {}
+        blocks = {}
+        for name, tensor in (*work.tensors.items(), ("claims", claims)):
+            block = work.blocks.get(name, name)
+            described[name] = [_NAMES[tensor.dtype], list(tensor.shape), block]
+            blocks[block] = self.arena.generation[block]
         for position, worker in enumerate(self.workers, start=1):
-            fresh = [name for name, entry in described.items() if worker.known.get(name) != entry[2]]
+            fresh = [name for name, generation in blocks.items() if worker.known.get(name) != generation]
             message: dict[str, object] = {
                 "kind": work.kind,
                 "units": work.units,
@@ -159,7 +161,7 @@ class Pool:
                 "fresh": [[name, self.arena.blocks[name].size] for name in fresh],
                 "start": position * work.units // (len(self.workers) + 1),
             }
-            worker.known.update((name, self.arena.generation[name]) for name in fresh)
+            worker.known.update((name, blocks[name]) for name in fresh)
             try:
                 send(worker.channel, message, [self.arena.blocks[name].fd for name in fresh])
             except OSError:

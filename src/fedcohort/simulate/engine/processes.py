@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -63,10 +64,11 @@ class ProcessBackend:
         """Train every job; return vectors (J, P) and first losses (J,)."""
         work = train_work(table, self._executor.program, prox, self._tensor, correction is not None, len(models))
         work.tensors["models"].copy_(models)
+        self._add_result(work, (len(table), models.shape[1]))
         if correction is not None:
             work.tensors["correction"].copy_(correction)
         self._run(work)
-        return work.tensors["out"].clone(), work.tensors["first_loss"].clone()
+        return work.tensors["out"], work.tensors["first_loss"].clone()
 
     def losses(
         self, models: torch.Tensor, queries: IntArray, wanted: dict[str, bool], pseudo_models: torch.Tensor | None
@@ -85,10 +87,10 @@ class ProcessBackend:
         tensors = {
             "queries": self._filled("queries", queries),
             "models": self._filled("models", models),
-            "out": self._tensor("out", torch.float32, (len(queries), models.shape[1])),
         }
-        self._run(Work("gradients", len(queries), tensors))
-        return tensors["out"].clone()
+        work = self._add_result(Work("gradients", len(queries), tensors), (len(queries), models.shape[1]))
+        self._run(work)
+        return work.tensors["out"]
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
@@ -108,10 +110,10 @@ class ProcessBackend:
         tensors = {
             "models": self._filled("models", models),
             "positions": self._filled("positions", positions),
-            "out": self._tensor("out", torch.float32, (len(models), len(positions), self._recipe.classes)),
         }
-        self._run(Work("logits", len(models) * chunks, tensors, {"chunks": chunks}))
-        return tensors["out"].clone()
+        work = Work("logits", len(models) * chunks, tensors, {"chunks": chunks})
+        self._run(self._add_result(work, (len(models), len(positions), self._recipe.classes)))
+        return work.tensors["out"]
 
     def close(self) -> None:
         """End the workers."""
@@ -175,6 +177,17 @@ class ProcessBackend:
         if dtype == torch.float32 and self.device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=self.device)
         return self._arena.tensor(name, dtype, shape)
+
+    def _add_result(self, work: Work, shape: tuple[int, ...]) -> Work:
+        """Give the work a tensor ``out`` that is handed to the caller as it is: one no earlier caller still holds."""
+        for number in itertools.count():
+            name = f"out-{number}"
+            block = self._arena.blocks.get(name)
+            if block is None or not block.in_use:
+                work.tensors["out"] = self._tensor(name, torch.float32, shape)
+                work.blocks["out"] = name
+                break
+        return work
 
     def _filled(self, name: str, values: torch.Tensor | IntArray) -> torch.Tensor:
         source = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))

@@ -33,6 +33,7 @@ class Work:
     units: int
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, float] = field(default_factory=dict)
+    blocks: dict[str, str] = field(default_factory=dict)  # in which shared block a tensor lies, where not in its own
 
 
 def choose_program(module: nn.Module, sample: tuple[int, ...], local: LocalTraining) -> Program:
@@ -150,7 +151,7 @@ class Executor:
 def train_work(
     table: JobTable, program: Program, prox: float, tensor: Callable[..., torch.Tensor], has_correction: bool, rows: int
 ) -> Work:
-    """Lay out the tensors of a training call; the caller fills ``models`` and ``correction``."""
+    """Lay out the tensors of a training call; the caller adds ``out``, and fills ``models`` and ``correction``."""
     groups = table.groups(program.group_size, program.local)
     count, size = len(table), program.flat.n_params
     tensors = {
@@ -158,7 +159,6 @@ def train_work(
         "order": tensor("order", torch.int64, (count,)),
         "bounds": tensor("bounds", torch.int64, (len(groups) + 1,)),
         "models": tensor("models", torch.float32, (rows, size)),
-        "out": tensor("out", torch.float32, (count, size)),
         "first_loss": tensor("first_loss", torch.float64, (count,)),
     }
     if has_correction:

@@ -49,8 +49,8 @@ def serve(channel: socket.socket) -> None:
             blocks[name] = SharedBlock(size, fd)
         try:
             tensors = {
-                name: blocks[name].tensor(DTYPES[dtype], tuple(shape))
-                for name, (dtype, shape, _) in message["tensors"].items()
+                name: blocks[block].tensor(DTYPES[dtype], tuple(shape))
+                for name, (dtype, shape, block) in message["tensors"].items()
             }
             claims = tensors.pop("claims")
             work = Work(message["kind"], message["units"], tensors, message["numbers"])
