@@ -6,8 +6,8 @@ The grid is Flower's own InMemoryGrid and LinkState, whose nodes answer at once 
 nothing but the handling of its messages. Inside one and the same run the clock is split: what passes inside Flower's
 calls (node ids, configure_train, push, storing and handing out, replies, pull, aggregate_train) is Flower's, everything
 else is selection: who is online, the choice, checks of every reply, what the selector learns, the record. The ratio of
-the two depends little on how busy the machine is. Three settings: the record in memory, the journal on disk (two
-durable commits a round), and journal with a checkpoint of model and strategy in every round. Two kinds of rounds:
+the two depends little on how busy the machine is. Three settings: the record in memory, the journal on disk (one
+durable commit a round), and journal with a checkpoint of model and strategy in every round. Two kinds of rounds:
 training alone, and training followed by federated evaluation on every node, which is what Flower does by default.
 """
 
