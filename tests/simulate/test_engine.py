@@ -10,7 +10,7 @@ from torch import nn
 from fedcohort.errors import DeviceError, InputError, ParameterError
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, train_plain
 from fedcohort.simulate.engine.flat import FlatModel
-from fedcohort.simulate.engine.native import native_library
+from fedcohort.simulate.engine.library import compiled
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss
 from fedcohort.simulate.local import LocalTraining, batch_plan
 from fedcohort.simulate.models import build_model
@@ -145,13 +145,13 @@ def build(data, clients, model, local, device="cpu", **kwargs):
 @pytest.fixture(params=["machine code", "torch"], autouse=True)
 def means(request, monkeypatch):
     """Everything here holds for the compiled programs and for those made of torch's operators."""
-    native_library.cache_clear()
+    compiled.cache_clear()
     if request.param == "torch":
         monkeypatch.setenv("FEDCOHORT_CC", "")
-    elif native_library() is None:
+    elif compiled("train") is None:
         pytest.skip("no C compiler")
     yield request.param
-    native_library.cache_clear()
+    compiled.cache_clear()
 
 
 @pytest.fixture(autouse=True)

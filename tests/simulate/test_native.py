@@ -1,11 +1,6 @@
-"""The compiled programs: any network they accept trains as torch's own loop does; without a compiler all goes on."""
+"""Training in machine code: any network it accepts trains as torch's own loop does."""
 
 from __future__ import annotations
-
-import logging
-import os
-import platform
-import stat
 
 import numpy as np
 import pytest
@@ -14,25 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcohort.simulate.engine import native
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable, TrainTask
 from fedcohort.simulate.engine.layers import read_layers
-from fedcohort.simulate.engine.native import NativeProgram, describe, native_library
+from fedcohort.simulate.engine.library import compiled
+from fedcohort.simulate.engine.native import NativeProgram, describe
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, Jobs
 from fedcohort.simulate.local import LocalTraining, batch_plan
 
 
 @pytest.fixture(autouse=True)
-def fresh_library():
-    native_library.cache_clear()
-    yield
-    native_library.cache_clear()
-
-
-def compiled():
-    if native_library() is None:
+def library():
+    if compiled("train") is None:
         pytest.skip("no C compiler")
 
 
@@ -76,7 +65,6 @@ def networks(draw):
 @settings(max_examples=60, deadline=None)
 @given(networks(), st.integers(0, 2**31), st.sampled_from([0.0, 0.9]), st.integers(1, 70))
 def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_size):
-    compiled()
     sample, layers = network
     torch.manual_seed(seed)
     module = nn.Sequential(*layers)
@@ -144,65 +132,3 @@ def test_the_description():
 )
 def test_what_it_cannot_do_is_left_to_torch(layers):
     assert described(nn.Sequential(*layers), (1, 10, 10)) is None
-
-
-def test_without_a_compiler_there_is_no_library(monkeypatch, caplog):
-    monkeypatch.setenv("FEDCOHORT_CC", "")
-    with caplog.at_level(logging.INFO):
-        assert native_library() is None
-    assert "no C compiler" in caplog.text
-
-
-def script(path, text):
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("compiler", "said"),
-    [
-        ("exit 1", "exit status 1"),
-        ('[ "$1" = --version ] && exit 0; echo no vector units >&2; exit 1', "no vector units"),
-        ('[ "$1" = --version ] && exit 0; while [ "$1" != -o ]; do shift; done; : > "$2"', "did not pass its trial"),
-    ],
-)
-def test_a_compiler_that_fails_is_named_and_torch_takes_over(tmp_path, monkeypatch, caplog, compiler, said):
-    monkeypatch.setenv("FEDCOHORT_CC", script(tmp_path / "cc", compiler))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native_library() is None
-    assert said in caplog.text
-    assert not list((tmp_path / "fedcohort").iterdir() if (tmp_path / "fedcohort").exists() else [])
-
-
-def test_a_library_that_computes_something_else_is_refused(tmp_path):
-    compiled()
-    source = (native.importlib.resources.files(native.__package__) / "native.c").read_text()
-    broken = source.replace("delta[y] += scale * (strength - 1);", "delta[y] += scale * (strength - 2);")
-    assert broken != source
-    with pytest.raises(RuntimeError, match="gradient differs"):
-        native._compile(broken.encode(), os.environ.get("FEDCOHORT_CC") or "cc", tmp_path / "kept.so")
-    assert not (tmp_path / "kept.so").exists()
-
-
-def test_the_library_is_kept_and_used_again(tmp_path, monkeypatch):
-    compiled()
-    native_library.cache_clear()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native_library() is not None
-    kept = list((tmp_path / "fedcohort").glob("native-*.so"))
-    assert len(kept) == 1
-    assert list((tmp_path / "fedcohort").iterdir()) == kept  # nothing else is left behind
-    native_library.cache_clear()
-    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled twice"))
-    assert native_library() is not None
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86-64")
-@pytest.mark.parametrize("narrower", ["-mno-avx512f", "-mno-avx"])
-def test_narrower_vectors_compute_the_same(tmp_path, monkeypatch, narrower):
-    compiled()
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, narrower))
-    source = (native.importlib.resources.files(native.__package__) / "native.c").read_bytes()
-    native._compile(source, os.environ.get("FEDCOHORT_CC") or "cc", tmp_path / "kept.so")  # tries it out
-    assert (tmp_path / "kept.so").exists()

@@ -175,6 +175,12 @@ def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining,
         if rest:
             orders.append(order[:rest])
     indices = (orders[0] if len(orders) == 1 else np.concatenate(orders)).reshape(-1, width)[:steps]
+    return BatchPlan(indices, plan_counts(n, width, steps))
+
+
+def plan_counts(n: int, width: int, steps: int) -> IntArray:
+    """Return the sizes (steps,) of consecutive batches of ``width`` of ``n`` samples, the last of each epoch short."""
+    per_epoch = -(-n // width)
     counts = np.full(steps, width, dtype=np.int64)
-    counts[per_epoch - 1 :: per_epoch] = width - rest
-    return BatchPlan(indices, counts)
+    counts[per_epoch - 1 :: per_epoch] = n - (per_epoch - 1) * width
+    return counts

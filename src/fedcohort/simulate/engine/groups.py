@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.simulate.engine.plans import draw_plan
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import Jobs
-from fedcohort.simulate.local import BatchPlan, LocalTraining, batch_plan
+from fedcohort.simulate.local import BatchPlan, LocalTraining
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class JobTable:
 
     def plan(self, job: int, local: LocalTraining) -> BatchPlan:
         """Draw the batches of one job."""
-        return batch_plan(
+        return draw_plan(
             int(self.seed[job]),
             int(self.round[job]),
             int(self.client[job]),

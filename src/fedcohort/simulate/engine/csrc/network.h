@@ -1,0 +1,130 @@
+/* The network: its layers, where everything lies in the scratch block, and the way from torch's vector and back. */
+#ifndef FEDCOHORT_NETWORK_H
+#define FEDCOHORT_NETWORK_H
+
+#include "vectors.h"
+
+#define MAX_LAYERS 32
+
+typedef struct {
+    index_t channels, height, width; /* of the input, without padding */
+    index_t outputs, rows, columns, pad_y, pad_x, pool_y, pool_x, relu;
+    index_t in_height, in_width;     /* of the input, with padding */
+    index_t high, wide;              /* of the convolution's result */
+    index_t out_height, out_width;   /* after pooling */
+    index_t margin_y, margin_x;      /* zeros around the derivative, for the derivative by the input */
+    index_t weight, bias;            /* in the packed vector: (channels, rows, columns, outputs), (outputs) */
+    vec *x;                          /* (blocks, channels, in_height, in_width) */
+    ivec *where;                     /* (blocks, outputs, out_height, out_width) the place of each maximum */
+    float *turned;                   /* (outputs, rows, columns, channels) the kernel turned round */
+} Convolution;
+
+typedef struct {
+    index_t inputs, outputs, padded;
+    index_t weight, bias; /* in the packed vector: (inputs, padded), (padded) */
+    float *out;           /* (batch, padded) pre-activations, then activations */
+    float *delta;         /* (batch, padded) */
+} Dense;
+
+typedef struct {
+    int convolutions, layers;
+    Convolution convolution[MAX_LAYERS];
+    Dense dense[MAX_LAYERS];
+    index_t size;         /* of the packed vector */
+    index_t features;     /* of a sample */
+    index_t batch;        /* samples of the largest batch */
+    index_t blocks;       /* of LANES samples */
+    float *weights, *gradient, *velocity, *pull; /* packed vectors */
+    float *rows;          /* (batch, stride): the input of the first dense layer */
+    float *row_delta;     /* its derivative */
+    index_t stride;
+    vec *maps, *upper, *lower; /* results of a convolution before pooling, derivatives by its result and its input */
+    float *transposed;    /* weights of a dense layer, for the derivative by its input */
+} Net;
+
+static index_t claim(index_t *used, index_t floats) {
+    const index_t start = *used;
+    *used += (floats + 63) / 64 * 64;
+    return start;
+}
+
+/* Read the description (see native.py) and lay everything out in the scratch block; return the floats it takes. */
+static index_t lay_out(Net *net, const index_t *description, index_t batch, float *scratch) {
+    const index_t *d = description;
+    index_t used = 0;
+    net->convolutions = (int)*d++;
+    net->size = 0;
+    net->batch = batch;
+    net->blocks = (batch + LANES - 1) / LANES;
+    index_t maps = 0, upper = 0, lower = 0, transposed = 0;
+    for (int i = 0; i < net->convolutions; ++i) {
+        Convolution *c = &net->convolution[i];
+        c->channels = *d++, c->height = *d++, c->width = *d++, c->outputs = *d++, c->rows = *d++, c->columns = *d++;
+        c->pad_y = *d++, c->pad_x = *d++, c->pool_y = *d++, c->pool_x = *d++, c->relu = *d++;
+        c->in_height = c->height + 2 * c->pad_y, c->in_width = c->width + 2 * c->pad_x;
+        c->high = c->in_height - c->rows + 1, c->wide = c->in_width - c->columns + 1;
+        c->out_height = c->high / c->pool_y, c->out_width = c->wide / c->pool_x;
+        c->margin_y = i ? c->rows - 1 : 0, c->margin_x = i ? c->columns - 1 : 0;
+        c->weight = claim(&net->size, c->channels * c->rows * c->columns * c->outputs);
+        c->bias = claim(&net->size, c->outputs);
+        c->x = (vec *)(scratch + claim(&used, net->blocks * c->channels * c->in_height * c->in_width * LANES));
+        c->where = (ivec *)(scratch + claim(&used, net->blocks * c->outputs * c->out_height * c->out_width * LANES));
+        const index_t row = c->outputs * c->pool_y * c->wide;
+        const index_t derivative = c->outputs * (c->high + 2 * c->margin_y) * (c->wide + 2 * c->margin_x);
+        maps = row > maps ? row : maps;
+        upper = derivative > upper ? derivative : upper;
+        const index_t pooled = c->outputs * c->out_height * c->out_width;
+        lower = pooled > lower ? pooled : lower;
+        c->turned = scratch + claim(&used, i ? c->channels * c->rows * c->columns * c->outputs : 0);
+    }
+    net->layers = (int)*d++;
+    for (int i = 0; i < net->layers; ++i) {
+        Dense *l = &net->dense[i];
+        l->inputs = *d++, l->outputs = *d;
+        l->padded = up(l->outputs);
+        l->weight = claim(&net->size, l->inputs * l->padded);
+        l->bias = claim(&net->size, l->padded);
+        l->out = scratch + claim(&used, batch * l->padded);
+        l->delta = scratch + claim(&used, batch * l->padded);
+        const index_t weights = l->padded * up(l->inputs);
+        if (i || net->convolutions) transposed = weights > transposed ? weights : transposed;
+    }
+    net->features = net->convolutions
+        ? net->convolution[0].channels * net->convolution[0].height * net->convolution[0].width
+        : net->dense[0].inputs;
+    /* An odd number of vectors from row to row: columns then fall into all sets of a cache. */
+    net->stride = (up(net->dense[0].inputs) / LANES | 1) * LANES;
+    net->rows = scratch + claim(&used, batch * net->stride);
+    net->row_delta = scratch + claim(&used, net->convolutions ? batch * net->stride : 0);
+    net->maps = (vec *)(scratch + claim(&used, maps * LANES));
+    net->upper = (vec *)(scratch + claim(&used, upper * LANES));
+    net->lower = (vec *)(scratch + claim(&used, lower * LANES));
+    net->transposed = scratch + claim(&used, transposed);
+    net->weights = scratch + claim(&used, net->size);
+    net->gradient = scratch + claim(&used, net->size);
+    net->velocity = scratch + claim(&used, net->size);
+    net->pull = scratch + claim(&used, net->size);
+    return used;
+}
+
+/* Between torch's flat vector and the packed one: (outputs, inputs) is stored as (inputs, padded). */
+static void convert(const Net *net, float *packed, float *flat, int pack) {
+    if (pack) memset(packed, 0, net->size * sizeof(float));
+    for (int i = 0; i < net->convolutions + net->layers; ++i) {
+        const int image = i < net->convolutions;
+        const Convolution *c = &net->convolution[i];
+        const Dense *l = &net->dense[i - net->convolutions];
+        const index_t inputs = image ? c->channels * c->rows * c->columns : l->inputs;
+        const index_t outputs = image ? c->outputs : l->outputs, padded = image ? outputs : l->padded;
+        float *weight = packed + (image ? c->weight : l->weight);
+        if (pack) turn_matrix(flat, outputs, inputs, inputs, weight, padded);
+        else turn_matrix(weight, inputs, outputs, padded, flat, inputs);
+        flat += inputs * outputs;
+        float *bias = packed + (image ? c->bias : l->bias);
+        if (pack) memcpy(bias, flat, outputs * sizeof(float));
+        else memcpy(flat, bias, outputs * sizeof(float));
+        flat += outputs;
+    }
+}
+
+#endif
