@@ -21,25 +21,12 @@ from fedcohort import rng as streams
 from fedcohort.arrays import AnyArray, BoolArray, IntArray, sealed
 from fedcohort.checks import check_answer, check_cohort, check_report, check_signals
 from fedcohort.clients import ClientTable
-from fedcohort.errors import (
-    DuplicateReportError,
-    InputError,
-    TicketError,
-)
+from fedcohort.errors import DuplicateReportError, InputError, TicketError
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
 from fedcohort.journal.codec import sealed_state
 from fedcohort.journal.explain import recorded_scores
 from fedcohort.journal.store import Commit
-from fedcohort.protocol import (
-    Answer,
-    Cohort,
-    Query,
-    RoundReport,
-    RoundRequest,
-    Selector,
-    Slate,
-    Status,
-)
+from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt
 from fedcohort.views import in_cohort_order, outcome_for, what_was_paid_for
