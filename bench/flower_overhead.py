@@ -3,17 +3,23 @@
     python bench/flower_overhead.py [--nodes 1000] [--cohort 100] [--rounds 20] [--repeats 3]
 
 The grid is Flower's own InMemoryGrid and LinkState, whose nodes answer at once with a prepared model, so a round is
-nothing but the handling of its messages. Inside one and the same run the clock is split: what passes inside Flower's
-calls (node ids, configure_train, push, storing and handing out, replies, pull, aggregate_train) is Flower's, everything
-else is selection: who is online, the choice, checks of every reply, what the selector learns, the record. The ratio of
-the two depends little on how busy the machine is. Three settings: the record in memory, the journal on disk (one
-durable commit a round), and journal with a checkpoint of model and strategy in every round. Two kinds of rounds:
-training alone, and training followed by federated evaluation on every node, which is what Flower does by default.
+nothing but the handling of its messages. Three settings: the record in memory, the journal on disk (one durable commit
+a round), and journal with a checkpoint of model and strategy in every round.
+
+First, a round with selection against a round of Flower's own FedAvg, which draws as many nodes by itself: what a user
+gains or loses. The strategies take turns of ``--rounds`` rounds, and medians are compared.
+
+Then, inside one and the same run, the clock is split: what passes inside Flower's calls (node ids, configure_train,
+push, storing and handing out, replies, pull, aggregate_train) is Flower's, everything else counts as selection: who is
+online, the choice, checks of every reply, what the selector learns, the record, and also freeing Flower's messages. The
+ratio of the two depends little on how busy the machine is. Two kinds of rounds: training alone, and training followed
+by federated evaluation on every node, which is what Flower does by default.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import secrets
 import statistics
@@ -141,6 +147,39 @@ def timed(grid: AnsweringGrid, strategy: CohortStrategy, rounds: int, parameters
     return watch.rounds[2:]  # the first ones warm up
 
 
+SETTINGS = ("memory", "journal", "checkpoint")
+
+
+def strategy_of(selector: str, setting: str, folder: str, size: dict[str, Any]) -> CohortStrategy:
+    journal = None if setting == "memory" else Path(folder) / "journal"
+    strategy = CohortStrategy(SELECTORS.create(selector), FedAvg(**size), journal=journal, wait_for=1)
+    if setting == "journal":
+        strategy.checkpoints = None
+    return strategy
+
+
+def lengths(grid: AnsweringGrid, strategy: FedAvg | CohortStrategy, rounds: int, parameters: int) -> list[float]:
+    ends: list[float] = []
+    strategy.start(
+        grid, model(parameters), num_rounds=rounds + 2, evaluate_fn=lambda *_: ends.append(time.perf_counter())
+    )
+    return [end - begin for begin, end in itertools.pairwise(ends[2:])]  # the first ones warm up
+
+
+def against_plain(grid: AnsweringGrid, selector: str, size: dict[str, Any], options: argparse.Namespace) -> str:
+    times: dict[str, list[float]] = {"plain": [], **{setting: [] for setting in SETTINGS}}
+    for _ in range(2 * options.repeats):
+        times["plain"] += lengths(grid, FedAvg(**size), options.rounds, options.parameters)
+        for setting in SETTINGS:
+            with tempfile.TemporaryDirectory() as folder:
+                strategy = strategy_of(selector, setting, folder, size)
+                times[setting] += lengths(grid, strategy, options.rounds, options.parameters)
+    plain = statistics.median(times["plain"])
+    cells = [statistics.median(times[setting]) for setting in SETTINGS]
+    shown = " ".join(f"{1000 * cell:6.2f} ms {cell / plain - 1:+7.1%}".rjust(18) for cell in cells)
+    return f"{selector:16} {1000 * plain:9.2f} ms {shown}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=1000)
@@ -153,23 +192,25 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     grid = AnsweringGrid(arguments.nodes, arguments.parameters)
+    size: dict[str, Any] = {"min_train_nodes": arguments.cohort, "fraction_train": 1e-9, "fraction_evaluate": 0.0}
+    what = f"{arguments.nodes} nodes, {arguments.cohort} train a round, {arguments.parameters} parameters"
+    heads = f"{'Flower':>12} {'in memory':>18} {'journal':>18} {'and checkpoint':>18}"
+    print(f"\n{what}: whole rounds\n{'selector':16} {heads}")
+    for name in arguments.selectors:
+        print(against_plain(grid, name, size, arguments), flush=True)
     for fraction in (0.0, 1.0):
         size = {"min_train_nodes": arguments.cohort, "fraction_train": 1e-9, "fraction_evaluate": fraction}
         # Flower's in-memory state looks through all messages for every node: rounds of a thousand take seconds.
         rounds, repeats = (arguments.rounds, arguments.repeats) if not fraction else (3, 1)
         kind = "training and evaluation on all nodes" if fraction else "training alone"
-        print(f"\n{arguments.nodes} nodes, {arguments.cohort} train a round, {arguments.parameters} parameters: {kind}")
-        print(f"{'selector':16} {'Flower':>12} {'in memory':>18} {'journal':>18} {'and checkpoint':>18}")
+        print(f"\n{what}: time inside Flower and beside it, {kind}\n{'selector':16} {heads}")
         for name in arguments.selectors if not fraction else arguments.selectors[:1]:
             cells, flower = [], []
-            for setting in ("memory", "journal", "checkpoint"):
+            for setting in SETTINGS:
                 times: list[tuple[float, float]] = []
                 for _ in range(repeats):
                     with tempfile.TemporaryDirectory() as folder:
-                        journal = None if setting == "memory" else Path(folder) / "journal"
-                        strategy = CohortStrategy(SELECTORS.create(name), FedAvg(**size), journal=journal, wait_for=1)
-                        if setting == "journal":
-                            strategy.checkpoints = None
+                        strategy = strategy_of(name, setting, folder, size)
                         times += timed(grid, strategy, rounds, arguments.parameters)
                 own = statistics.median(rest for _, rest in times)
                 share = statistics.median(rest / theirs for theirs, rest in times)
