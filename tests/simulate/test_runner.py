@@ -423,3 +423,10 @@ def test_run_experiment_takes_plain_values(tmp_path):
     assert run_experiment(table(selectors={"uniform": {}}), tmp_path / "x") == "finished"
     assert torch.get_default_dtype() == torch.float32
     assert to_toml(load(tmp_path / "x").config)
+
+
+def test_run_experiment_takes_a_file(tmp_path):
+    (tmp_path / "small.toml").write_text(to_toml(table(selectors={"uniform": {}})))
+    assert run_experiment(tmp_path / "small.toml", tmp_path / "x") == "finished"
+    with pytest.raises(FedcohortError, match="There is no configuration"):
+        run_experiment(str(tmp_path / "other.toml"), tmp_path / "y")

@@ -265,8 +265,10 @@ class Group:
         seeds = np.repeat([turn.run.plan.seed for turn in turns], lengths)
         trained = self.batch.train([turn.run for turn in turns], clients, seeds, steps)
         params = trained.params
-        sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # (J,)
+        # NaN and infinity survive a sum, which is one pass over the models; (J,)
+        sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
         if not sound.all():
+            sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # a sum may also overflow
             params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
         start = 0
         for turn, length in zip(turns, lengths, strict=True):

@@ -442,20 +442,19 @@ def default_out(name: str, root: Path | None = None) -> Path:
 
 
 def run_experiment(
-    table: Mapping[str, Any],
+    table: Mapping[str, Any] | str | Path,
     out: str | Path,
     *,
     device: str | None = None,
     listeners: Sequence[Listener] = (),
 ) -> str:
-    """Run a configuration given as plain values; see :mod:`fedcohort.simulate.config` for its keys.
+    """Run a configuration given as plain values or as a file; see :mod:`fedcohort.simulate.config` for its keys.
 
     Returns
     -------
     str
         "finished" or "interrupted". Read the results with :func:`fedcohort.simulate.results.load`.
     """
-    simulation = Simulation(
-        Experiment.from_dict(table), Path(out), device=device, listeners=listeners, command=" ".join(sys.argv)
-    )
+    experiment = Experiment.from_dict(table if isinstance(table, Mapping) else read_table(table))
+    simulation = Simulation(experiment, Path(out), device=device, listeners=listeners, command=" ".join(sys.argv))
     return simulation.run()
