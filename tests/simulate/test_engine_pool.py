@@ -14,12 +14,22 @@ import pytest
 import torch
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, WorkerError
+from fedcohort.simulate.engine.library import compiled
 from fedcohort.simulate.engine.memory import SharedBlock
 from fedcohort.simulate.local import LocalTraining
 
 
+@pytest.fixture(autouse=True)
+def no_machine_code(monkeypatch):
+    """Where there is a compiler, threads do the work."""
+    compiled.cache_clear()
+    monkeypatch.setenv("FEDCOHORT_CC", "")
+    yield
+    compiled.cache_clear()
+
+
 @pytest.fixture
-def engine():
+def engine(no_machine_code):
     generator = np.random.default_rng(0)
     x = generator.integers(0, 256, (300, 8, 8), dtype=np.uint8)
     y = generator.integers(0, 4, 300)

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.flat import FlatModel
-from fedcohort.simulate.engine.groups import JobTable, TrainTask
+from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.layers import read_layers
 from fedcohort.simulate.engine.library import compiled
-from fedcohort.simulate.engine.native import NativeProgram, describe
+from fedcohort.simulate.engine.native import NativeBackend, describe
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, Jobs
 from fedcohort.simulate.local import LocalTraining, batch_plan
@@ -70,8 +71,6 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     module = nn.Sequential(*layers)
     flat = FlatModel(module)
     local = LocalTraining(steps=3, batch_size=batch_size, lr=0.01, momentum=momentum, weight_decay=0.01)
-    program = NativeProgram.of(flat, sample, local, read_layers(flat, sample))
-    assert program is not None
     classes = flat.slots[-1].shape[0]
     n = 75
     generator = np.random.default_rng(seed)
@@ -79,20 +78,20 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     y = generator.integers(0, classes, n)
     clients = ClientData(np.arange(n), np.array([0, n]), y, np.zeros(1, np.int64))
     store = Store.build(x, x[:1], y[:1], [clients])
-    start = flat.vector()
+    backend = NativeBackend.of(store, local, read_layers(flat, sample), 1)
+    assert backend is not None
+    start = flat.vector()[None]
 
     zero = np.zeros(1, np.int64)
     table = JobTable.of(Jobs(zero, zero, zero, zero, zero), store, local)
-    out, first_loss = torch.empty(1, flat.n_params), np.zeros(1)
-    program.train(TrainTask(table, zero, start[None], out, first_loss, 0.0, None), store)
-    scores = program.scores(start, store.x[:n])
-    gradient = torch.empty(flat.n_params)
-    program.gradient(start, store.x[:n], torch.from_numpy(y), gradient)
+    out, first_loss = backend.train(table, start, 0.0, None)
+    scores = backend.logits(start, np.arange(n))[0]
+    gradient = backend.gradients(start, np.array([[0, 0, n, n]]))[0]
 
     module.double()
     images, labels = store.x[:n].double().view(n, *sample), torch.from_numpy(y)
     logits = module(images)
-    assert torch.allclose(scores.t().double(), logits, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(scores.double(), logits, rtol=1e-4, atol=1e-5)
     grads = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), list(module.parameters()))
     want = torch.cat([g.reshape(-1) for g in grads])
     assert (gradient.double() - want).norm() <= 1e-4 * want.norm() + 1e-7
@@ -102,13 +101,63 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
         batch = torch.from_numpy(row[:count])
         loss = nn.functional.cross_entropy(module(images[batch]), labels[batch])
         if step == 0:
-            assert first_loss[0] == pytest.approx(float(loss.detach()), rel=1e-4)
+            assert first_loss[0].item() == pytest.approx(float(loss.detach()), rel=1e-4)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     end = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     # Where two pixels of a window tie in single precision the derivative may go to either of them.
-    assert (out[0].double() - end).norm() <= 1e-3 * (end - start.double()).norm() + 1e-6
+    assert (out[0].double() - end).norm() <= 1e-3 * (end - start[0].double()).norm() + 1e-6
+
+
+def engine(threads, **options):
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (300, 8, 8), dtype=np.uint8)
+    y = generator.integers(0, 4, 300)
+    clients = ClientData(np.arange(300), np.arange(0, 301, 30), y, np.full(10, 5))
+    return Engine(
+        x, y, x, y, classes=4, federations=[clients], model="mlp", device="cpu", workers=threads,
+        local=LocalTraining(epochs=2, batch_size=8, lr=0.1, **options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "robust"])
+def test_the_number_of_threads_changes_nothing(loss):
+    zeros = np.zeros(40, np.int64)
+    jobs = Jobs(zeros, zeros, np.arange(40) % 10, zeros, np.arange(40) // 10)
+    everyone = np.arange(10)
+    found = []
+    for threads in (1, 2, 7, 600):
+        with engine(threads, loss=loss) as one:
+            assert isinstance(one._backend, NativeBackend)
+            models = torch.stack([one.init(0), one.init(1)])
+            trained = one.train(models, jobs)
+            numbers = one.client_losses(
+                models, everyone % 2, 0 * everyone, everyone, validation=True, robust=True, pseudo=True
+            )
+            gradients = one.client_gradients(models, everyone % 2, 0 * everyone, everyone)
+            found.append([trained.params, trained.first_loss, gradients, *numbers.values(), *one.evaluate(models)])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_torch_gets_its_threads_back():
+    before = torch.get_num_threads()
+    with engine(2):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_one_bad_model_does_not_spoil_the_losses_of_the_others():
+    with engine(2) as one:
+        models = torch.stack([one.init(0), torch.full((one.n_params,), torch.nan)])
+        run, client = np.array([0, 1, 0]), np.array([3, 4, 5])
+        mixed = one.client_losses(models, run, 0 * run, client, validation=True)
+        alone = one.client_losses(models[:1], 0 * run, 0 * run, client, validation=True)
+    for name in ("loss", "validation_loss"):
+        np.testing.assert_array_equal(mixed[name][[0, 2]], alone[name][[0, 2]])
+        assert np.isnan(mixed[name][1])
 
 
 def test_the_description():

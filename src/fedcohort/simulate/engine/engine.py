@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedcohort import rng
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
@@ -16,6 +18,8 @@ from fedcohort.errors import DeviceError, InputError, ParameterError
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable
+from fedcohort.simulate.engine.layers import read_layers
+from fedcohort.simulate.engine.native import NativeBackend
 from fedcohort.simulate.engine.pool import Recipe
 from fedcohort.simulate.engine.processes import ProcessBackend
 from fedcohort.simulate.engine.program import ModuleProgram, Program
@@ -74,8 +78,8 @@ class Engine:
     device : str
         "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:1".
     workers : int, optional
-        Processes that compute, on the CPU. By default as many as there are cores, started when the work turns out
-        to be worth it; 1 keeps everything in this process.
+        Threads that compute, on the CPU; without a compiler, processes, started when the work turns out to be worth
+        it. By default as many as there are cores.
     server_validation : array of int, optional
         Positions in the training set of the server's validation set, the default of :meth:`logits`.
     tf32 : bool
@@ -135,18 +139,28 @@ class Engine:
                 "the model %r cannot be batched, its clients are trained one after the other: %s", model, reason
             )
         self._closed = False
-        self._backend: Backend
         self.store = Store.build(x_train, x_test, y_test, federations)
+        self._backend: Backend
         if self.device.type == "cuda" and reason is None:
             net = stack(flat, self.sample)
             self._backend = DeviceProgram(net, self.store, local, classes=classes, device=self.device, tf32=tf32)
         else:
-            if self.device.type == "cuda":
-                program: Program = ModuleProgram(FlatModel(module.to(self.device)), self.sample, local)
-            else:
-                program = choose_program(module, self.sample, local)
-            recipe = Recipe(model, self.sample, classes, local)
-            self._backend = ProcessBackend(self.store, program, recipe, device=self.device, workers=workers)
+            self._backend = self._native(flat, workers) or self._processes(module, workers)
+
+    def _native(self, flat: FlatModel, workers: int | None) -> NativeBackend | None:
+        layers = None if flat.stateful or self.device.type != "cpu" else read_layers(flat, self.sample)
+        if layers is None:
+            return None
+        return NativeBackend.of(self.store, self.local, layers, workers or os.cpu_count() or 1)
+
+    def _processes(self, module: nn.Module, workers: int | None) -> ProcessBackend:
+        program: Program
+        if self.device.type == "cuda":
+            program = ModuleProgram(FlatModel(module.to(self.device)), self.sample, self.local)
+        else:
+            program = choose_program(module, self.sample, self.local)
+        recipe = Recipe(self.model, self.sample, self.classes, self.local)
+        return ProcessBackend(self.store, program, recipe, device=self.device, workers=workers)
 
     # -- models --------------------------------------------------------------------------------------------------
 

@@ -30,14 +30,15 @@ from fedcohort.arrays import AnyArray
 
 log = logging.getLogger(__name__)
 
-_FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
+_FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _pointer, _number = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: dict[str, dict[str, tuple[Any, list[Any]]]] = {
     "train": {
         "fedcohort_scratch": (_number, [_pointer, _number]),
-        "fedcohort_train": (ctypes.c_double, [*[_pointer] * 9, _number, _number, *[_pointer] * 4]),
-        "fedcohort_scores": (None, [*[_pointer] * 4, _number, _number, _pointer]),
-        "fedcohort_gradient": (None, [*[_pointer] * 5, _number, _number, _pointer]),
+        "fedcohort_run": (
+            None,
+            [*[_pointer] * 3, _number, _number, _pointer, _number, _pointer, _number, _number],
+        ),
     },
     "plans": {
         "fedcohort_plan": (

@@ -54,7 +54,7 @@ class ProcessBackend:
         self._spent = 0.0
         self._cost: dict[str, float] = {}  # seconds of one unit by kind, as last seen
         self._explicit = workers is not None
-        self._threads: int | None = None  # torch's number of threads before there were workers
+        self._borrowed: int | None = None  # torch's number of threads before there were workers
         if self._explicit and self._processes > 1:
             self._pool = self._new_pool()
 
@@ -120,9 +120,9 @@ class ProcessBackend:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-            self._threads = None
+        if self._borrowed is not None:
+            torch.set_num_threads(self._borrowed)
+            self._borrowed = None
 
     def __del__(self) -> None:
         if getattr(self, "_pool", None) is not None:
@@ -169,8 +169,7 @@ class ProcessBackend:
     def _new_pool(self) -> Pool:
         # From now on the workers are the parallelism. A second thread here would gain little in what is left to do
         # between calls, and would go on spinning for milliseconds on the core a worker needs.
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._borrowed = one_torch_thread()
         return Pool(self._processes - 1, self._store, self._recipe, self._arena)
 
     def _tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -192,6 +191,13 @@ class ProcessBackend:
     def _filled(self, name: str, values: torch.Tensor | IntArray) -> torch.Tensor:
         source = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
         return self._tensor(name, source.dtype, tuple(source.shape)).copy_(source)
+
+
+def one_torch_thread() -> int | None:
+    """Let torch compute with one thread; return how many it had, or None if it had no more (nothing to give back)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return before if before > 1 else None
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from fedcohort.simulate.engine.dense import DenseProgram, dense_sides
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable, TrainTask
 from fedcohort.simulate.engine.layers import read_layers
-from fedcohort.simulate.engine.native import NativeProgram
 from fedcohort.simulate.engine.program import CHUNK, ModuleProgram, Program
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
@@ -37,17 +36,11 @@ class Work:
 
 
 def choose_program(module: nn.Module, sample: tuple[int, ...], local: LocalTraining) -> Program:
-    """Return the fastest CPU program that can train ``module``."""
+    """Return the CPU program made of torch's operators that trains ``module`` fastest."""
     flat = FlatModel(module)
     layers = None if flat.stateful else read_layers(flat, sample)
-    if layers is not None:
-        native = NativeProgram.of(flat, sample, local, layers)
-        if native is not None:
-            return native
-        sides = dense_sides(layers)
-        if sides is not None:
-            return DenseProgram(flat, sample, local, sides)
-    return ModuleProgram(flat, sample, local)
+    sides = None if layers is None else dense_sides(layers)
+    return ModuleProgram(flat, sample, local) if sides is None else DenseProgram(flat, sample, local, sides)
 
 
 class Executor:

@@ -1,16 +1,19 @@
-/* Local training of one client, written for the vector units of the machine that compiles it.
+/* Local training of clients, each by one thread, written for the vector units of the machine that compiles it.
  *
  * A network is a chain of convolutions (each with optional max-pooling and ReLU) and dense layers (ReLU in between).
  * Two layouts keep the vectors full:
  *   - images: (feature, LANES samples), so that a vector is one pixel of LANES samples and any kernel size, number of
  *     channels or window is as good as another;
  *   - dense layers: (sample, unit), with the weights as (input, unit), units filled up to a multiple of LANES.
- * Everything a call needs besides its arguments lies in one scratch block that the caller keeps between calls.
+ * Everything a thread needs besides its arguments lies in one scratch block that the caller keeps between calls.
  */
+#include <pthread.h>
+
 #include "convolution.h"
 #include "dense.h"
 
 #define MAX_ROWS 4096 /* samples of one batch */
+#define MAX_THREADS 512
 
 /* Logits of `count` samples, at data + position * features. */
 static void forward(Net *net, const float *data, const index_t *positions, index_t count) {
@@ -119,47 +122,53 @@ static void load(Net *net, const index_t *description, index_t width, float *scr
     convert(net, net->weights, (float *)vector, 1);
 }
 
-/* ------------------------------------------------------------------------------------------------- what is exported */
+/* ------------------------------------------------------------------------------------------------------ units of work */
 
-/* Bytes of scratch for batches of up to `batch` samples. */
-index_t fedcohort_scratch(const index_t *description, index_t batch) {
-    Net net;
-    return lay_out(&net, description, batch, NULL) * (index_t)sizeof(float);
-}
+/* What all units of a call share. */
+typedef struct {
+    const index_t *description;
+    const float *data;      /* all samples, one row each */
+    const double *settings; /* prox, weight decay, momentum, and the robust loss's alpha, beta and log 0 */
+    index_t width;          /* samples of one pass where nothing is trained */
+} Shared;
 
-/* Train one client from `start` into `out` (flat vectors); return the mean loss of its first batch.
- *
- * sample, label, pseudo: of the client's training samples; pseudo may be NULL.
- * indices (steps, width), counts (steps), rates (steps): the batches. correction: flat vector or NULL.
- * settings: prox, weight decay, momentum, and the robust loss's alpha, beta and log 0.
- */
-double fedcohort_train(const index_t *description, float *scratch, const float *data, const int64_t *sample,
-                       const int64_t *label, const int64_t *pseudo, const int64_t *indices, const int64_t *counts,
-                       const double *rates, index_t steps, index_t width, const float *start, float *out,
-                       const float *correction, const double *settings) {
+/* The local training of one client. */
+typedef struct {
+    const int64_t *sample, *label, *pseudo;  /* of the client's training samples; pseudo may be NULL */
+    const int64_t *indices, *counts;         /* (steps, width), (steps) the batches */
+    const double *rates;                     /* (steps) */
+    index_t steps, width;
+    const float *start;                      /* flat vector */
+    float *out;                              /* flat vector */
+    const float *correction;                 /* flat vector or NULL */
+    double first_loss;                       /* mean loss of the first batch */
+} Training;
+
+static void train(const Shared *shared, float *scratch, void *unit) {
+    Training *job = unit;
     Net net;
-    load(&net, description, width, scratch, start);
+    load(&net, shared->description, job->width, scratch, job->start);
+    const double *settings = shared->settings;
     const float prox = (float)settings[0], shrink = (float)(settings[0] + settings[1]), momentum = (float)settings[2];
     const Robust robust = {settings[3], settings[4], settings[5]};
-    const int pulled = prox != 0 || correction;
-    if (correction) convert(&net, net.pull, (float *)correction, 1);
+    const int pulled = prox != 0 || job->correction;
+    if (job->correction) convert(&net, net.pull, (float *)job->correction, 1);
     else if (pulled) memset(net.pull, 0, net.size * sizeof(float));
     if (pulled) /* the part of the gradient that stays the same: prox * start - correction */
         for (index_t i = 0; i < net.size; ++i) net.pull[i] = prox * net.weights[i] - net.pull[i];
     if (momentum) memset(net.velocity, 0, net.size * sizeof(float));
-    double first_loss = NAN;
     index_t positions[MAX_ROWS];
-    for (index_t i = 0; i < counts[0]; ++i) positions[i] = sample[indices[i]];
-    for (index_t t = 0; t < steps; ++t) {
-        const int64_t *batch = indices + t * width;
-        const index_t count = counts[t];
-        const float rate = (float)rates[t];
-        forward(&net, data, positions, count);
-        const float scale = (float)((momentum ? 1 : rates[t]) / (double)count);
-        const double mean = loss(&net, count, label, pseudo, batch, &robust, scale, t == 0) / (double)count;
-        if (t == 0) first_loss = mean;
-        const Ahead next = {data, positions, t + 1 < steps ? counts[t + 1] : 0, net.features};
-        for (index_t i = 0; i < next.count; ++i) positions[i] = sample[batch[width + i]];
+    for (index_t i = 0; i < job->counts[0]; ++i) positions[i] = job->sample[job->indices[i]];
+    for (index_t t = 0; t < job->steps; ++t) {
+        const int64_t *batch = job->indices + t * job->width;
+        const index_t count = job->counts[t];
+        const float rate = (float)job->rates[t];
+        forward(&net, shared->data, positions, count);
+        const float scale = (float)((momentum ? 1 : job->rates[t]) / (double)count);
+        const double total = loss(&net, count, job->label, job->pseudo, batch, &robust, scale, t == 0);
+        if (t == 0) job->first_loss = total / (double)count;
+        const Ahead next = {shared->data, positions, t + 1 < job->steps ? job->counts[t + 1] : 0, net.features};
+        for (index_t i = 0; i < next.count; ++i) positions[i] = job->sample[batch[job->width + i]];
         if (!momentum) { /* the learning rate is in the derivative already */
             backward(&net, count, 1 - rate * shrink, -1, net.weights, &next);
             if (pulled)
@@ -174,39 +183,99 @@ double fedcohort_train(const index_t *description, float *scratch, const float *
             }
         }
     }
-    convert(&net, net.weights, out, 0);
-    return first_loss;
+    convert(&net, net.weights, job->out, 0);
 }
 
-/* Transposed logits (classes, count) of `count` rows of data, `width` at a time. */
-void fedcohort_scores(const index_t *description, float *scratch, const float *vector, const float *data,
-                      index_t count, index_t width, float *out) {
+/* Transposed logits of some samples: out[class * stride + i]. */
+typedef struct {
+    const float *vector;
+    const int64_t *positions;
+    index_t count;
+    float *out;
+    index_t stride;
+} Scoring;
+
+static void score(const Shared *shared, float *scratch, void *unit) {
+    const Scoring *job = unit;
     Net net;
-    load(&net, description, width, scratch, vector);
+    load(&net, shared->description, shared->width, scratch, job->vector);
     const Dense *top = &net.dense[net.layers - 1];
-    index_t positions[MAX_ROWS];
-    for (index_t start = 0; start < count; start += width) {
-        const index_t rows = smaller(width, count - start);
-        for (index_t i = 0; i < rows; ++i) positions[i] = start + i;
-        forward(&net, data, positions, rows);
-        for (index_t k = 0; k < top->outputs; ++k)
-            for (index_t i = 0; i < rows; ++i) out[k * count + start + i] = top->out[i * top->padded + k];
+    for (index_t start = 0; start < job->count; start += shared->width) {
+        const index_t rows = smaller(shared->width, job->count - start);
+        forward(&net, shared->data, job->positions + start, rows);
+        turn_matrix(top->out, rows, top->outputs, top->padded, job->out + start, job->stride);
     }
 }
 
-/* Gradient (flat) of the mean cross-entropy of `count` rows of data. */
-void fedcohort_gradient(const index_t *description, float *scratch, const float *vector, const float *data,
-                        const int64_t *label, index_t count, index_t width, float *out) {
+/* Gradient of the mean cross-entropy of some samples. */
+typedef struct {
+    const float *vector;
+    const int64_t *positions, *label;
+    index_t count;
+    float *out;
+} Gradient;
+
+static void differentiate(const Shared *shared, float *scratch, void *unit) {
+    const Gradient *job = unit;
     Net net;
-    load(&net, description, width, scratch, vector);
+    load(&net, shared->description, shared->width, scratch, job->vector);
     memset(net.velocity, 0, net.size * sizeof(float));
-    index_t positions[MAX_ROWS];
-    for (index_t start = 0; start < count; start += width) {
-        const index_t rows = smaller(width, count - start);
-        for (index_t i = 0; i < rows; ++i) positions[i] = start + i;
-        forward(&net, data, positions, rows);
-        loss(&net, rows, label, NULL, positions, NULL, 1 / (float)count, 0);
+    index_t order[MAX_ROWS];
+    for (index_t i = 0; i < shared->width; ++i) order[i] = i;
+    for (index_t start = 0; start < job->count; start += shared->width) {
+        const index_t rows = smaller(shared->width, job->count - start);
+        forward(&net, shared->data, job->positions + start, rows);
+        loss(&net, rows, job->label + start, NULL, order, NULL, 1 / (float)job->count, 0);
         backward(&net, rows, 1, 1, net.velocity, NULL);
     }
-    convert(&net, net.velocity, out, 0);
+    convert(&net, net.velocity, job->out, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- what is exported */
+
+static const struct {
+    void (*act)(const Shared *, float *, void *);
+    size_t size;
+} kinds[] = {{train, sizeof(Training)}, {score, sizeof(Scoring)}, {differentiate, sizeof(Gradient)}};
+
+typedef struct {
+    const Shared *shared;
+    int kind;
+    char *units;
+    index_t count, *next;
+    float *scratch;
+} Part;
+
+static void *take_part(void *argument) {
+    const Part *part = argument;
+    index_t unit;
+    while ((unit = __atomic_fetch_add(part->next, 1, __ATOMIC_RELAXED)) < part->count)
+        kinds[part->kind].act(part->shared, part->scratch, part->units + unit * kinds[part->kind].size);
+    return NULL;
+}
+
+/* Bytes of scratch a thread needs for batches of up to `batch` samples. */
+index_t fedcohort_scratch(const index_t *description, index_t batch) {
+    Net net;
+    return lay_out(&net, description, batch, NULL) * (index_t)sizeof(float);
+}
+
+/* Do `count` units of a kind (0 training, 1 scoring, 2 gradients) with up to `threads` threads, this one included.
+ *
+ * A unit's result depends on nothing but the unit, so it does not matter which thread takes it. `room`: bytes of
+ * scratch for each thread.
+ */
+void fedcohort_run(const index_t *description, const float *data, const double *settings, index_t width, index_t kind,
+                   void *units, index_t count, char *scratch, index_t room, index_t threads) {
+    const Shared shared = {description, data, settings, width};
+    index_t next = 0;
+    Part parts[MAX_THREADS];
+    pthread_t started[MAX_THREADS];
+    threads = smaller(smaller(threads, count), MAX_THREADS);
+    for (index_t i = 0; i < threads; ++i)
+        parts[i] = (Part){&shared, (int)kind, units, count, &next, (float *)(scratch + i * room)};
+    index_t others = 0;
+    while (others + 1 < threads && !pthread_create(&started[others], NULL, take_part, &parts[others + 1])) ++others;
+    if (count) take_part(&parts[0]);
+    while (others) pthread_join(started[--others], NULL);
 }
