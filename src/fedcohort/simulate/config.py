@@ -153,7 +153,7 @@ class RunOptions(Parameterized):
         (), ListOf(_Text()), "labels of selectors that shadow every run: what they would have picked is on record"
     )
     device: str = param("auto", _Text(), "auto, cpu, cuda or cuda:N")
-    workers: int | None = param(None, Optional(Interval(int, 1, None)), "processes for CPU training; None: all cores")
+    workers: int | None = param(None, Optional(Interval(int, 1, None)), "threads for CPU training; None: all cores")
     lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
     checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")
     engine: str = param("local", OneOf(("local", "ray")), "where groups of runs are executed")
