@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
@@ -21,7 +20,7 @@ from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.layers import read_layers
 from fedcohort.simulate.engine.native import NativeBackend
 from fedcohort.simulate.engine.pool import Recipe
-from fedcohort.simulate.engine.processes import ProcessBackend
+from fedcohort.simulate.engine.processes import ProcessBackend, usable_cores
 from fedcohort.simulate.engine.program import ModuleProgram, Program
 from fedcohort.simulate.engine.stacked import stack, why_not_stacked
 from fedcohort.simulate.engine.store import Store, sample_shape
@@ -151,7 +150,7 @@ class Engine:
         layers = None if flat.stateful or self.device.type != "cpu" else read_layers(flat, self.sample)
         if layers is None:
             return None
-        return NativeBackend.of(self.store, self.local, layers, workers or os.cpu_count() or 1)
+        return NativeBackend.of(self.store, self.local, layers, workers or usable_cores())
 
     def _processes(self, module: nn.Module, workers: int | None) -> ProcessBackend:
         program: Program

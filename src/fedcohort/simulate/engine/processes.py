@@ -48,7 +48,7 @@ class ProcessBackend:
         self._store = store
         self._arena = Arena()
         self._pool: Pool | None = None
-        self._processes = workers or os.cpu_count() or 1
+        self._processes = workers or usable_cores()
         if recipe.model.startswith("__main__:") or os.name != "posix" or device.type != "cpu":
             self._processes = 1  # a worker could not import the model, or could not be given memory
         self._spent = 0.0
@@ -191,6 +191,11 @@ class ProcessBackend:
     def _filled(self, name: str, values: torch.Tensor | IntArray) -> torch.Tensor:
         source = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
         return self._tensor(name, source.dtype, tuple(source.shape)).copy_(source)
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def one_torch_thread() -> int | None:
