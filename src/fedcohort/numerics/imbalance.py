@@ -134,7 +134,10 @@ class _FactorGroup(Group):
         np.dot(self._factor[rows], factor * self._sum, out=out)
 
     def _move(self, position: int, sign: int) -> None:
-        self._sum = self._factor[self.members].sum(axis=0)
+        if sign > 0:
+            self._sum = self._sum + self._factor[position]
+        else:  # anew, so that no rounding error stays behind
+            self._sum = self._factor[self.members].sum(axis=0)
 
     @property
     def total(self) -> float:
@@ -262,15 +265,16 @@ def _draw(logits: FloatArray, uniform: float) -> tuple[int, float]:
     highest = float(logits.max())
     weights = logits - highest
     np.exp(weights, out=weights)
-    # A running sum is slow; sums of blocks are not, and only the block that is hit needs the running sum.
-    below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _SUM_BLOCK)))
-    total = float(below[-1])
-    aim = uniform * total
-    block = min(int(np.searchsorted(below, aim, side="right")), len(below) - 1)
-    start = block * _SUM_BLOCK
-    inside = np.cumsum(weights[start : start + _SUM_BLOCK])
-    before = float(below[block - 1]) if block else 0.0
-    position = start + min(int(np.searchsorted(inside, aim - before, side="right")), len(inside) - 1)
+    start, before, total = 0, 0.0, None
+    if len(weights) > _SUM_BLOCK:
+        # A long running sum is slow; sums of blocks are not, and only the block that is hit needs the running sum.
+        below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _SUM_BLOCK)))
+        total = float(below[-1])
+        block = min(int(below.searchsorted(uniform * total, side="right")), len(below) - 1)
+        start, before = block * _SUM_BLOCK, float(below[block - 1]) if block else 0.0
+    inside = weights[start : start + _SUM_BLOCK].cumsum()
+    total = float(inside[-1]) if total is None else total
+    position = start + min(int(inside.searchsorted(uniform * total - before, side="right")), len(inside) - 1)
     return position, float(logits[position]) - highest - math.log(total)
 
 
