@@ -7,13 +7,14 @@ nothing but the handling of its messages. Three settings: the record in memory, 
 a round), and journal with a checkpoint of model and strategy in every round.
 
 First, a round with selection against a round of Flower's own FedAvg, which draws as many nodes by itself: what a user
-gains or loses. The strategies take turns of ``--rounds`` rounds, and medians are compared.
+pays. The strategies take short turns, each compared with the turn of Flower's before it; the median of these ratios is
+shown with the quartiles, because the machine's speed drifts by more than what is measured.
 
 Then, inside one and the same run, the clock is split: what passes inside Flower's calls (node ids, configure_train,
 push, storing and handing out, replies, pull, aggregate_train) is Flower's, everything else counts as selection: who is
-online, the choice, checks of every reply, what the selector learns, the record, and also freeing Flower's messages. The
-ratio of the two depends little on how busy the machine is. Two kinds of rounds: training alone, and training followed
-by federated evaluation on every node, which is what Flower does by default.
+online, the choice, checks of every reply, what the selector learns, the record, and also letting go of Flower's
+messages. The ratio of the two depends little on how busy the machine is. Three kinds of rounds: a cohort trains; a
+cohort trains and every node evaluates; every node trains, which is Flower's default.
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ def timed(grid: AnsweringGrid, strategy: CohortStrategy, rounds: int, parameters
 
 
 SETTINGS = ("memory", "journal", "checkpoint")
+TURN = 7  # rounds
 
 
 def strategy_of(selector: str, setting: str, folder: str, size: dict[str, Any]) -> CohortStrategy:
@@ -167,17 +169,19 @@ def lengths(grid: AnsweringGrid, strategy: FedAvg | CohortStrategy, rounds: int,
 
 
 def against_plain(grid: AnsweringGrid, selector: str, size: dict[str, Any], options: argparse.Namespace) -> str:
-    times: dict[str, list[float]] = {"plain": [], **{setting: [] for setting in SETTINGS}}
-    for _ in range(2 * options.repeats):
-        times["plain"] += lengths(grid, FedAvg(**size), options.rounds, options.parameters)
+    plain: list[float] = []
+    ratios: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+    for _ in range(4 * options.repeats):
         for setting in SETTINGS:
+            plain.append(statistics.median(lengths(grid, FedAvg(**size), TURN, options.parameters)))
             with tempfile.TemporaryDirectory() as folder:
                 strategy = strategy_of(selector, setting, folder, size)
-                times[setting] += lengths(grid, strategy, options.rounds, options.parameters)
-    plain = statistics.median(times["plain"])
-    cells = [statistics.median(times[setting]) for setting in SETTINGS]
-    shown = " ".join(f"{1000 * cell:6.2f} ms {cell / plain - 1:+7.1%}".rjust(18) for cell in cells)
-    return f"{selector:16} {1000 * plain:9.2f} ms {shown}"
+                ratios[setting].append(statistics.median(lengths(grid, strategy, TURN, options.parameters)) / plain[-1])
+    cells = []
+    for setting in SETTINGS:
+        low, middle, high = statistics.quantiles(ratios[setting], n=4)
+        cells.append(f"{middle - 1:+.1%} ({low - 1:+.0%} {high - 1:+.0%})".rjust(18))
+    return f"{selector:16} {1000 * statistics.median(plain):9.2f} ms {' '.join(cells)}"
 
 
 def main() -> int:
@@ -193,25 +197,28 @@ def main() -> int:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     grid = AnsweringGrid(arguments.nodes, arguments.parameters)
     size: dict[str, Any] = {"min_train_nodes": arguments.cohort, "fraction_train": 1e-9, "fraction_evaluate": 0.0}
-    what = f"{arguments.nodes} nodes, {arguments.cohort} train a round, {arguments.parameters} parameters"
+    what = f"{arguments.nodes} nodes, {arguments.parameters} parameters"
     heads = f"{'Flower':>12} {'in memory':>18} {'journal':>18} {'and checkpoint':>18}"
-    print(f"\n{what}: whole rounds\n{'selector':16} {heads}")
+    print(f"\n{what}: whole rounds, {arguments.cohort} train\n{'selector':16} {heads}")
     for name in arguments.selectors:
         print(against_plain(grid, name, size, arguments), flush=True)
-    for fraction in (0.0, 1.0):
-        size = {"min_train_nodes": arguments.cohort, "fraction_train": 1e-9, "fraction_evaluate": fraction}
+    everybody = {"min_train_nodes": arguments.nodes, "fraction_train": 1.0, "fraction_evaluate": 0.0}
+    kinds = {
+        f"{arguments.cohort} train": size,
+        f"{arguments.cohort} train, all evaluate": {**size, "fraction_evaluate": 1.0},
+        "all train": everybody,
+    }
+    for kind, chosen in kinds.items():
         # Flower's in-memory state looks through all messages for every node: rounds of a thousand take seconds.
-        rounds, repeats = (arguments.rounds, arguments.repeats) if not fraction else (3, 1)
-        kind = "training and evaluation on all nodes" if fraction else "training alone"
+        rounds, repeats = (arguments.rounds, arguments.repeats) if chosen is size else (3, 1)
         print(f"\n{what}: time inside Flower and beside it, {kind}\n{'selector':16} {heads}")
-        for name in arguments.selectors if not fraction else arguments.selectors[:1]:
+        for name in arguments.selectors if chosen is size else arguments.selectors[:1]:
             cells, flower = [], []
             for setting in SETTINGS:
                 times: list[tuple[float, float]] = []
                 for _ in range(repeats):
                     with tempfile.TemporaryDirectory() as folder:
-                        strategy = strategy_of(name, setting, folder, size)
-                        times += timed(grid, strategy, rounds, arguments.parameters)
+                        times += timed(grid, strategy_of(name, setting, folder, chosen), rounds, arguments.parameters)
                 own = statistics.median(rest for _, rest in times)
                 share = statistics.median(rest / theirs for theirs, rest in times)
                 flower += [theirs for theirs, _ in times]
