@@ -62,6 +62,12 @@ def test_without_a_compiler_there_is_no_library(monkeypatch, caplog):
     assert "no C compiler" in caplog.text
 
 
+def test_a_named_compiler_that_is_not_there_is_said(monkeypatch, caplog):
+    monkeypatch.setenv("FEDCOHORT_CC", "/nowhere/cc")
+    assert compiled("train") is None
+    assert "'/nowhere/cc'" in caplog.text
+
+
 def script(path, text):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

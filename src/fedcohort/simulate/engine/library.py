@@ -56,7 +56,11 @@ _TRIALS = {
 @functools.cache
 def compiled(name: str) -> ctypes.CDLL | None:
     """Return the library made of ``csrc/NAME.c``, compiling it if need be; None where it can't be had."""
-    compiler = shutil.which(os.environ.get("FEDCOHORT_CC", "cc") or "no compiler is wanted")
+    named = os.environ.get("FEDCOHORT_CC")
+    compiler = shutil.which("cc" if named is None else named)
+    if compiler is None and named:
+        log.warning("FEDCOHORT_CC names %r, which is no program here: the engine does without machine code", named)
+        return None
     if compiler is None:
         log.info("no C compiler: the engine does without machine code (FEDCOHORT_CC names a compiler)")
         return None
