@@ -40,14 +40,7 @@ COLOUR = {
 IDX = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_but_the_test_folder(monkeypatch, tmp_path):
-    """No test finds a dataset that happens to be on the machine, unless it asks for it."""
-    monkeypatch.delenv("FEDCOHORT_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(FashionMnist, "system", "no/such/folder")
+pytestmark = pytest.mark.usefixtures("nothing_but_the_test_folder")
 
 
 def idx_bytes(array):

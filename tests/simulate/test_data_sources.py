@@ -13,7 +13,6 @@ from fedcohort.scenario import Scenario, preset
 from fedcohort.simulate.data import (
     DATASETS,
     Cifar10,
-    FashionMnist,
     Femnist,
     Synthetic,
     from_arrays,
@@ -24,14 +23,7 @@ from fedcohort.simulate.data import (
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_but_the_test_folder(monkeypatch, tmp_path):
-    """No test finds a dataset that happens to be on the machine, unless it asks for it."""
-    monkeypatch.delenv("FEDCOHORT_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(FashionMnist, "system", "no/such/folder")
+pytestmark = pytest.mark.usefixtures("nothing_but_the_test_folder")
 
 
 # --- embedded and synthetic

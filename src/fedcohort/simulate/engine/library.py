@@ -43,7 +43,7 @@ _SIGNATURES: dict[str, dict[str, tuple[Any, list[Any]]]] = {
     "plans": {
         "fedcohort_plan": (
             None,
-            [ctypes.c_uint64, _pointer, *[_number] * 5, _pointer, _number, _pointer],
+            [ctypes.c_uint64, _pointer, *[_number] * 4, _pointer, _pointer],
         ),
     },
 }

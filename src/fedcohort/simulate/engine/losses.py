@@ -16,6 +16,11 @@ def sample_losses(
     if pseudo is None:
         return by_label
     by_pseudo = normaliser - logits.gather(-1, pseudo.unsqueeze(-1)).squeeze(-1)
+    return robust_of(by_label, by_pseudo, local)
+
+
+def robust_of(by_label: torch.Tensor, by_pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
+    """Return FLASH's robust loss of each sample, given its cross-entropies with its label and its pseudo-label."""
     reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
     return by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
 

@@ -14,6 +14,7 @@ from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable
 from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, Pool, Relu, read_layers
 from fedcohort.simulate.engine.library import address, compiled, load
+from fedcohort.simulate.engine.losses import robust_of
 from fedcohort.simulate.engine.processes import one_torch_thread
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData
@@ -198,10 +199,7 @@ class NativeBackend:
                 if pseudo_models is not None:
                     teacher = self._scores(pseudo_models, run[part], begin[part], count[part])
                 by_pseudo = (normaliser - logits.gather(0, teacher.argmax(0)[None])[0]).double()
-                local = self.local
-                reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
-                robust = by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
-                found[part, 2] = _means(robust, starts, inside)
+                found[part, 2] = _means(robust_of(by_label, by_pseudo, self.local), starts, inside)
                 found[part, 3] = _means(by_pseudo, starts, inside)
         return found
 

@@ -34,7 +34,7 @@ def _draw(
     key = address(room)
     indices = room[3 : 3 + steps * width].reshape(steps, width)
     out = key + 8 * 3
-    library.fedcohort_plan(seed, key, 3, n, width, steps, 0, out, width, out + 8 * steps * width)
+    library.fedcohort_plan(seed, key, 3, n, width, steps, out, out + 8 * steps * width)
     return BatchPlan(indices, plan_counts(n, width, steps))
 
 

@@ -17,6 +17,7 @@ from fedcohort.simulate.engine.dense import DenseProgram, dense_sides
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.groups import JobTable, TrainTask
 from fedcohort.simulate.engine.layers import read_layers
+from fedcohort.simulate.engine.losses import robust_of
 from fedcohort.simulate.engine.program import CHUNK, ModuleProgram, Program
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
@@ -101,9 +102,7 @@ class Executor:
             if wanted["robust"] or wanted["pseudo"]:
                 teacher = self.program.scores(t["pseudo_models"][run], x) if "pseudo_models" in t else logits
                 by_pseudo = normaliser - logits.gather(0, teacher.argmax(0)[None])[0]
-                local = self.program.local
-                reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
-                robust = by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
+                robust = robust_of(by_label, by_pseudo, self.program.local)
                 out[2] = float(robust.mean(dtype=torch.float64))
                 out[3] = float(by_pseudo.mean(dtype=torch.float64))
         if size > n and wanted["validation"]:

@@ -32,7 +32,6 @@ typedef struct {
     Dense dense[MAX_LAYERS];
     index_t size;         /* of the packed vector */
     index_t features;     /* of a sample */
-    index_t batch;        /* samples of the largest batch */
     index_t blocks;       /* of LANES samples */
     float *weights, *gradient, *velocity, *pull; /* packed vectors */
     float *rows;          /* (batch, stride): the input of the first dense layer */
@@ -54,7 +53,6 @@ static index_t lay_out(Net *net, const index_t *description, index_t batch, floa
     index_t used = 0;
     net->convolutions = (int)*d++;
     net->size = 0;
-    net->batch = batch;
     net->blocks = (batch + LANES - 1) / LANES;
     index_t maps = 0, upper = 0, lower = 0, transposed = 0;
     for (int i = 0; i < net->convolutions; ++i) {

@@ -78,12 +78,12 @@ static uint32_t bounded(Generator *g, uint32_t most) {
     return value;
 }
 
-/* Fill out[step * stride + i] for `steps` batches of `width` of n samples, as batch_plan defines them, plus `offset`.
+/* Fill out (steps, width) with the batches of n samples, as batch_plan defines them.
  *
  * order: room for n integers.
  */
 void fedcohort_plan(uint64_t seed, const uint64_t *key, int64_t keys, int64_t n, int64_t width, int64_t steps,
-                    int64_t offset, int64_t *out, int64_t stride, int64_t *order) {
+                    int64_t *out, int64_t *order) {
     Generator g = seeded(seed, key, (int)keys);
     const int64_t per_epoch = (n + width - 1) / width;
     for (int64_t step = 0; step < steps; ++step) {
@@ -98,7 +98,7 @@ void fedcohort_plan(uint64_t seed, const uint64_t *key, int64_t keys, int64_t n,
         }
         for (int64_t i = 0; i < width; ++i) {
             const int64_t at = batch * width + i; /* a short batch is filled up with the epoch's first samples */
-            out[step * stride + i] = offset + order[at < n ? at : at - n];
+            out[step * width + i] = order[at < n ? at : at - n];
         }
     }
 }
