@@ -6,7 +6,29 @@ two do not fit, so nobody finds out in round 300; and a selector that reads what
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a model on a client's samples: a mean of a loss, without any training.
+
+    Parameters
+    ----------
+    part : "train" or "validation"
+        Which of the client's samples.
+    loss : "label", "pseudo" or "robust"
+        Cross-entropy with the client's labels, with pseudo-labels (the classes a reference model predicts), or FLASH's
+        noise-robust loss, which is made of both.
+    mean : "mean" or "root-mean-square"
+        How the samples' losses become one number.
+    """
+
+    part: Literal["train", "validation"] = "train"
+    loss: Literal["label", "pseudo", "robust"] = "label"
+    mean: Literal["mean", "root-mean-square"] = "mean"
 
 
 class Signal(StrEnum):
