@@ -28,17 +28,17 @@ class Alternating(Selector[Turns]):
         """Nobody has trained."""
         return Turns(np.zeros(clients.n))
 
-    def select(self, state, request, answer, rng):
+    def select(self, state, slate, answer, rng):
         """Take the smallest counts."""
-        count = request.of_candidates(state.count)
-        order = np.lexsort((rng.random(len(count)), count))[: request.size]
-        picked = request.candidates[order]
-        return Cohort(picked, candidates=request.candidates, score=-count, parts={"trained": count}), state
+        count = slate.of_candidates(state.count)
+        order = np.lexsort((rng.random(len(count)), count))[: slate.size]
+        picked = slate.candidates[order]
+        return Cohort(picked, candidates=slate.candidates, score=-count, parts={"trained": count}), state
 
-    def update(self, state, report):
+    def update(self, state, outcome):
         """Count those that trained."""
         count = state.count.copy()
-        count[report.clients[report.ok]] += 1
+        count[outcome.clients[outcome.ok]] += 1
         return Turns(count)
 
 

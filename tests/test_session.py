@@ -262,7 +262,7 @@ def test_shadows_see_everything_and_disturb_nothing():
 
 def test_a_failing_shadow_is_noted():
     class Bad(type(create("uniform"))):
-        def select(self, state, request, answer, rng):
+        def select(self, state, slate, answer, rng):
             raise RuntimeError("boom")
 
     host = ScriptedHost()

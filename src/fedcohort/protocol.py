@@ -325,21 +325,21 @@ class Selector(Parameterized, ABC, Generic[State]):
         """Return how many clients to pick when ``asked`` are wanted; nearly always ``asked``."""
         return asked
 
-    def query(self, state: State, request: Slate, rng: np.random.Generator) -> Query | None:
+    def query(self, state: State, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Return a question that must be answered before choosing, or None."""
         return None
 
     @abstractmethod
     def select(
-        self, state: State, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: State, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, State]:
-        """Choose at most ``request.size`` of ``request.candidates``.
+        """Choose at most ``slate.size`` of ``slate.candidates``.
 
         ``answer`` is None when ``query`` returned None. The generator is not the one ``query`` was given.
         """
 
     @abstractmethod
-    def update(self, state: State, report: Outcome) -> State:
+    def update(self, state: State, outcome: Outcome) -> State:
         """Return the state after a round's outcome."""
 
     def grow(self, state: State, clients: ClientTable, rng: np.random.Generator) -> State:

@@ -69,8 +69,8 @@ def test_check_finds_what_is_wrong_in_a_file(tmp_path):
         "@dataclass(frozen=True, kw_only=True)\n"
         "class First(Selector[NoState]):\n"
         "    def init(self, clients, rng): return NoState()\n"
-        "    def select(self, state, request, answer, rng): return Cohort(request.candidates[:request.size]), state\n"
-        "    def update(self, state, report): return state\n"
+        "    def select(self, state, slate, answer, rng): return Cohort(slate.candidates[:slate.size]), state\n"
+        "    def update(self, state, outcome): return state\n"
     )
     code, out, _ = fedcohort("check", "mine.py:First", "--format", "json", cwd=tmp_path)
     result = json.loads(out)

@@ -33,63 +33,63 @@ class Sound(Selector[Counts]):
     def init(self, clients, rng):
         return Counts(np.zeros(clients.n))
 
-    def select(self, state, request, answer, rng):
-        ties = rng.random(len(request.candidates))
-        order = np.lexsort((ties, state.picked[request.candidates]))[: request.size]
-        return Cohort(request.candidates[order]), state
+    def select(self, state, slate, answer, rng):
+        ties = rng.random(len(slate.candidates))
+        order = np.lexsort((ties, state.picked[slate.candidates]))[: slate.size]
+        return Cohort(slate.candidates[order]), state
 
-    def update(self, state, report):
+    def update(self, state, outcome):
         picked = state.picked.copy()
-        picked[report.clients] += 1
+        picked[outcome.clients] += 1
         return Counts(picked)
 
 
 class TooMany(Sound):
-    def select(self, state, request, answer, rng):
-        return Cohort(request.candidates), state
+    def select(self, state, slate, answer, rng):
+        return Cohort(slate.candidates), state
 
 
 class Twice(Sound):
-    def select(self, state, request, answer, rng):
-        return Cohort(np.repeat(request.candidates[:1], min(2, request.size))), state
+    def select(self, state, slate, answer, rng):
+        return Cohort(np.repeat(slate.candidates[:1], min(2, slate.size))), state
 
 
 class Outsider(Sound):
-    def select(self, state, request, answer, rng):
-        return Cohort(np.arange(request.n)[: request.size]), state
+    def select(self, state, slate, answer, rng):
+        return Cohort(np.arange(slate.n)[: slate.size]), state
 
 
 class StopsAfterEmpty(Sound):
-    def select(self, state, request, answer, rng):
+    def select(self, state, slate, answer, rng):
         # Believes that rounds are contiguous: dies when one was empty.
-        if request.round == 3:
+        if slate.round == 3:
             return Cohort(np.empty(0, np.int64)), state
-        return super().select(state, request, answer, rng)
+        return super().select(state, slate, answer, rng)
 
 
 class GlobalRandom(Sound):
-    def select(self, state, request, answer, rng):
-        return Cohort(np.random.choice(request.candidates, request.size, replace=False)), state  # noqa: NPY002
+    def select(self, state, slate, answer, rng):
+        return Cohort(np.random.choice(slate.candidates, slate.size, replace=False)), state  # noqa: NPY002
 
 
 class PythonRandom(Sound):
-    def select(self, state, request, answer, rng):
-        return Cohort(random.sample(request.candidates.tolist(), request.size)), state
+    def select(self, state, slate, answer, rng):
+        return Cohort(random.sample(slate.candidates.tolist(), slate.size)), state
 
 
 class HashDependent(Sound):
-    def select(self, state, request, answer, rng):
-        order = sorted(request.candidates.tolist(), key=lambda c: hash(str(c)))
-        return Cohort(order[: request.size]), state
+    def select(self, state, slate, answer, rng):
+        order = sorted(slate.candidates.tolist(), key=lambda c: hash(str(c)))
+        return Cohort(order[: slate.size]), state
 
 
 class HiddenState(Sound):
     # Remembers outside the state: a fresh object has forgotten.
-    def select(self, state, request, answer, rng):
+    def select(self, state, slate, answer, rng):
         count = getattr(self, "_hidden", 0)
         object.__setattr__(self, "_hidden", count + 1)
-        start = count % len(request.candidates)
-        return Cohort(np.roll(request.candidates, -start)[: request.size]), state
+        start = count % len(slate.candidates)
+        return Cohort(np.roll(slate.candidates, -start)[: slate.size]), state
 
 
 class ForgetsOnSave(Sound):
@@ -97,21 +97,21 @@ class ForgetsOnSave(Sound):
         object.__setattr__(self, "_memory", 0)
         return Counts(np.zeros(clients.n))
 
-    def select(self, state, request, answer, rng):
+    def select(self, state, slate, answer, rng):
         object.__setattr__(self, "_memory", self._memory + 1)
-        return Cohort(np.roll(request.candidates, -self._memory)[: request.size]), state
+        return Cohort(np.roll(slate.candidates, -self._memory)[: slate.size]), state
 
 
 class Mutates(Sound):
-    def update(self, state, report):
-        state.picked[report.clients] += 1
+    def update(self, state, outcome):
+        state.picked[outcome.clients] += 1
         return state
 
 
 class MutatesUnsealed(Sound):
-    def update(self, state, report):
+    def update(self, state, outcome):
         state.picked.flags.writeable = True
-        state.picked[report.clients] += 1
+        state.picked[outcome.clients] += 1
         return state
 
 
@@ -124,11 +124,11 @@ class Grows(Sound):
     def init(self, clients, rng):
         return History(np.empty(0, np.int64))
 
-    def select(self, state, request, answer, rng):
-        return Cohort(rng.choice(request.candidates, request.size, replace=False)), state
+    def select(self, state, slate, answer, rng):
+        return Cohort(rng.choice(slate.candidates, slate.size, replace=False)), state
 
-    def update(self, state, report):
-        return History(np.concatenate([state.cohorts, report.clients]))
+    def update(self, state, outcome):
+        return History(np.concatenate([state.cohorts, outcome.clients]))
 
 
 class Overflows(Sound):
@@ -136,43 +136,43 @@ class Overflows(Sound):
     def requires(self):
         return frozenset({Signal.LOSS})
 
-    def update(self, state, report):
+    def update(self, state, outcome):
         picked = state.picked.copy()
         with np.errstate(all="ignore"):
-            picked[report.clients] = np.exp(report[Signal.LOSS])
+            picked[outcome.clients] = np.exp(outcome[Signal.LOSS])
         return Counts(picked)
 
 
 class DividesByZero(Overflows):
-    def update(self, state, report):
+    def update(self, state, outcome):
         picked = state.picked.copy()
         with np.errstate(all="ignore"):
-            picked[report.clients] = 1.0 / report[Signal.LOSS]
+            picked[outcome.clients] = 1.0 / outcome[Signal.LOSS]
         return Counts(picked)
 
 
 class AssumesOk(Sound):
-    def update(self, state, report):
-        if not report.ok.all():
+    def update(self, state, outcome):
+        if not outcome.ok.all():
             raise RuntimeError("everybody must answer")
-        return super().update(state, report)
+        return super().update(state, outcome)
 
 
 class ReadsUndeclaredReport(Sound):
-    def update(self, state, report):
-        report[Signal.LOSS]
+    def update(self, state, outcome):
+        outcome[Signal.LOSS]
         return state
 
 
 class ReadsUndeclaredTable(Sound):
-    def select(self, state, request, answer, rng):
-        order = np.argsort(-request.clients.sizes[request.candidates])
-        return Cohort(request.candidates[order[: request.size]]), state
+    def select(self, state, slate, answer, rng):
+        order = np.argsort(-slate.clients.sizes[slate.candidates])
+        return Cohort(slate.candidates[order[: slate.size]]), state
 
 
 class LowNumbersFirst(Sound):
-    def select(self, state, request, answer, rng):
-        return Cohort(request.candidates[: request.size]), state
+    def select(self, state, slate, answer, rng):
+        return Cohort(slate.candidates[: slate.size]), state
 
 
 class Favourites(Sound):
@@ -180,9 +180,9 @@ class Favourites(Sound):
     def requires(self):
         return frozenset({Signal.SIZES})
 
-    def select(self, state, request, answer, rng):
-        order = np.argsort(-request.clients.sizes[request.candidates])
-        return Cohort(request.candidates[order[: request.size]]), state
+    def select(self, state, slate, answer, rng):
+        order = np.argsort(-slate.clients.sizes[slate.candidates])
+        return Cohort(slate.candidates[order[: slate.size]]), state
 
 
 class CannotGrow(Sound):
@@ -219,8 +219,8 @@ class AsksForNothing(Sound):
     def requires(self):
         return frozenset({Signal.LOSS_QUERY})
 
-    def query(self, state, request, rng):
-        return Losses(request.candidates, frozenset())
+    def query(self, state, slate, rng):
+        return Losses(slate.candidates, frozenset())
 
 
 BROKEN = {

@@ -63,12 +63,12 @@ class Fixed(Selector[Empty]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Empty:
         return Empty()
 
-    def select(self, state: Empty, request: Slate, answer: Any, rng: Any) -> tuple[Cohort, Empty]:
-        picked = request.candidates[: request.size]
+    def select(self, state: Empty, slate: Slate, answer: Any, rng: Any) -> tuple[Cohort, Empty]:
+        picked = slate.candidates[: slate.size]
         cut = [None if v is None else np.array(v[: len(picked)]) for v in (self.weights, self.work)]
         return Cohort(picked, weights=cut[0], work=cut[1]), state
 
-    def update(self, state: Empty, report: Outcome) -> Empty:
+    def update(self, state: Empty, outcome: Outcome) -> Empty:
         return state
 
 
@@ -240,14 +240,14 @@ class Trying(Selector[Seen]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Seen:
         return Seen(np.zeros((2, clients.n)))
 
-    def query(self, state: Seen, request: Slate, rng: Any) -> Trial:
+    def query(self, state: Seen, slate: Slate, rng: Any) -> Trial:
         return Trial((np.array([0, 1]), np.array([2])))
 
-    def select(self, state: Seen, request: Slate, answer: Answer | None, rng: Any) -> tuple[Cohort, Seen]:
+    def select(self, state: Seen, slate: Slate, answer: Answer | None, rng: Any) -> tuple[Cohort, Seen]:
         assert answer is not None
-        return Cohort(request.candidates[: request.size]), Seen(answer[Signal.LOSS_CHANGE])
+        return Cohort(slate.candidates[: slate.size]), Seen(answer[Signal.LOSS_CHANGE])
 
-    def update(self, state: Seen, report: Outcome) -> Seen:
+    def update(self, state: Seen, outcome: Outcome) -> Seen:
         return state
 
 
@@ -492,10 +492,10 @@ def test_signals_reach_the_selector(fleet: Any, kit: Any, tmp_path: Path) -> Non
         def requires(self) -> frozenset[Signal]:
             return frozenset(wanted)
 
-        def update(self, state: Any, report: Outcome) -> Any:
+        def update(self, state: Any, outcome: Outcome) -> Any:
             for signal, expected in wanted.items():
                 np.testing.assert_allclose(
-                    report[signal], [expected(float(c)) for c in report.clients], rtol=1e-6, atol=0.1
+                    outcome[signal], [expected(float(c)) for c in outcome.clients], rtol=1e-6, atol=0.1
                 )
             return state
 
@@ -548,10 +548,10 @@ def test_evaluation_never_waits_for_nodes_that_are_gone(fleet: Any, kit: Any) ->
 def test_a_selector_can_end_the_run(fleet: Any, kit: Any) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Done(Fixed):
-        def select(self, state: Any, request: Slate, answer: Any, rng: Any) -> tuple[Cohort, Any]:
-            if request.round == 2:
+        def select(self, state: Any, slate: Slate, answer: Any, rng: Any) -> tuple[Cohort, Any]:
+            if slate.round == 2:
                 return Cohort(np.empty(0, np.int64), stop="everybody was dropped"), state
-            return super().select(state, request, answer, rng)
+            return super().select(state, slate, answer, rng)
 
     fleet.strategy(Done(), FedAvg()).start(fleet.grid, kit.model(), num_rounds=9)
     assert max(r for _, r in fleet.trained()) == 2

@@ -21,10 +21,10 @@ class Given(Uniform):
     scores: tuple = field(default=())
     picks: tuple = field(default=())
 
-    def select(self, state, request, answer, rng):
-        scores = np.array(self.scores)[request.candidates]
+    def select(self, state, slate, answer, rng):
+        scores = np.array(self.scores)[slate.candidates]
         chosen = np.array(sorted(self.picks))
-        return Cohort(clients=chosen, candidates=request.candidates, score=scores, parts={"luck": scores}), state
+        return Cohort(clients=chosen, candidates=slate.candidates, score=scores, parts={"luck": scores}), state
 
 
 def asked(scores, picks, **session):

@@ -230,18 +230,18 @@ class Probe(Selector[ProbeState]):
     def init(self, clients, rng):
         return ProbeState(np.zeros(clients.n))
 
-    def query(self, state, request, rng):
+    def query(self, state, slate, rng):
         return self.asks
 
-    def select(self, state, request, answer, rng):
-        if self.stop_at is not None and request.round >= self.stop_at:
+    def select(self, state, slate, answer, rng):
+        if self.stop_at is not None and slate.round >= self.stop_at:
             return Cohort(np.zeros(0, np.int64), stop="enough"), state
-        clients = request.candidates[: request.size]
+        clients = slate.candidates[: slate.size]
         work = None if self.work is None else np.array(self.work[: len(clients)])
         weights = None if self.weights is None else np.array(self.weights[: len(clients)])
         return Cohort(clients, work=work, weights=weights), state
 
-    def update(self, state, report):
+    def update(self, state, outcome):
         return state
 
 

@@ -34,7 +34,7 @@ class ActiveFL(Selector[ActiveState]):
     \bar\ell_k` is renewed when a client trains. The :math:`\alpha_1 N` smallest valuations are dropped, :math:`(1 -
     \alpha_3) m` clients are drawn from the rest by the softmax and :math:`\alpha_3 m` uniformly from all others.
 
-    Symbols: n_k = clients.sizes, mean loss = Signal.LOSS, m = request.size; alpha_1 is the fraction *dropped*.
+    Symbols: n_k = clients.sizes, mean loss = Signal.LOSS, m = slate.size; alpha_1 is the fraction *dropped*.
     Deviations: the paper does not say what a client is worth before its first report; here as much as the best one
     known, so that nobody is dropped unseen. When dropping would leave fewer than m, fewer are dropped.
 
@@ -64,35 +64,35 @@ class ActiveFL(Selector[ActiveState]):
         return ActiveState(np.full(clients.n, np.nan))
 
     def select(
-        self, state: ActiveState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: ActiveState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, ActiveState]:
         """Drop, draw by softmax, fill up uniformly."""
-        value = request.of_candidates(state.valuation)
+        value = slate.of_candidates(state.valuation)
         unknown = np.isnan(value)
         if unknown.any():
             best = 0.0 if unknown.all() else float(np.nanmax(value))
             value = np.where(unknown, best, value)
         count = len(value)
-        dropped = min(int(self.alpha1 * count), count - request.size)
+        dropped = min(int(self.alpha1 * count), count - slate.size)
         logits = self.alpha2 * value
         if dropped > 0:
             logits[top_k(-value, dropped, rng)] = -np.inf
-        drawn = request.size - round(self.alpha3 * request.size)
+        drawn = slate.size - round(self.alpha3 * slate.size)
         by_value = softmax_sample(logits, drawn, rng) if drawn else np.empty(0, np.int64)
         rest = np.ones(count, np.bool_)
         rest[by_value] = False
-        uniform = rng.choice(np.flatnonzero(rest), request.size - drawn, replace=False)
+        uniform = rng.choice(np.flatnonzero(rest), slate.size - drawn, replace=False)
         cohort = Cohort(
-            request.candidates[np.concatenate([by_value, uniform])],
-            candidates=request.candidates,
+            slate.candidates[np.concatenate([by_value, uniform])],
+            candidates=slate.candidates,
             score=logits,
             parts={"valuation": value, "unknown": unknown.astype(np.float64)},
         )
         return cohort, state
 
-    def update(self, state: ActiveState, report: Outcome) -> ActiveState:
+    def update(self, state: ActiveState, outcome: Outcome) -> ActiveState:
         """Renew the valuations of those that trained."""
         valuation = state.valuation.copy()
-        who = report.clients[report.ok]
-        valuation[who] = np.sqrt(report.table.sizes[who]) * report[Signal.LOSS][report.ok]
+        who = outcome.clients[outcome.ok]
+        valuation[who] = np.sqrt(outcome.table.sizes[who]) * outcome[Signal.LOSS][outcome.ok]
         return ActiveState(valuation)

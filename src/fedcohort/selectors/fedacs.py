@@ -102,13 +102,13 @@ class FedAcs(Selector[FedAcsState]):
         return FedAcsState(wins=zeros, losses=zeros, rounds=zeros)
 
     def select(
-        self, state: FedAcsState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: FedAcsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, FedAcsState]:
         """Form the pool and draw the cohort from it."""
-        alpha = request.of_candidates(state.wins) + 1
-        beta = request.of_candidates(state.losses) + 1
-        count = len(request.candidates)
-        pool_size = min(max(request.size, round(self.pool_share * count)), count)
+        alpha = slate.of_candidates(state.wins) + 1
+        beta = slate.of_candidates(state.losses) + 1
+        count = len(slate.candidates)
+        pool_size = min(max(slate.size, round(self.pool_share * count)), count)
         parts: dict[str, FloatArray] = {"win rate": alpha / (alpha + beta)}
         if pool_size == count:
             how, pool = "everybody", np.arange(count)
@@ -121,19 +121,19 @@ class FedAcs(Selector[FedAcsState]):
         member = np.zeros(count)
         member[pool] = 1
         cohort = Cohort(
-            clients=request.candidates[rng.choice(pool, request.size, replace=False)],
-            candidates=request.candidates,
+            clients=slate.candidates[rng.choice(pool, slate.size, replace=False)],
+            candidates=slate.candidates,
             score=member,
             parts=parts,
             notes={"pool": how, "pool size": pool_size},
         )
         return cohort, state
 
-    def update(self, state: FedAcsState, report: Outcome) -> FedAcsState:
+    def update(self, state: FedAcsState, outcome: Outcome) -> FedAcsState:
         """Let everybody who delivered duel with everybody else (Algorithm 2)."""
-        distance = report[self._distance]
-        there = report.ok & np.isfinite(distance)
-        who = report.clients[there]
+        distance = outcome[self._distance]
+        there = outcome.ok & np.isfinite(distance)
+        who = outcome.clients[there]
         if len(who) < 2:
             return state
         won, lost = duels(-distance[there])

@@ -88,29 +88,29 @@ class FedCBS(Selector[BalancedState]):
         return BalancedState(sealed(np.ones(clients.n)))
 
     def select(
-        self, state: BalancedState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: BalancedState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, BalancedState]:
         """Draw the cohort."""
-        labels = request.clients.labels
+        labels = slate.clients.labels
         group = group_of(
             labels,
-            None if isinstance(labels, LabelCounts) else request.clients.sizes,
-            None if request.everyone else request.candidates,
+            None if isinstance(labels, LabelCounts) else slate.clients.sizes,
+            None if slate.everyone else slate.candidates,
         )
-        bonus = exploration_bonus(self.exploration, request.round + 1, request.of_candidates(state.pulls))
+        bonus = exploration_bonus(self.exploration, slate.round + 1, slate.of_candidates(state.pulls))
         weighting = Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
-        draw = draw_group(group, request.size, weighting, rng, self.swaps)
+        draw = draw_group(group, slate.size, weighting, rng, self.swaps)
         cohort = Cohort(
-            clients=request.candidates[draw.picks],
-            candidates=request.candidates,
+            clients=slate.candidates[draw.picks],
+            candidates=slate.candidates,
             score=draw.log_probability,
             parts={"balance": draw.log_probability - draw.exploration, "exploration": draw.exploration},
             notes={"qcid": draw.qcid},
         )
         return cohort, state
 
-    def update(self, state: BalancedState, report: Outcome) -> BalancedState:
+    def update(self, state: BalancedState, outcome: Outcome) -> BalancedState:
         """Count the selected clients, whatever became of them."""
         pulls = state.pulls.copy()
-        pulls[report.clients] += 1
+        pulls[outcome.clients] += 1
         return BalancedState(sealed(pulls))

@@ -70,27 +70,27 @@ class FedCmUcb(Selector[UcbState]):
         return UcbState(mean=sealed(mean), pulls=sealed(np.ones(clients.n)))
 
     def select(
-        self, state: UcbState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: UcbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, UcbState]:
         """Take the top of the upper confidence bounds."""
-        mean = request.of_candidates(state.mean)
-        exploration = 1.5 * math.log(request.round + 1) / request.of_candidates(state.pulls)
+        mean = slate.of_candidates(state.mean)
+        exploration = 1.5 * math.log(slate.round + 1) / slate.of_candidates(state.pulls)
         np.sqrt(exploration, out=exploration)
         score = mean + exploration
-        chosen = request.candidates[top_k(score, request.size, rng)]
+        chosen = slate.candidates[top_k(score, slate.size, rng)]
         cohort = Cohort(
             clients=chosen,
-            candidates=request.candidates,
+            candidates=slate.candidates,
             score=score,
             parts={"kept": mean, "exploration": exploration},
         )
         return cohort, state
 
-    def update(self, state: UcbState, report: Outcome) -> UcbState:
+    def update(self, state: UcbState, outcome: Outcome) -> UcbState:
         """Move the mean of each asked client by its reward."""
-        who = report.clients
+        who = outcome.clients
         mean, pulls = state.mean.copy(), state.pulls.copy()
-        mean[who] = (pulls[who] * mean[who] + report.kept) / (pulls[who] + 1)
+        mean[who] = (pulls[who] * mean[who] + outcome.kept) / (pulls[who] + 1)
         pulls[who] += 1
         return UcbState(mean=sealed(mean), pulls=sealed(pulls))
 
@@ -140,24 +140,24 @@ class FedCmTs(Selector[ThompsonState]):
         return ThompsonState(kept=ones, dropped=ones)
 
     def select(
-        self, state: ThompsonState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: ThompsonState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, ThompsonState]:
         """Take the top of one draw per candidate."""
-        kept, dropped = request.of_candidates(state.kept), request.of_candidates(state.dropped)
+        kept, dropped = slate.of_candidates(state.kept), slate.of_candidates(state.dropped)
         draw = beta_draws(kept, dropped, rng)
         mean = kept / (kept + dropped)
-        chosen = request.candidates[top_k(draw, request.size, rng)]
+        chosen = slate.candidates[top_k(draw, slate.size, rng)]
         cohort = Cohort(
             clients=chosen,
-            candidates=request.candidates,
+            candidates=slate.candidates,
             score=draw,
             parts={"kept": mean, "exploration": draw - mean},
         )
         return cohort, state
 
-    def update(self, state: ThompsonState, report: Outcome) -> ThompsonState:
+    def update(self, state: ThompsonState, outcome: Outcome) -> ThompsonState:
         """Count each asked client as kept or dropped."""
         kept, dropped = state.kept.copy(), state.dropped.copy()
-        kept[report.clients] += report.kept
-        dropped[report.clients] += ~report.kept
+        kept[outcome.clients] += outcome.kept
+        dropped[outcome.clients] += ~outcome.kept
         return ThompsonState(kept=sealed(kept), dropped=sealed(dropped))

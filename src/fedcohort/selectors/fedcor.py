@@ -162,33 +162,33 @@ class FedCor(Selector[CorrelationState]):
         """Whether round t itself is a sample, so that its cohort is uniform."""
         return t < self.warmup or (self.samples == "round" and self._due(t))
 
-    def query(self, state: CorrelationState, request: Slate, rng: np.random.Generator) -> Query | None:
+    def query(self, state: CorrelationState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask for losses around a round that is a sample, or for trials."""
-        if self._measures(request.round) or state.measured >= 0:
-            return Losses(request.candidates)
-        if self.samples == "trial" and self._due(request.round):
-            return Trial(tuple(_uniform(request, rng) for _ in range(self.trials)))
+        if self._measures(slate.round) or state.measured >= 0:
+            return Losses(slate.candidates)
+        if self.samples == "trial" and self._due(slate.round):
+            return Trial(tuple(_uniform(slate, rng) for _ in range(self.trials)))
         return None
 
     def select(
-        self, state: CorrelationState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: CorrelationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, CorrelationState]:
         """Learn from the answer, then pick."""
         if answer is not None:
-            state = self._learn(state, request, answer)
-        if self._measures(request.round) or not state.samples:
-            phase = "warm-up" if request.round < self.warmup else "sample" if state.samples else "no sample yet"
-            return Cohort(_uniform(request, rng), notes={"phase": phase}), state
-        weights = request.clients.weights
-        alpha = self.scale * self.annealing ** request.of_candidates(state.picks)
+            state = self._learn(state, slate, answer)
+        if self._measures(slate.round) or not state.samples:
+            phase = "warm-up" if slate.round < self.warmup else "sample" if state.samples else "no sample yet"
+            return Cohort(_uniform(slate, rng), notes={"phase": phase}), state
+        weights = slate.clients.weights
+        alpha = self.scale * self.annealing ** slate.of_candidates(state.picks)
         greedy = pick_by_expected_drop(
-            request.of_candidates(state.embedding), weights @ state.embedding, alpha, request.size, self.noise
+            slate.of_candidates(state.embedding), weights @ state.embedding, alpha, slate.size, self.noise
         )
         cohort = Cohort(
-            clients=request.candidates[greedy.picks],
-            candidates=request.candidates,
+            clients=slate.candidates[greedy.picks],
+            candidates=slate.candidates,
             score=greedy.drop,
-            parts=self._parts(greedy, alpha, request.of_candidates(weights)),
+            parts=self._parts(greedy, alpha, slate.of_candidates(weights)),
             notes={"phase": "process", "expected drop": float(greedy.drop[greedy.picks].sum())},
         )
         return cohort, state
@@ -212,16 +212,16 @@ class FedCor(Selector[CorrelationState]):
             "annealing": greedy.drop - unannealed,
         }
 
-    def _learn(self, state: CorrelationState, request: Slate, answer: Answer) -> CorrelationState:
+    def _learn(self, state: CorrelationState, slate: Slate, answer: Answer) -> CorrelationState:
         """Take in the answer's samples, fit when there are any, and note the losses when a sample begins."""
-        t = request.round
+        t = slate.round
         fresh: list[tuple[int, FloatArray]] = []  # round and (N,) loss changes
         measured, losses = -1, state.losses
         match answer.query:
             case Trial():
                 fresh = [(t, change) for change in answer[Signal.LOSS_CHANGE]]
             case Losses(clients=asked):
-                now = np.full(request.n, np.nan)
+                now = np.full(slate.n, np.nan)
                 now[asked] = answer[Signal.LOSS]
                 if state.measured >= 0 and state.trained:
                     fresh = [(state.measured, now - state.losses)]
@@ -260,16 +260,16 @@ class FedCor(Selector[CorrelationState]):
             picks=sealed(np.zeros(len(state.picks))),
         )
 
-    def update(self, state: CorrelationState, report: Outcome) -> CorrelationState:
+    def update(self, state: CorrelationState, outcome: Outcome) -> CorrelationState:
         """Count the selected for the annealing; note that a sample's round gave a new model."""
-        if report.round >= self.warmup:
+        if outcome.round >= self.warmup:
             picks = state.picks.copy()
-            picks[report.clients] += 1
+            picks[outcome.clients] += 1
             state = dataclasses.replace(state, picks=sealed(picks))
-        if report.round == state.measured and bool(report.ok.any()):
+        if outcome.round == state.measured and bool(outcome.ok.any()):
             state = dataclasses.replace(state, trained=True)
         return state
 
 
-def _uniform(request: Slate, rng: np.random.Generator) -> IntArray:
-    return rng.choice(request.candidates, request.size, replace=False)
+def _uniform(slate: Slate, rng: np.random.Generator) -> IntArray:
+    return rng.choice(slate.candidates, slate.size, replace=False)

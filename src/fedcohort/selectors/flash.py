@@ -226,17 +226,17 @@ class Flash(Selector[FlashState]):
             return max(asked, min(candidates, self.first_round_limit))
         return asked
 
-    def query(self, state: FlashState, request: Slate, rng: np.random.Generator) -> Query | None:
+    def query(self, state: FlashState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """With fresh contexts, the losses of all candidates."""
-        return Losses(request.candidates, self._asked) if self._asked else None
+        return Losses(slate.candidates, self._asked) if self._asked else None
 
     def select(
-        self, state: FlashState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: FlashState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, FlashState]:
         """Draw theta, score everybody by it, take the top."""
         if answer is not None:
-            state = self._with_answer(state, request.candidates, answer)
-        candidates = request.candidates
+            state = self._with_answer(state, slate.candidates, answer)
+        candidates = slate.candidates
         notes: dict[str, str | float | int] = {}
         retired = self._retired(state)
         if retired is not None and retired.all():
@@ -244,11 +244,11 @@ class Flash(Selector[FlashState]):
                 clients=np.empty(0, np.int64), stop="every client has been retired by the early-stop rule"
             ), state
         mean = solution(state.gram, state.moment)
-        width = self.exploration * self._alpha(request.round, request.n)
+        width = self.exploration * self._alpha(slate.round, slate.n)
         theta = posterior_draw(state.gram, mean, width, rng)
         parts = {
             name: theta[j] * column
-            for j, (name, column) in enumerate(self._columns(state, None if request.everyone else candidates))
+            for j, (name, column) in enumerate(self._columns(state, None if slate.everyone else candidates))
         }
         score = np.zeros(len(candidates))
         for part in parts.values():
@@ -259,13 +259,13 @@ class Flash(Selector[FlashState]):
         notes["alpha"] = width
         allowed = score
         if retired is not None:
-            out = request.of_candidates(retired)
+            out = slate.of_candidates(retired)
             notes["retired"] = int(retired.sum())
             if out.all():
                 notes["reason"] = "only retired clients are available"
             elif out.any():
                 allowed = np.where(out, -np.inf, score)
-        size = min(request.size, int(np.isfinite(allowed).sum())) if allowed is not score else request.size
+        size = min(slate.size, int(np.isfinite(allowed).sum())) if allowed is not score else slate.size
         chosen = candidates[top_k(allowed, size, rng)]
         if self.patience is not None:
             predicted = state.predicted.copy()
@@ -273,14 +273,14 @@ class Flash(Selector[FlashState]):
             state = dataclasses.replace(state, predicted=sealed(predicted))
         return Cohort(clients=chosen, candidates=candidates, score=score, parts=parts, notes=notes), state
 
-    def update(self, state: FlashState, report: Outcome) -> FlashState:
+    def update(self, state: FlashState, outcome: Outcome) -> FlashState:
         """Learn from the contexts the clients were picked by and the rewards they brought."""
-        duration = report[Signal.DURATION]
+        duration = outcome[Signal.DURATION]
         reading = self._reading
-        usable = report.ok & np.isfinite(duration) & np.isfinite(report[reading.before])
+        usable = outcome.ok & np.isfinite(duration) & np.isfinite(outcome[reading.before])
         if reading.after is not None:
-            usable &= np.isfinite(report[reading.after])
-        who = report.clients[usable]
+            usable &= np.isfinite(outcome[reading.after])
+        who = outcome.clients[usable]
         time_unit = state.time_unit or _typical(duration[usable])
         with np.errstate(over="ignore"):  # infinite is cut off like everything above the limit
             tau = np.clip(duration[usable] / (time_unit or 1.0), 1 / LIMIT, LIMIT)
@@ -288,13 +288,13 @@ class Flash(Selector[FlashState]):
         changes: dict[str, AnyArray] = {}
         if self.contexts == "last":
             changes = self._with_losses(
-                state, who, {s: report[s][usable] for name, s in _LOSS_OF.items() if name in self.context}
+                state, who, {s: outcome[s][usable] for name, s in _LOSS_OF.items() if name in self.context}
             )
         durations = state.duration.copy()
         durations[who] = tau
         rewards, rewarded = state.reward.copy(), state.rewarded.copy()
-        rewards[report.clients[~usable]] = 0.0
-        rewarded[report.clients] = True
+        rewards[outcome.clients[~usable]] = 0.0
+        rewarded[outcome.clients] = True
         state = dataclasses.replace(
             _replaced(state, changes),
             duration=sealed(durations),
@@ -303,7 +303,7 @@ class Flash(Selector[FlashState]):
             rounds=state.rounds + 1,
             time_unit=time_unit,
         )
-        before = report[reading.before][usable]
+        before = outcome[reading.before][usable]
         if reading.after is None:
             return dataclasses.replace(
                 state,
@@ -311,7 +311,7 @@ class Flash(Selector[FlashState]):
                 waiting_context=sealed(np.concatenate([state.waiting_context, context])),
                 waiting_loss=sealed(np.concatenate([state.waiting_loss, before])),
             )
-        return self._learnt(state, who, context, self._rate(before, report[reading.after][usable], tau))
+        return self._learnt(state, who, context, self._rate(before, outcome[reading.after][usable], tau))
 
     def theta(self, state: FlashState) -> dict[str, float]:
         """Return the fitted weight of each context element."""

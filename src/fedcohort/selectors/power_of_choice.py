@@ -25,7 +25,7 @@ class PowerOfChoice(Selector[NoState]):
     r"""Ask d clients for their losses and take the largest ([Cho2020]_, Sec. 3.1).
 
     The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with
-    probability p_k; m = request.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
+    probability p_k; m = slate.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
     does not answer is taken only when too few do; d is raised to m where it is smaller.
 
     Examples
@@ -52,25 +52,25 @@ class PowerOfChoice(Selector[NoState]):
         """Return the empty state."""
         return NoState()
 
-    def query(self, state: NoState, request: Slate, rng: np.random.Generator) -> Query:
+    def query(self, state: NoState, slate: Slate, rng: np.random.Generator) -> Query:
         """Ask d clients, drawn by size, for their losses."""
-        d = 2 * request.size if self.d is None else max(self.d, request.size)
-        sizes = request.of_candidates(request.clients.sizes)
-        asked = weighted_sample(sizes, min(d, len(request.candidates)), rng)
-        return Losses(np.sort(request.candidates[asked]))
+        d = 2 * slate.size if self.d is None else max(self.d, slate.size)
+        sizes = slate.of_candidates(slate.clients.sizes)
+        asked = weighted_sample(sizes, min(d, len(slate.candidates)), rng)
+        return Losses(np.sort(slate.candidates[asked]))
 
     def select(
-        self, state: NoState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
         """Take the largest losses among those asked."""
         assert answer is not None
         assert isinstance(answer.query, Losses)
         loss = answer[Signal.LOSS]
         score = np.where(np.isnan(loss), -np.inf, loss)
-        picked = top_k(score, request.size, rng)
+        picked = top_k(score, slate.size, rng)
         asked = answer.query.clients
         return Cohort(asked[picked], candidates=asked, score=score, parts={"loss": loss}), state
 
-    def update(self, state: NoState, report: Outcome) -> NoState:
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
         """Learn nothing."""
         return state

@@ -22,7 +22,7 @@ class SizeWeighted(Selector[NoState]):
 
     Each of m draws takes client k with probability :math:`p_k = n_k / \sum_j n_j`. A client drawn several times
     trains once and counts that often in the average (``Cohort.weights``), so the cohort may be smaller than asked
-    for. Symbols: p_k = clients.weights over the available clients, m = request.size. Deviations: clients without data
+    for. Symbols: p_k = clients.weights over the available clients, m = slate.size. Deviations: clients without data
     are drawn only when nobody has any.
 
     Examples
@@ -46,27 +46,27 @@ class SizeWeighted(Selector[NoState]):
         return NoState()
 
     def select(
-        self, state: NoState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
         """Draw with replacement and merge duplicates."""
-        sizes = request.of_candidates(request.clients.sizes)
+        sizes = slate.of_candidates(slate.clients.sizes)
         if sizes.max() <= 0:
             sizes = np.ones_like(sizes)
         cumulative = np.cumsum(sizes)
-        draws = np.searchsorted(cumulative, rng.random(request.size) * cumulative[-1], side="right")
+        draws = np.searchsorted(cumulative, rng.random(slate.size) * cumulative[-1], side="right")
         # Rounding can put a draw on the end of the sum: the last client that has data owns it.
         draws = np.minimum(draws, np.flatnonzero(sizes)[-1])
         positions, counts = np.unique(draws, return_counts=True)
         share = sizes / cumulative[-1]
         cohort = Cohort(
-            request.candidates[positions],
-            candidates=request.candidates,
+            slate.candidates[positions],
+            candidates=slate.candidates,
             score=share,
             parts={"size": share},
             weights=counts.astype(np.float64),
         )
         return cohort, state
 
-    def update(self, state: NoState, report: Outcome) -> NoState:
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
         """Learn nothing."""
         return state

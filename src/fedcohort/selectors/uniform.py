@@ -24,7 +24,7 @@ class NoState:
 class Uniform(Selector[NoState]):
     r"""Every cohort of the wanted size is equally likely ([McMahan2017]_, Algorithm 1).
 
-    :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = request.size, drawn without replacement from the available
+    :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = slate.size, drawn without replacement from the available
     clients. Deviations: none.
 
     Examples
@@ -40,13 +40,13 @@ class Uniform(Selector[NoState]):
         return NoState()
 
     def select(
-        self, state: NoState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
         """Draw without replacement."""
-        picked = rng.choice(len(request.candidates), request.size, replace=False)
-        return Cohort(request.candidates[picked]), state
+        picked = rng.choice(len(slate.candidates), slate.size, replace=False)
+        return Cohort(slate.candidates[picked]), state
 
-    def update(self, state: NoState, report: Outcome) -> NoState:
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
         """Learn nothing."""
         return state
 
@@ -56,7 +56,7 @@ class Uniform(Selector[NoState]):
 class All(Selector[NoState]):
     """Everybody who is available, whatever size was asked for ([McMahan2017]_ with C = 1).
 
-    :math:`S^t = S`. Symbols: S = request.candidates. Deviations: none.
+    :math:`S^t = S`. Symbols: S = slate.candidates. Deviations: none.
 
     Examples
     --------
@@ -75,11 +75,11 @@ class All(Selector[NoState]):
         return candidates
 
     def select(
-        self, state: NoState, request: Slate, answer: Answer | None, rng: np.random.Generator
+        self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
         """Return all candidates."""
-        return Cohort(request.candidates), state
+        return Cohort(slate.candidates), state
 
-    def update(self, state: NoState, report: Outcome) -> NoState:
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
         """Learn nothing."""
         return state

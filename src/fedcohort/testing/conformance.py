@@ -210,7 +210,7 @@ def _first_difference(a: Trace, b: Trace) -> str:
 
 @_check("pure")
 def check_pure(selector: AnySelector) -> None:
-    """Selectors never change what they are given: state, slate, answer, report."""
+    """Selectors never change what they are given: state, slate, answer, outcome."""
     host = ScriptedHost()
     session = host.session(selector)
     for _ in range(6):
