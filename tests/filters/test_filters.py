@@ -8,7 +8,7 @@ import pytest
 
 from fedcohort.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.filters import CMFL, FILTERS, FedCA, KeepAll, Need, Replies
-from fedcohort.numerics.subsets import best_by_beam, best_of_all, margins, score_all
+from fedcohort.filters.subsets import best_by_beam, best_of_all, margins, score_all
 
 
 def brute_force(logits, labels, score):
@@ -62,7 +62,7 @@ def test_single_precision_finds_the_same_subset():
 def test_chunks_do_not_change_scores(monkeypatch):
     logits, labels = federation(1, 7, samples=300)
     whole = score_all(margins(logits, labels), "loss")
-    monkeypatch.setattr("fedcohort.numerics.subsets._CPU_CHUNK", 1)
+    monkeypatch.setattr("fedcohort.filters.subsets._CPU_CHUNK", 1)
     np.testing.assert_allclose(score_all(margins(logits, labels), "loss"), whole, rtol=1e-12)
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import fedcohort.selectors.fedacs as module
 from fedcohort.clients import ClientTable
 from fedcohort.errors import ParameterError
 from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
@@ -94,7 +93,7 @@ def test_the_pool_ranges_over_the_candidates_and_holds_the_cohort():
 
 @pytest.mark.parametrize("share", [0.01, 0.1])
 def test_large_federations_use_one_draw_and_say_so(monkeypatch, share):
-    monkeypatch.setattr(module, "EXACT_UP_TO", 999)
+    monkeypatch.setattr("fedcohort.selectors.fedacs.selector.EXACT_UP_TO", 999)
     wins = np.repeat([1e4, 0.0], [200, 800])
     cohort, _ = FedAcs(pool_share=share).select(
         state_of(wins, 1e4 - wins), slate(1000, 5), None, np.random.default_rng(0)

@@ -9,8 +9,7 @@ import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
 from fedcohort.errors import ParameterError, SignalError
-from fedcohort.numerics.imbalance import qcid
-from fedcohort.selectors.fedcbs import FedCBS
+from fedcohort.selectors.fedcbs import FedCBS, qcid
 
 
 def dirichlet_labels(seed=0, clients=200, concentration=0.1):

@@ -19,9 +19,8 @@ from fedcohort import (
     create,
 )
 from fedcohort.errors import ParameterError
-from fedcohort.numerics import gp
-from fedcohort.numerics.imbalance import qcid
-from fedcohort.selectors.fedcor import FedCor
+from fedcohort.selectors.fedcbs import qcid
+from fedcohort.selectors.fedcor import FedCor, process
 
 
 class Federation:
@@ -136,7 +135,7 @@ def test_fits_use_the_papers_samples_and_weights():
             used = 3 if t <= 4 else 2
             recent = np.array(taken[-used:])
             weights = 0.8 ** (recent[-1] - recent)
-            x = gp.fit_embedding(x, np.stack(changes[-used:], axis=1), weights, **options)
+            x = process.fit_embedding(x, np.stack(changes[-used:], axis=1), weights, **options)
         cohort = session.ask(request, answer)
         assert np.allclose(session.state.embedding, x, rtol=1e-10, atol=1e-12)
         federation.losses = federation.losses + federation.change(cohort.clients)
@@ -155,7 +154,7 @@ def test_several_trials_count_as_one_sampling_round():
     assert changes.shape == (6, 6)
     assert np.array_equal(changes[:, :3], first[:, :3])
     weights = np.array([0.5] * 3 + [1.0] * 3)
-    wanted = gp.fit_embedding(x, changes, weights, noise=0.01, learning_rate=0.01, steps=3)
+    wanted = process.fit_embedding(x, changes, weights, noise=0.01, learning_rate=0.01, steps=3)
     assert np.allclose(session.state.embedding, wanted)
 
 
@@ -315,7 +314,7 @@ def test_it_learns_which_clients_belong_together(samples):
     picked = [qcid(federation.labels, c.clients) for c in cohorts if c.notes["phase"] == "process"]
     uniform = [qcid(federation.labels, c.clients) for c in cohorts if c.notes["phase"] != "process"]
     assert np.mean(picked) < 0.6 * np.mean(uniform)
-    correlation = gp.correlations(session.state.embedding)
+    correlation = process.correlations(session.state.embedding)
     same = federation.kinds[:, None] == federation.kinds
     off = ~np.eye(30, dtype=bool)
     assert correlation[same & off].mean() > 0.2 + correlation[~same].mean()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.filters.base import FILTERS, Filter, Need, Replies, Verdict
-from fedcohort.numerics.subsets import namespace
+from fedcohort.filters.subsets import namespace
 from fedcohort.params import Interval, param
 
 

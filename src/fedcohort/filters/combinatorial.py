@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.filters.base import FILTERS, Filter, Need, Replies, Verdict
-from fedcohort.numerics.subsets import Score, best_by_beam, best_of_all, finite_models, margins
+from fedcohort.filters.subsets import Score, best_by_beam, best_of_all, finite_models, margins
 from fedcohort.params import Interval, OneOf, param
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Pure functions the selectors share. Nothing here knows what a client or a round is."""
+"""Pure functions that several papers share. Nothing here knows what a client or a round is."""

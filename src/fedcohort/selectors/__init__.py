@@ -1,14 +1,25 @@
-"""The selection strategies, one paper one file. Importing this package registers all of them."""
-
-import importlib
-import pkgutil
+"""The selection strategies, one paper one file or package. Importing this package registers all of them."""
 
 from fedcohort.selectors.active_fl import ActiveFL
+from fedcohort.selectors.fedacs import FedAcs
+from fedcohort.selectors.fedcbs import FedCBS
+from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb
+from fedcohort.selectors.fedcor import FedCor
+from fedcohort.selectors.flash import Flash
 from fedcohort.selectors.power_of_choice import PowerOfChoice
 from fedcohort.selectors.size_weighted import SizeWeighted
 from fedcohort.selectors.uniform import All, Uniform
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
-
-__all__ = ["ActiveFL", "All", "PowerOfChoice", "SizeWeighted", "Uniform"]
+__all__ = [
+    "ActiveFL",
+    "All",
+    "FedAcs",
+    "FedCBS",
+    "FedCmTs",
+    "FedCmUcb",
+    "FedCor",
+    "Flash",
+    "PowerOfChoice",
+    "SizeWeighted",
+    "Uniform",
+]

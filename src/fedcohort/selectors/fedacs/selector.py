@@ -2,26 +2,20 @@ r"""FedACS: prefer clients whose data is not skewed, found out by letting their 
 
 .. [Wang2021] Z. Wang, Y. Zhu, D. Wang, Z. Han, "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized
    Data Environments", IWQoS 2021.
-
-Stand-alone, FedACS ranks a federation's clients by skewness: run rounds with ``pool_share=1`` (uniform cohorts, so that
-everybody meets the same opponents), report the gradient distances, and call :func:`ranking` on the state.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from scipy import special
 
-from fedcohort.arrays import AnyArray, FloatArray, IntArray, sealed
+from fedcohort.arrays import FloatArray, sealed
 from fedcohort.clients import ClientTable
-from fedcohort.errors import ParameterError
-from fedcohort.numerics.dueling import duels
-from fedcohort.numerics.thompson import beta_draws, repeated_argmax
+from fedcohort.numerics.thompson import beta_draws
 from fedcohort.params import Interval, OneOf, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.selectors.fedacs.pool import repeated_argmax
 from fedcohort.signals import Signal
 
 EXACT_UP_TO = 20_000  # candidates; a pool of 0.4 of them takes about half a second then
@@ -58,8 +52,8 @@ class FedAcs(Selector[FedAcsState]):
     (Eqs. 6 to 8) and then takes the weight change after local training, which measures drift rather than skew; the
     gradient is the default here (``insight="gradient"``), the weight change is ``insight="update"``. A client that
     delivers no sound reply does not duel. The pool is drawn without the lambda * N * N draws of Algorithm 1 but exact
-    in distribution (:func:`fedcohort.numerics.thompson.repeated_argmax`). Beyond 20,000 candidates it is the top of a
-    single Thompson draw per candidate instead; the cohort's note "pool" says which of the two it was.
+    in distribution (``pool.py``). Beyond 20,000 candidates it is the top of one Thompson draw per candidate; the note
+    "pool" of the cohort says which of the two it was.
 
     Examples
     --------
@@ -144,88 +138,25 @@ class FedAcs(Selector[FedAcsState]):
         return FedAcsState(wins=sealed(wins), losses=sealed(losses), rounds=sealed(rounds))
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """A federation ranked by skewness. Arrays are by client, except ``order``.
-
-    Attributes
-    ----------
-    order : (N,) int array
-        Clients from the least skewed to the most.
-    win_rate, low, high : (N,) float array
-        Probability to win a duel: posterior mean and credible interval.
-    best_rank, worst_rank : (N,) int array
-        Ranks, counted from 1, that the intervals leave open: nobody whose interval lies wholly above a client's can
-        come after it.
-    rounds : (N,) float array
-        Rounds in which the client duelled; 0 for those nothing is known about.
-    """
-
-    order: IntArray
-    win_rate: FloatArray
-    low: FloatArray
-    high: FloatArray
-    best_rank: IntArray
-    worst_rank: IntArray
-    rounds: FloatArray
-
-
-def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "duel"] = "round") -> Ranking:
-    r"""Rank all clients by skewness, with credible intervals of their probability to win a duel.
-
-    The duels of one round share the client's one reward and are not independent, so counting each as an observation
-    gives intervals that are too narrow. By default a round counts as one observation whose value is the share of duels
-    won, :math:`Beta(1 + T_i \hat p_i, 1 + T_i (1 - \hat p_i))` with :math:`\hat p_i = A_i / (A_i + B_i)` and T_i
-    rounds: since the share of a round never varies more than a coin of the same mean, these are on the safe side.
+def duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return how many others each one beats and by how many it is beaten; equals do neither. O(k log k).
 
     Parameters
     ----------
-    state : FedAcsState
-        From rounds with uniform cohorts (``pool_share=1``). Cohorts the bandit chose pit good clients against each
-        other, which narrows the differences.
-    level : float
-        Of the credible intervals.
-    unit : "round" or "duel"
-        What counts as one observation; "duel" gives the bandit's own posterior (eta should be 1 then).
+    rewards : (k,) float array
+        Finite, higher is better.
 
     Returns
     -------
-    Ranking
+    wins, losses : (k,) float array
 
     Examples
     --------
-    >>> wins, losses = np.array([2.0, 80.0]), np.array([70.0, 5.0])
-    >>> found = ranking(FedAcsState(wins=wins, losses=losses, rounds=np.array([9.0, 9.0])))
-    >>> found.order
-    array([1, 0])
-    >>> found.best_rank, found.worst_rank
-    (array([2, 1]), array([2, 1]))
+    >>> wins, losses = duels(np.array([3.0, 1.0, 3.0]))
+    >>> wins.tolist(), losses.tolist()
+    ([1.0, 0.0, 1.0], [0.0, 2.0, 0.0])
     """
-    if not 0 < level < 1:
-        raise ParameterError(f"The 'level' of a credible interval must be a number in (0, 1). Got {level!r}.")
-    if unit not in ("round", "duel"):
-        raise ParameterError(f"The 'unit' of a ranking must be one of 'round', 'duel'. Got {unit!r}.")
-    fought = state.wins + state.losses
-    if unit == "round":
-        scale = np.divide(state.rounds, fought, out=np.zeros(len(fought)), where=fought > 0)
-        alpha, beta = 1 + scale * state.wins, 1 + scale * state.losses
-    else:
-        alpha, beta = 1 + state.wins, 1 + state.losses
-    tail = (1 - level) / 2
-    rate: FloatArray = alpha / (alpha + beta)
-    low: FloatArray = special.betaincinv(alpha, beta, tail)
-    high: FloatArray = special.betainccinv(alpha, beta, tail)
-    return Ranking(
-        order=sealed(np.argsort(-rate, kind="stable")),
-        win_rate=sealed(rate),
-        low=sealed(low),
-        high=sealed(high),
-        best_rank=sealed(1 + _count_above(low, high)),
-        worst_rank=sealed(len(rate) - _count_above(-high, -low)),
-        rounds=state.rounds,
-    )
-
-
-def _count_above(values: FloatArray, bounds: FloatArray) -> AnyArray:
-    """(n,) how many of ``values`` are larger than each bound."""
-    return len(values) - np.searchsorted(np.sort(values), bounds, side="right")
+    ordered = np.sort(rewards)
+    wins = np.searchsorted(ordered, rewards, side="left")
+    losses = len(rewards) - np.searchsorted(ordered, rewards, side="right")
+    return wins.astype(np.float64), losses.astype(np.float64)

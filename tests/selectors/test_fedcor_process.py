@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fedcohort.errors import InputError
-from fedcohort.numerics import gp
+from fedcohort.selectors.fedcor import choice, process
 
 
 def dense_log_likelihood(x, changes, weights, noise):
@@ -58,14 +58,14 @@ def test_likelihood_is_that_of_the_dense_normal(noise):
     changes[:, 1] = rng.normal(size=12)
     changes[:, 2] = np.nan  # nobody answered
     weights = np.array([1.0, 0.9, 0.8, 0.5, 0.25])
-    ours = gp.log_likelihood(x, gp.group_samples(changes, weights), noise)
+    ours = process.log_likelihood(x, process.group_samples(changes, weights), noise)
     assert ours == pytest.approx(dense_log_likelihood(x, changes, weights, noise), rel=1e-9)
 
 
 def test_samples_that_share_their_clients_are_one_group():
     changes = np.ones((5, 4))
     changes[0, 1] = changes[0, 3] = np.nan
-    groups = gp.group_samples(changes, np.array([1.0, 1.0, 0.0, 0.5]))
+    groups = process.group_samples(changes, np.array([1.0, 1.0, 0.0, 0.5]))
     assert [(g.rows is None, g.changes.shape, g.weights.tolist()) for g in groups] == [
         (True, (5, 1), [1.0]),
         (False, (4, 2), [1.0, 0.5]),
@@ -79,8 +79,8 @@ def test_gradient_matches_finite_differences(missing):
     if missing:
         changes[rng.random((9, 4)) < 0.4] = np.nan
     weights = np.array([1.0, 0.9, 0.81, 0.1])
-    groups = gp.group_samples(changes, weights)
-    gradient = gp.likelihood_gradient(x, groups, 0.2)
+    groups = process.group_samples(changes, weights)
+    gradient = process.likelihood_gradient(x, groups, 0.2)
     step = 1e-6
     for i in range(9):
         for j in range(3):
@@ -94,8 +94,8 @@ def test_gradient_matches_finite_differences(missing):
 def test_one_adam_step_by_hand():
     x, _, _, rng = random_case(3, 6, 2)
     changes, weights = rng.normal(size=(6, 2)), np.array([1.0, 0.5])
-    slope = gp.likelihood_gradient(x, gp.group_samples(changes, weights), 0.1)
-    fitted = gp.fit_embedding(x, changes, weights, noise=0.1, learning_rate=0.01, steps=1)
+    slope = process.likelihood_gradient(x, process.group_samples(changes, weights), 0.1)
+    fitted = process.fit_embedding(x, changes, weights, noise=0.1, learning_rate=0.01, steps=1)
     assert np.allclose(fitted - x, 0.01 * np.sign(slope), atol=1e-8)  # the first step of Adam has length lr
 
 
@@ -104,13 +104,13 @@ def test_fit_recovers_the_correlations_of_a_known_embedding():
     truth = rng.normal(size=(60, 3)) / np.sqrt(3)
     changes = truth @ rng.normal(size=(3, 80)) + 0.01 * rng.normal(size=(60, 80))
     start = rng.normal(size=(60, 3)) / np.sqrt(3)
-    fitted = gp.fit_embedding(start, changes, np.ones(80), noise=0.01, learning_rate=0.01, steps=600)
+    fitted = process.fit_embedding(start, changes, np.ones(80), noise=0.01, learning_rate=0.01, steps=600)
     upper = np.triu_indices(60, 1)
-    found, wanted = gp.correlations(fitted)[upper], gp.correlations(truth)[upper]
+    found, wanted = process.correlations(fitted)[upper], process.correlations(truth)[upper]
     assert np.corrcoef(found, wanted)[0, 1] > 0.9
-    assert np.corrcoef(gp.correlations(start)[upper], wanted)[0, 1] < 0.3  # it did not start there
-    groups = gp.group_samples(changes, np.ones(80))
-    assert gp.log_likelihood(fitted, groups, 0.01) > gp.log_likelihood(start, groups, 0.01)
+    assert np.corrcoef(process.correlations(start)[upper], wanted)[0, 1] < 0.3  # it did not start there
+    groups = process.group_samples(changes, np.ones(80))
+    assert process.log_likelihood(fitted, groups, 0.01) > process.log_likelihood(start, groups, 0.01)
 
 
 def test_fit_with_missing_answers_recovers_them_too():
@@ -119,9 +119,9 @@ def test_fit_with_missing_answers_recovers_them_too():
     changes = truth @ rng.normal(size=(2, 120)) + 0.05 * rng.normal(size=(40, 120))
     changes[rng.random(changes.shape) < 0.5] = np.nan
     start = rng.normal(size=(40, 2)) / np.sqrt(2)
-    fitted = gp.fit_embedding(start, changes, np.ones(120), noise=0.05, learning_rate=0.01, steps=300)
+    fitted = process.fit_embedding(start, changes, np.ones(120), noise=0.05, learning_rate=0.01, steps=300)
     upper = np.triu_indices(40, 1)
-    assert np.corrcoef(gp.correlations(fitted)[upper], gp.correlations(truth)[upper])[0, 1] > 0.9
+    assert np.corrcoef(process.correlations(fitted)[upper], process.correlations(truth)[upper])[0, 1] > 0.9
 
 
 def test_fit_leaves_its_start_and_unseen_clients_alone():
@@ -129,12 +129,12 @@ def test_fit_leaves_its_start_and_unseen_clients_alone():
     changes = rng.normal(size=(8, 3))
     changes[5] = np.nan
     before = x.copy()
-    fitted = gp.fit_embedding(x, changes, np.ones(3), noise=0.1, learning_rate=0.01, steps=20)
+    fitted = process.fit_embedding(x, changes, np.ones(3), noise=0.1, learning_rate=0.01, steps=20)
     assert np.array_equal(x, before)
     assert np.array_equal(fitted[5], x[5])
     assert not np.any(fitted[[0, 1, 2, 3, 4, 6, 7]] == x[[0, 1, 2, 3, 4, 6, 7]])
     nothing = np.full((8, 2), np.nan)
-    assert np.array_equal(gp.fit_embedding(x, nothing, np.ones(2), noise=0.1, learning_rate=1.0, steps=9), x)
+    assert np.array_equal(process.fit_embedding(x, nothing, np.ones(2), noise=0.1, learning_rate=1.0, steps=9), x)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_projection_picks_what_the_dense_posterior_picks(n, d, size, noise):
     for seed in range(2):
         x, p, alpha, rng = random_case(seed, n, d)
         candidates = np.sort(rng.choice(n, max(size, int(0.7 * n)), replace=False))
-        greedy = gp.pick_by_expected_drop(x[candidates], p @ x, alpha[candidates], size, noise)
+        greedy = choice.pick_by_expected_drop(x[candidates], p @ x, alpha[candidates], size, noise)
         picked, drop = dense_algorithm_1(x, p, alpha, candidates=candidates.tolist(), size=size, noise=noise)
         assert candidates[greedy.picks].tolist() == picked
         assert greedy.drop[greedy.picks].sum() == pytest.approx(drop, rel=1e-6)
@@ -160,9 +160,9 @@ def test_projection_picks_what_the_dense_posterior_picks(n, d, size, noise):
 
 def test_blocks_do_not_change_the_picks(monkeypatch):
     x, p, alpha, _ = random_case(7, 300, 15)
-    whole = gp.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
-    monkeypatch.setattr(gp, "_BLOCK", 64)
-    parts = gp.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
+    whole = choice.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
+    monkeypatch.setattr(choice, "_BLOCK", 64)
+    parts = choice.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
     assert np.array_equal(whole.picks, parts.picks)
     assert np.allclose(whole.drop, parts.drop, rtol=1e-9, atol=1e-15)
 
@@ -173,9 +173,9 @@ def test_blocks_do_not_change_the_fit(monkeypatch):
     changes[rng.random((200, 5)) < 0.3] = np.nan
     changes[:, 0] = rng.normal(size=200)
     options = {"noise": 0.1, "learning_rate": 0.01, "steps": 20}
-    whole = gp.fit_embedding(x, changes, np.ones(5), **options)
-    monkeypatch.setattr(gp, "_BLOCK", 64)
-    assert np.allclose(gp.fit_embedding(x, changes, np.ones(5), **options), whole, rtol=1e-9, atol=1e-12)
+    whole = process.fit_embedding(x, changes, np.ones(5), **options)
+    monkeypatch.setattr(process, "_BLOCK", 64)
+    assert np.allclose(process.fit_embedding(x, changes, np.ones(5), **options), whole, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -191,7 +191,7 @@ def test_lemma_2_for_two_picks(seed):
         pair = alpha * (single - r[first] * single[first]) / np.sqrt(1 - r[first] ** 2)
     pair[first] = -np.inf
     second = int(np.argmax(pair))
-    greedy = gp.pick_by_expected_drop(x, p @ x, alpha, 2, 1e-7)
+    greedy = choice.pick_by_expected_drop(x, p @ x, alpha, 2, 1e-7)
     assert greedy.picks.tolist() == [first, second]
     assert greedy.drop[first] == pytest.approx(alpha[first] * single[first])
     assert greedy.drop[second] == pytest.approx(pair[second])
@@ -201,22 +201,22 @@ def test_twins_are_not_picked_together():
     rng = np.random.default_rng(8)
     kinds = np.repeat(np.arange(5), 4)
     x = np.eye(5)[kinds] + 0.01 * rng.normal(size=(20, 5))
-    greedy = gp.pick_by_expected_drop(x, x.mean(axis=0), 1.0, 5, 1e-2)
+    greedy = choice.pick_by_expected_drop(x, x.mean(axis=0), 1.0, 5, 1e-2)
     assert sorted(kinds[greedy.picks]) == [0, 1, 2, 3, 4]
 
 
 def test_edges_of_picking():
     x, p, alpha, _ = random_case(9, 6, 2)
-    assert sorted(gp.pick_by_expected_drop(x, p @ x, alpha, 6, 1e-2).picks) == [0, 1, 2, 3, 4, 5]
-    assert gp.pick_by_expected_drop(x[:1], p @ x, 1.0, 1, 1e-2).picks.tolist() == [0]
-    assert gp.pick_by_expected_drop(x, p @ x, alpha, 0, 1e-2).picks.tolist() == []
-    equal = gp.pick_by_expected_drop(np.ones((5, 3)), np.ones(3), 1.0, 3, 1e-2)
+    assert sorted(choice.pick_by_expected_drop(x, p @ x, alpha, 6, 1e-2).picks) == [0, 1, 2, 3, 4, 5]
+    assert choice.pick_by_expected_drop(x[:1], p @ x, 1.0, 1, 1e-2).picks.tolist() == [0]
+    assert choice.pick_by_expected_drop(x, p @ x, alpha, 0, 1e-2).picks.tolist() == []
+    equal = choice.pick_by_expected_drop(np.ones((5, 3)), np.ones(3), 1.0, 3, 1e-2)
     assert len(set(equal.picks.tolist())) == 3
-    nothing = gp.pick_by_expected_drop(np.zeros((5, 3)), np.zeros(3), 1.0, 3, 1e-2)
+    nothing = choice.pick_by_expected_drop(np.zeros((5, 3)), np.zeros(3), 1.0, 3, 1e-2)
     assert len(set(nothing.picks.tolist())) == 3
     assert np.isfinite(nothing.drop).all()
     with pytest.raises(InputError, match="Got size=7"):
-        gp.pick_by_expected_drop(x, p @ x, alpha, 7, 1e-2)
+        choice.pick_by_expected_drop(x, p @ x, alpha, 7, 1e-2)
 
 
 def test_inputs_are_not_written_to():
@@ -224,9 +224,9 @@ def test_inputs_are_not_written_to():
     direction = p @ x
     for array in (x, direction, alpha):
         array.flags.writeable = False
-    gp.pick_by_expected_drop(x, direction, alpha, 5, 1e-2)
+    choice.pick_by_expected_drop(x, direction, alpha, 5, 1e-2)
 
 
 def test_unit_embedding_keeps_zero_rows():
-    unit = gp.unit_embedding(np.array([[0.0, 0.0], [0.0, 2.0]]))
+    unit = process.unit_embedding(np.array([[0.0, 0.0], [0.0, 2.0]]))
     assert unit.tolist() == [[0.0, 0.0], [0.0, 1.0]]

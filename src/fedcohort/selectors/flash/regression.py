@@ -1,6 +1,13 @@
-"""Bayesian linear regression in the fixed size of its inner system: V = X'X + lambda I, b = X'r."""
+r"""FLASH's linear bandit: ridge regression in the fixed size of its inner system, and one Thompson draw (Eqs. 1, 2).
+
+V = X'X + lambda I and b = X'r over all observations so far.
+
+.. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from scipy import linalg
@@ -44,3 +51,8 @@ def posterior_draw(gram: FloatArray, mean: FloatArray, scale: float, rng: np.ran
     z = rng.standard_normal(len(mean))
     step: FloatArray = linalg.solve_triangular(linalg.cholesky(gram, lower=True), z, trans="T", lower=True)
     return mean + scale * step
+
+
+def confidence_width(t: int, clients: int, elements: int, ridge: float, delta: float) -> float:
+    r"""Return :math:`\alpha_t = \sqrt\lambda + \sqrt{d \ln((1 + t m) / \delta)}`."""
+    return math.sqrt(ridge) + math.sqrt(elements * math.log((1 + t * clients) / delta))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort.errors import InputError
-from fedcohort.numerics import diagnostics
+from fedcohort.selectors.fedcor import diagnostics
 
 
 def gaussian(seed, samples, clients, rank):

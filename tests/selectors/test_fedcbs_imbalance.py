@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedcohort.clients import LabelCounts, LabelFactor, LabelGram
 from fedcohort.errors import InputError
-from fedcohort.numerics import imbalance as im
+from fedcohort.selectors.fedcbs import enumeration, imbalance, selector
 
 FIGURE_3 = np.array([[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]])
 
@@ -72,7 +72,7 @@ def test_theorem_3_1_equals_the_definition(form):
     labels, sizes = forms(counts)[form]
     for size in (1, 2, 4, 7):
         for group in itertools.combinations(range(7), size):
-            assert im.qcid(labels, group, sizes) == pytest.approx(float(exact_qcid(counts, group)), abs=1e-14)
+            assert imbalance.qcid(labels, group, sizes) == pytest.approx(float(exact_qcid(counts, group)), abs=1e-14)
 
 
 @pytest.mark.parametrize("form", [0, 1, 2])
@@ -80,7 +80,7 @@ def test_running_sums_follow_adding_and_removing(form):
     counts = seven_clients(2)
     labels, sizes = forms(counts)[form]
     candidates = np.array([0, 2, 3, 5, 6])
-    group = im.group_of(labels, sizes, candidates)
+    group = imbalance.group_of(labels, sizes, candidates)
     for move in (1, 4, 0, -4, 3, -1):
         (group.remove if move < 0 else group.add)(abs(move))
         found = group.extended(np.empty(5))
@@ -98,8 +98,8 @@ def test_every_ordered_pick_has_the_papers_probability(k, form):
     counts = seven_clients()
     pulls = np.array([1, 3, 2, 1, 5, 1, 2])
     labels, sizes = forms(counts)[form]
-    weighting = im.Weighting(exploration=im.exploration_bonus(10.0, k, pulls))
-    picks, chances = im.ordered_probabilities(labels, 3, weighting, sizes)
+    weighting = selector.Weighting(exploration=selector.exploration_bonus(10.0, k, pulls))
+    picks, chances = enumeration.ordered_probabilities(labels, 3, weighting, sizes)
     assert len(picks) == 7 * 6 * 5
     assert chances.sum() == pytest.approx(1.0)
     for pick, chance in zip(picks.tolist(), chances, strict=True):
@@ -108,14 +108,14 @@ def test_every_ordered_pick_has_the_papers_probability(k, form):
 
 def test_draws_have_these_probabilities():
     labels = LabelCounts(seven_clients())
-    weighting = im.Weighting(exploration=im.exploration_bonus(10.0, 4, np.ones(7)))
-    picks, chances = im.ordered_probabilities(labels, 3, weighting)
+    weighting = selector.Weighting(exploration=selector.exploration_bonus(10.0, 4, np.ones(7)))
+    picks, chances = enumeration.ordered_probabilities(labels, 3, weighting)
     index = {tuple(pick): i for i, pick in enumerate(picks.tolist())}
     rng = np.random.default_rng(11)
     seen = np.zeros(len(picks))
     draws = 6000
     for _ in range(draws):
-        draw = im.draw_group(im.group_of(labels), 3, weighting, rng)
+        draw = selector.draw_group(imbalance.group_of(labels), 3, weighting, rng)
         seen[index[tuple(draw.picks.tolist())]] += 1
     common = chances * draws >= 5
     observed = np.append(seen[common], seen[~common].sum())
@@ -125,7 +125,7 @@ def test_draws_have_these_probabilities():
 
 def test_figure_3_by_the_papers_own_formulas():
     """The optimum comes out with 0.074 only: the joint is not the 1 / QCID^beta the paper aims for."""
-    picks, chances = im.ordered_probabilities(LabelCounts(FIGURE_3), 3, im.Weighting(), None)
+    picks, chances = enumeration.ordered_probabilities(LabelCounts(FIGURE_3), 3, selector.Weighting(), None)
     found: dict[frozenset[int], float] = {}
     for pick, chance in zip(picks.tolist(), chances, strict=True):
         found[frozenset(pick)] = found.get(frozenset(pick), 0.0) + chance
@@ -138,11 +138,15 @@ def test_figure_3_by_the_papers_own_formulas():
 
 
 def test_swaps_find_the_optimum_of_figure_3():
-    groups, target = im.target_probabilities(LabelCounts(FIGURE_3), 3, im.Weighting())
+    groups, target = enumeration.target_probabilities(LabelCounts(FIGURE_3), 3, selector.Weighting())
     assert target[groups.tolist().index([0, 2, 3])] > 0.9999
     rng = np.random.default_rng(1)
     found = [
-        sorted(im.draw_group(im.group_of(LabelCounts(FIGURE_3)), 3, im.Weighting(), rng, swaps=10).picks.tolist())
+        sorted(
+            selector.draw_group(
+                imbalance.group_of(LabelCounts(FIGURE_3)), 3, selector.Weighting(), rng, swaps=10
+            ).picks.tolist()
+        )
         for _ in range(300)
     ]
     assert np.mean([group == [0, 2, 3] for group in found]) > 0.9
@@ -151,8 +155,8 @@ def test_swaps_find_the_optimum_of_figure_3():
 def test_swaps_have_the_wanted_distribution():
     """P(M) ~ QCID(M)^-beta_M by enumeration, against the sampler after many swaps."""
     labels = LabelCounts(seven_clients(5))
-    weighting = im.Weighting(beta=0.5)
-    groups, target = im.target_probabilities(labels, 3, weighting)
+    weighting = selector.Weighting(beta=0.5)
+    groups, target = enumeration.target_probabilities(labels, 3, weighting)
     counts = labels.counts.astype(int)
     brute = np.array([float(exact_qcid(counts, g)) ** -1.5 for g in groups])
     assert np.allclose(target, brute / brute.sum())
@@ -160,10 +164,10 @@ def test_swaps_have_the_wanted_distribution():
     rng = np.random.default_rng(3)
     seen = np.zeros(len(groups))
     for _ in range(3000):
-        draw = im.draw_group(im.group_of(labels), 3, weighting, rng, swaps=24)
+        draw = selector.draw_group(imbalance.group_of(labels), 3, weighting, rng, swaps=24)
         seen[index[tuple(sorted(draw.picks.tolist()))]] += 1
     assert stats.chisquare(seen, target * 3000).pvalue > 1e-3
-    picks, chances = im.ordered_probabilities(labels, 3, weighting)
+    picks, chances = enumeration.ordered_probabilities(labels, 3, weighting)
     sequential = np.zeros(len(groups))
     for pick, chance in zip(picks.tolist(), chances, strict=True):
         sequential[index[tuple(sorted(pick))]] += chance
@@ -174,14 +178,16 @@ def test_swaps_have_the_wanted_distribution():
 def test_expected_qcid_lies_below_uniform(seed):
     """Theorem 3.3, for the sequential draw and for the wanted distribution, and falling with beta."""
     labels = LabelCounts(seven_clients(seed))
-    groups, target = im.target_probabilities(labels, 3, im.Weighting())
-    uniform = im.expected_qcid(labels, groups, np.full(len(groups), 1 / len(groups)))
-    picks, chances = im.ordered_probabilities(
-        labels, 3, im.Weighting(exploration=im.exploration_bonus(10, 9, np.ones(7)))
+    groups, target = enumeration.target_probabilities(labels, 3, selector.Weighting())
+    uniform = enumeration.expected_qcid(labels, groups, np.full(len(groups), 1 / len(groups)))
+    picks, chances = enumeration.ordered_probabilities(
+        labels, 3, selector.Weighting(exploration=selector.exploration_bonus(10, 9, np.ones(7)))
     )
-    assert im.expected_qcid(labels, picks, chances) < uniform
-    wanted = im.expected_qcid(labels, groups, target)
-    sharper = im.expected_qcid(labels, *im.target_probabilities(labels, 3, im.Weighting(beta=2.0)))
+    assert enumeration.expected_qcid(labels, picks, chances) < uniform
+    wanted = enumeration.expected_qcid(labels, groups, target)
+    sharper = enumeration.expected_qcid(
+        labels, *enumeration.target_probabilities(labels, 3, selector.Weighting(beta=2.0))
+    )
     assert sharper < wanted < uniform
 
 
@@ -193,38 +199,38 @@ def test_the_cut_off_loses_nothing_a_double_could_tell(m):
     power = np.exp(-m * (np.log(values) - np.log(values.min())))
     cumulated = np.cumsum(power) / power.sum()
     for uniform in rng.random(200):
-        position, log_probability = im.draw_next(values, m, im.Weighting(), uniform)
+        position, log_probability = selector.draw_next(values, m, selector.Weighting(), uniform)
         assert position == np.searchsorted(cumulated, uniform, side="right")
         assert log_probability == pytest.approx(math.log(power[position] / power.sum()), rel=1e-9, abs=1e-12)
 
 
 def test_balance_is_exactly_zero_and_floored():
     labels = LabelCounts([[7, 0, 0], [0, 7, 0], [0, 0, 7], [3, 2, 2]])
-    group = im.group_of(labels)
+    group = imbalance.group_of(labels)
     group.add(0)
     group.add(1)
     found = group.extended(np.empty(4))
     assert found[2] == 0.0
-    weights = im.Weighting().balance(found, 3)
+    weights = selector.Weighting().balance(found, 3)
     assert weights[2] == pytest.approx(60 * math.log(10))  # L_b^-3
     assert weights[:2].tolist() == [-np.inf, -np.inf]
 
 
 def test_values_below_rounding_count_as_balanced():
-    found = im.Weighting(floor=1e-20).bounded(np.array([-1e-17, 0.0, 1e-18, 1e-3]))
+    found = selector.Weighting(floor=1e-20).bounded(np.array([-1e-17, 0.0, 1e-18, 1e-3]))
     assert found.tolist() == [1e-20, 1e-20, 1e-20, 1e-3]
-    assert im.Weighting(floor=0.01).bounded(np.array([0.0, 1e-3, 0.5])).tolist() == [0.01, 0.01, 0.5]
+    assert selector.Weighting(floor=0.01).bounded(np.array([0.0, 1e-3, 0.5])).tolist() == [0.01, 0.01, 0.5]
 
 
 def test_clients_without_samples_count_as_worst():
     labels = LabelCounts([[0, 0], [5, 5], [9, 1]])
-    group = im.group_of(labels)
+    group = imbalance.group_of(labels)
     assert group.qcid() == 0.5
     assert group.extended(np.empty(3)).tolist() == [0.5, 0.0, pytest.approx(0.32)]
     group.add(1)
     assert group.extended(np.empty(3))[0] == 0.5
     rng = np.random.default_rng(0)
-    empty = im.draw_group(im.group_of(LabelCounts(np.zeros((4, 3)))), 3, im.Weighting(), rng)
+    empty = selector.draw_group(imbalance.group_of(LabelCounts(np.zeros((4, 3)))), 3, selector.Weighting(), rng)
     assert len(set(empty.picks.tolist())) == 3
     assert np.isfinite(empty.log_probability[empty.picks]).all()
 
@@ -234,17 +240,19 @@ def test_everybody_and_one(swaps):
     counts = seven_clients()
     rng = np.random.default_rng(2)
     for labels, sizes in forms(counts):
-        everybody = im.draw_group(im.group_of(labels, sizes), 7, im.Weighting(), rng, swaps)
+        everybody = selector.draw_group(imbalance.group_of(labels, sizes), 7, selector.Weighting(), rng, swaps)
         assert sorted(everybody.picks.tolist()) == list(range(7))
-        one = im.draw_group(im.group_of(labels, sizes, np.array([4])), 1, im.Weighting(), rng, swaps)
+        one = selector.draw_group(imbalance.group_of(labels, sizes, np.array([4])), 1, selector.Weighting(), rng, swaps)
         assert one.picks.tolist() == [0]
         assert one.log_probability[0] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_numbers_behind_a_draw_are_probabilities():
     counts = seven_clients(3)
-    bonus = im.exploration_bonus(10.0, 6, np.arange(1.0, 8.0))
-    draw = im.draw_group(im.group_of(LabelCounts(counts)), 3, im.Weighting(exploration=bonus), np.random.default_rng(5))
+    bonus = selector.exploration_bonus(10.0, 6, np.arange(1.0, 8.0))
+    draw = selector.draw_group(
+        imbalance.group_of(LabelCounts(counts)), 3, selector.Weighting(exploration=bonus), np.random.default_rng(5)
+    )
     c1, c2, c3 = draw.picks.tolist()
     joint = paper_probability(counts, [c1, c2, c3], 6, list(range(1, 8)))
     assert math.exp(draw.log_probability[draw.picks].sum()) == pytest.approx(joint, rel=1e-8)
@@ -261,8 +269,10 @@ def test_numbers_behind_a_draw_are_probabilities():
 def test_one_client_of_many_is_explored():
     """With M = 1 the exploration decides for every candidate."""
     labels = LabelCounts([[4, 0], [4, 0], [4, 0]])
-    bonus = im.exploration_bonus(1.0, 3, np.array([1.0, 4.0, 16.0]))
-    draw = im.draw_group(im.group_of(labels), 1, im.Weighting(exploration=bonus), np.random.default_rng(0))
+    bonus = selector.exploration_bonus(1.0, 3, np.array([1.0, 4.0, 16.0]))
+    draw = selector.draw_group(
+        imbalance.group_of(labels), 1, selector.Weighting(exploration=bonus), np.random.default_rng(0)
+    )
     weights = 2.0 + bonus
     assert np.allclose(np.exp(draw.log_probability), weights / weights.sum())
 
@@ -270,9 +280,9 @@ def test_one_client_of_many_is_explored():
 def test_blocks_do_not_change_a_group(monkeypatch):
     rng = np.random.default_rng(6)
     labels = LabelCounts(rng.integers(0, 30, (500, 10)) * (rng.random((500, 1)) < 0.9))
-    whole, parts = im.group_of(labels), None
-    monkeypatch.setattr(im, "_BLOCK", 64)
-    parts = im.group_of(labels)
+    whole, parts = imbalance.group_of(labels), None
+    monkeypatch.setattr(imbalance, "_BLOCK", 64)
+    parts = imbalance.group_of(labels)
     for c in (3, 77, 499):
         assert np.array_equal(whole.extended(np.empty(500)), parts.extended(np.empty(500)))
         whole.add(c)
@@ -281,12 +291,14 @@ def test_blocks_do_not_change_a_group(monkeypatch):
 
 def test_mistakes_are_named():
     with pytest.raises(InputError, match="does not tell how many samples"):
-        im.group_of(LabelGram(np.eye(3), 3))
+        imbalance.group_of(LabelGram(np.eye(3), 3))
     with pytest.raises(InputError, match="Got size=4"):
-        im.draw_group(im.group_of(LabelCounts(np.ones((3, 2)))), 4, im.Weighting(), np.random.default_rng(0))
+        selector.draw_group(
+            imbalance.group_of(LabelCounts(np.ones((3, 2)))), 4, selector.Weighting(), np.random.default_rng(0)
+        )
     with pytest.raises(InputError, match="enumerated"):
-        im.ordered_probabilities(LabelCounts(np.ones((60, 2))), 10, im.Weighting())
+        enumeration.ordered_probabilities(LabelCounts(np.ones((60, 2))), 10, selector.Weighting())
     with pytest.raises(InputError, match="enumerated"):
-        im.target_probabilities(LabelCounts(np.ones((60, 2))), 30, im.Weighting())
+        enumeration.target_probabilities(LabelCounts(np.ones((60, 2))), 30, selector.Weighting())
     with pytest.raises(InputError, match="at least one class"):
-        im.group_of(LabelFactor(np.ones((3, 2)), 0), np.ones(3))
+        imbalance.group_of(LabelFactor(np.ones((3, 2)), 0), np.ones(3))

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
-from fedcohort.numerics.gp import Greedy, fit_embedding, pick_by_expected_drop
 from fedcohort.params import Interval, OneOf, Optional, param
 from fedcohort.protocol import (
     Answer,
@@ -29,6 +28,8 @@ from fedcohort.protocol import (
     per_client,
     register,
 )
+from fedcohort.selectors.fedcor.choice import Greedy, pick_by_expected_drop
+from fedcohort.selectors.fedcor.process import fit_embedding
 from fedcohort.signals import Signal
 
 _LARGEST_CHANGE = 1e30  # a model that diverges further says no more, and its square must stay a number

@@ -10,74 +10,29 @@ gives to other selectors is :class:`fedcohort.early_stop.EarlyStop`.
 from __future__ import annotations
 
 import dataclasses
-import math
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.errors import ParameterError
-from fedcohort.numerics.ridge import observed, posterior_draw, solution
 from fedcohort.numerics.top import top_k
 from fedcohort.params import Interval, OneOf, Optional, Sequence, param
-from fedcohort.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, per_client, register
+from fedcohort.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
+from fedcohort.selectors.flash.context import (
+    ELEMENTS,
+    LOSS_OF,
+    FlashState,
+    columns,
+    contexts,
+    in_units,
+    time_unit,
+    with_losses,
+)
+from fedcohort.selectors.flash.regression import confidence_width, observed, posterior_draw, solution
+from fedcohort.selectors.flash.reward import READINGS, Reading, rate
 from fedcohort.signals import Signal
-
-ELEMENTS = ("robust-loss", "validation-loss", "duration", "last-reward")
-_LOSS_OF = {"robust-loss": Signal.ROBUST_LOSS, "validation-loss": Signal.VALIDATION_LOSS}
-
-# Contexts and rewards are cut off at 100 times their usual size, durations also at a hundredth: one diverged client or
-# one reply in no time would otherwise outweigh all other observations in V for ever.
-LIMIT = 100.0
-
-
-class _Reading(NamedTuple):
-    """One way to read the paper's reward."""
-
-    before: Signal
-    after: Signal | None  # None: the same loss of the next global model, from the next round's query
-    absolute: bool
-
-
-READINGS = {
-    "pseudo-decrease": _Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, False),
-    "pseudo-change": _Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, True),
-    "robust-decrease": _Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, False),
-    "robust-change": _Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, True),
-    "validation-decrease": _Reading(Signal.VALIDATION_LOSS, None, False),
-}
-
-
-@dataclass(frozen=True)
-class FlashState:
-    """The regression, and what was last known about each client."""
-
-    gram: FloatArray  # (d, d) V
-    moment: FloatArray  # (d,) b
-    rounds: int  # rounds learnt from
-    time_unit: float  # median duration of the first round; 0 while unknown
-    reward_sum: float
-    reward_count: int
-    robust: FloatArray = per_client()  # (N,) robust loss over its first value; 1 while unknown
-    validation: FloatArray = per_client()  # (N,) validation loss over its first value; 1 while unknown
-    duration: FloatArray = per_client()  # (N,) tau of its last round, in units of time_unit; 1 while unknown
-    reward: FloatArray = per_client()  # (N,) its last reward
-    first_robust: FloatArray = per_client()  # (N,) NaN while unknown
-    first_validation: FloatArray = per_client()  # (N,) NaN while unknown
-    rewarded: BoolArray = per_client()  # (N,) whether it was ever asked and the outcome is known
-    predicted: FloatArray = per_client()  # (N,) the score it was last picked by; NaN when it is not waited for
-    streak: IntArray = per_client()  # (N,) times in a row that the score was below the reward
-    # Rewards that wait for the next global model (only with reward="validation-decrease").
-    waiting: IntArray = field(default_factory=lambda: sealed(np.empty(0, np.int64)))  # (w,) clients
-    waiting_context: FloatArray = field(default_factory=lambda: sealed(np.empty((0, 0))))  # (w, d)
-    waiting_loss: FloatArray = field(default_factory=lambda: sealed(np.empty(0)))  # (w,) of the model they received
-
-    @property
-    def mean_reward(self) -> float:
-        """The mean of all rewards so far."""
-        return self.reward_sum / self.reward_count if self.reward_count else 0.0
 
 
 @register("flash")
@@ -174,7 +129,7 @@ class Flash(Selector[FlashState]):
             )
 
     @property
-    def _reading(self) -> _Reading:
+    def _reading(self) -> Reading:
         return READINGS[self.reward]
 
     @property
@@ -182,7 +137,7 @@ class Flash(Selector[FlashState]):
         """The losses asked of all candidates before a round."""
         if self.contexts != "fresh":
             return frozenset()
-        losses = {_LOSS_OF[name] for name in self.context if name in _LOSS_OF}
+        losses = {LOSS_OF[name] for name in self.context if name in LOSS_OF}
         return frozenset(losses | ({self._reading.before} if self._reading.after is None else set()))
 
     @property
@@ -192,7 +147,7 @@ class Flash(Selector[FlashState]):
         if self._reading.after is not None:
             needed.add(self._reading.after)
         if self.contexts == "last":
-            needed |= {_LOSS_OF[name] for name in self.context if name in _LOSS_OF}
+            needed |= {LOSS_OF[name] for name in self.context if name in LOSS_OF}
         elif self._asked:
             needed.add(Signal.LOSS_QUERY)
         return frozenset(needed)
@@ -244,11 +199,11 @@ class Flash(Selector[FlashState]):
                 clients=np.empty(0, np.int64), stop="every client has been retired by the early-stop rule"
             ), state
         mean = solution(state.gram, state.moment)
-        width = self.exploration * self._alpha(slate.round, slate.n)
+        width = self.exploration * confidence_width(slate.round, slate.n, len(self.context), self.ridge, self.delta)
         theta = posterior_draw(state.gram, mean, width, rng)
         parts = {
             name: theta[j] * column
-            for j, (name, column) in enumerate(self._columns(state, None if slate.everyone else candidates))
+            for j, (name, column) in enumerate(columns(state, self.context, None if slate.everyone else candidates))
         }
         score = np.zeros(len(candidates))
         for part in parts.values():
@@ -281,27 +236,24 @@ class Flash(Selector[FlashState]):
         if reading.after is not None:
             usable &= np.isfinite(outcome[reading.after])
         who = outcome.clients[usable]
-        time_unit = state.time_unit or _typical(duration[usable])
-        with np.errstate(over="ignore"):  # infinite is cut off like everything above the limit
-            tau = np.clip(duration[usable] / (time_unit or 1.0), 1 / LIMIT, LIMIT)
-        context = self._contexts(state, who)
-        changes: dict[str, AnyArray] = {}
+        unit = state.time_unit or time_unit(duration[usable])
+        tau = in_units(duration[usable], unit)
+        context = contexts(state, self.context, who)
         if self.contexts == "last":
-            changes = self._with_losses(
-                state, who, {s: outcome[s][usable] for name, s in _LOSS_OF.items() if name in self.context}
-            )
+            losses = {s: outcome[s][usable] for name, s in LOSS_OF.items() if name in self.context}
+            state = with_losses(state, who, losses)
         durations = state.duration.copy()
         durations[who] = tau
         rewards, rewarded = state.reward.copy(), state.rewarded.copy()
         rewards[outcome.clients[~usable]] = 0.0
         rewarded[outcome.clients] = True
         state = dataclasses.replace(
-            _replaced(state, changes),
+            state,
             duration=sealed(durations),
             reward=sealed(rewards),
             rewarded=sealed(rewarded),
             rounds=state.rounds + 1,
-            time_unit=time_unit,
+            time_unit=unit,
         )
         before = outcome[reading.before][usable]
         if reading.after is None:
@@ -311,25 +263,11 @@ class Flash(Selector[FlashState]):
                 waiting_context=sealed(np.concatenate([state.waiting_context, context])),
                 waiting_loss=sealed(np.concatenate([state.waiting_loss, before])),
             )
-        return self._learnt(state, who, context, self._rate(before, outcome[reading.after][usable], tau))
+        return self._learnt(state, who, context, rate(reading, before, outcome[reading.after][usable], tau))
 
     def theta(self, state: FlashState) -> dict[str, float]:
         """Return the fitted weight of each context element."""
         return dict(zip(self.context, solution(state.gram, state.moment).tolist(), strict=True))
-
-    # -- the bandit -------------------------------------------------------------------------------------------------
-
-    def _alpha(self, t: int, m: int) -> float:
-        d = len(self.context)
-        return math.sqrt(self.ridge) + math.sqrt(d * math.log((1 + t * m) / self.delta))
-
-    def _rate(self, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
-        """Return the rewards: decrease of a loss, or its absolute value, per unit of time."""
-        # Losses may be as large as 1e308; their difference must not overflow before it is cut off.
-        decrease = np.clip(before, -1e100, 1e100) - np.clip(after, -1e100, 1e100)
-        if self._reading.absolute:
-            decrease = np.abs(decrease)
-        return np.clip(decrease / tau, -LIMIT, LIMIT)
 
     def _learnt(self, state: FlashState, who: IntArray, context: FloatArray, rewards: FloatArray) -> FlashState:
         """Enter observations into the regression, the last rewards and the early-stop counts."""
@@ -355,51 +293,15 @@ class Flash(Selector[FlashState]):
     def _retired(self, state: FlashState) -> BoolArray | None:
         return None if self.patience is None else np.asarray(state.streak >= self.patience)
 
-    # -- contexts ---------------------------------------------------------------------------------------------------
-
-    def _columns(self, state: FlashState, who: IntArray | None) -> list[tuple[str, FloatArray]]:
-        """Return each element's name and its numbers, of ``who`` or of everybody."""
-        columns = {
-            "robust-loss": state.robust,
-            "validation-loss": state.validation,
-            "duration": state.duration,
-            "last-reward": state.reward,
-        }
-        chosen = [(name, columns[name] if who is None else columns[name][who]) for name in self.context]
-        if "last-reward" in self.context and not state.rewarded.all():
-            rewarded = state.rewarded if who is None else state.rewarded[who]
-            chosen = [
-                (name, np.where(rewarded, column, state.mean_reward) if name == "last-reward" else column)
-                for name, column in chosen
-            ]
-        return chosen
-
-    def _contexts(self, state: FlashState, who: IntArray) -> FloatArray:
-        """Return the contexts (k, d) of some clients."""
-        return np.stack([column for _, column in self._columns(state, who)], axis=1)
-
-    def _with_losses(self, state: FlashState, who: IntArray, losses: dict[Signal, FloatArray]) -> dict[str, AnyArray]:
-        """Return the columns changed by newly known losses of ``who``; NaN leaves what was known."""
-        changes: dict[str, AnyArray] = {}
-        for signal, values in losses.items():
-            name = "robust" if signal is Signal.ROBUST_LOSS else "validation"
-            first, column = getattr(state, f"first_{name}").copy(), getattr(state, name).copy()
-            known = np.isfinite(values)
-            new, loss = who[known], values[known]
-            first[new] = np.where(np.isnan(first[new]), loss, first[new])
-            column[new] = _relative(loss, first[new])
-            changes |= {f"first_{name}": first, name: column}
-        return changes
-
     def _with_answer(self, state: FlashState, candidates: IntArray, answer: Answer) -> FlashState:
         """Take in the losses of the current global model, and the rewards that waited for them."""
-        losses = {s: answer[s] for name, s in _LOSS_OF.items() if name in self.context and s in self._asked}
+        losses = {s: answer[s] for name, s in LOSS_OF.items() if name in self.context and s in self._asked}
         if len(state.waiting):
             at = np.minimum(np.searchsorted(candidates, state.waiting), len(candidates) - 1)
             now = np.where(candidates[at] == state.waiting, answer[self._reading.before][at], np.nan)
             known = np.isfinite(now)
             who = state.waiting[known]
-            rewards = self._rate(state.waiting_loss[known], now[known], state.duration[who])
+            rewards = rate(self._reading, state.waiting_loss[known], now[known], state.duration[who])
             state = self._learnt(state, who, state.waiting_context[known], rewards)
             state = dataclasses.replace(
                 state,
@@ -407,26 +309,4 @@ class Flash(Selector[FlashState]):
                 waiting_context=sealed(np.empty((0, len(self.context)))),
                 waiting_loss=sealed(np.empty(0)),
             )
-        changes = self._with_losses(state, candidates, losses)
-        return _replaced(state, changes)
-
-
-def _replaced(state: FlashState, columns: dict[str, AnyArray]) -> FlashState:
-    """Return the state with some of its columns replaced."""
-    given: dict[str, Any] = {name: sealed(column) for name, column in columns.items()}
-    return dataclasses.replace(state, **given)
-
-
-def _relative(loss: FloatArray, first: FloatArray) -> FloatArray:
-    """Return loss / first value, cut off; 1 where both are 0."""
-    ratio = np.full(len(loss), LIMIT)
-    np.divide(loss, first, out=ratio, where=np.abs(first) > np.abs(loss) / LIMIT)
-    ratio[(first == 0) & (loss == 0)] = 1.0
-    clipped: FloatArray = np.clip(ratio, -LIMIT, LIMIT)
-    return clipped
-
-
-def _typical(duration: FloatArray) -> float:
-    """Return the median of the positive durations, 0 when there is none."""
-    positive = duration[duration > 0]
-    return float(np.median(positive)) if len(positive) else 0.0
+        return with_losses(state, candidates, losses)

@@ -1,0 +1,211 @@
+r"""Class imbalance of a group of clients (QCID), by Theorem 3.1.
+
+For a group M of clients with q_n samples each and label inner products S (N, N),
+
+.. math:: QCID(M) = \frac{\sum_{n, n' \in M} S_{nn'}}{(\sum_{n \in M} q_n)^2} - \frac{1}{B}
+
+is the squared distance of the group's label distribution to the uniform one over B classes (Theorem 3.1). It needs the
+sums over the group only, so a group is kept as running sums: adding a client is O(N) with S and O(N r) with a factor of
+S, and nothing N x N is formed.
+
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo
+from fedcohort.errors import InputError
+
+RESOLUTION = 16 * float(np.finfo(np.float64).eps)
+"""QCID below this is rounding error of Theorem 3.1's difference and counts as 0."""
+
+_BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
+
+
+class Group(ABC):
+    """Running sums of a group of clients, and the QCID it would have with each candidate added.
+
+    Candidates are addressed by position 0..c-1. Build one with :func:`group_of`.
+
+    Parameters
+    ----------
+    sizes : (c,) float array
+        q_n.
+    classes : int
+        B.
+    own : (c,) float array
+        S_nn.
+    """
+
+    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray) -> None:
+        if classes < 1:
+            raise InputError(f"There must be at least one class. Got classes={classes}.")
+        self.n = len(sizes)
+        self.members: list[int] = []
+        self.classes = classes
+        self._sizes = sizes
+        self._own = own
+        self._size = 0.0
+        self._empty = np.flatnonzero(sizes == 0)
+        self._work = np.empty(min(self.n, _BLOCK))
+
+    @abstractmethod
+    def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
+        """Write ``factor`` times sum_{n' in M} S_nn' for the candidates n in ``rows``."""
+
+    @abstractmethod
+    def _move(self, position: int, sign: int) -> None:
+        """Add (sign 1) or remove (sign -1) a client's products; ``members`` is up to date."""
+
+    @property
+    @abstractmethod
+    def total(self) -> float:
+        """Sum of S over all pairs of members."""
+
+    @property
+    def worst(self) -> float:
+        """The largest possible QCID: all samples of one class."""
+        return 1.0 - 1.0 / self.classes
+
+    def add(self, position: int) -> None:
+        """Add a candidate to the group."""
+        self.members.append(position)
+        self._size += float(self._sizes[position])
+        self._move(position, 1)
+
+    def remove(self, position: int) -> None:
+        """Take a member out of the group."""
+        self.members.remove(position)
+        self._size = float(self._sizes[self.members].sum())  # anew, so that no rounding error stays behind
+        self._move(position, -1)
+
+    def qcid(self) -> float:
+        """Return the group's QCID; the worst value for a group without samples."""
+        if self._size <= 0:
+            return self.worst
+        value = self.total / (self._size * self._size) - 1.0 / self.classes
+        return value if value > RESOLUTION else 0.0
+
+    def extended(self, out: FloatArray) -> FloatArray:
+        """Write to ``out`` (c,) the QCID of the group with each candidate added; infinite for members.
+
+        Clients without samples count as the worst case, so that they are not drawn for leaving a good group as it is.
+        Values below :data:`RESOLUTION`, and negative ones of an inexact S, mean 0.
+        """
+        size, total, even = self._size, self.total, 1.0 / self.classes
+        for start in range(0, self.n, _BLOCK):
+            rows = slice(start, min(start + _BLOCK, self.n))
+            part, sizes = out[rows], self._sizes[rows]
+            work = self._work[: len(part)]
+            self._cross(2.0, rows, part)
+            part += self._own[rows]
+            part += total
+            np.add(sizes, size, out=work)
+            if size == 0 and len(self._empty):
+                work[sizes == 0] = 1.0
+            work *= work
+            part /= work
+            part -= even  # exactly 0 for a balanced group of integer label counts: the quotient is rounded 1 / B
+        out[self._empty] = self.worst
+        out[self.members] = np.inf
+        return out
+
+
+class _FactorGroup(Group):
+    def __init__(self, factor: FloatArray, sizes: FloatArray, classes: int) -> None:
+        super().__init__(sizes, classes, np.einsum("nr,nr->n", factor, factor))
+        self._factor = factor
+        self._sum = np.zeros(factor.shape[1])
+
+    def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
+        np.dot(self._factor[rows], factor * self._sum, out=out)
+
+    def _move(self, position: int, sign: int) -> None:
+        if sign > 0:
+            self._sum = self._sum + self._factor[position]
+        else:  # anew, so that no rounding error stays behind
+            self._sum = self._factor[self.members].sum(axis=0)
+
+    @property
+    def total(self) -> float:
+        return float(self._sum @ self._sum)
+
+
+class _GramGroup(Group):
+    def __init__(self, gram: FloatArray, columns: IntArray | None, sizes: FloatArray, classes: int) -> None:
+        own = np.diagonal(gram)
+        super().__init__(sizes, classes, own.copy() if columns is None else own[columns])
+        self._gram, self._columns = gram, columns
+        self._sums = np.zeros(len(sizes))
+
+    def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
+        np.multiply(self._sums[rows], factor, out=out)
+
+    def _move(self, position: int, sign: int) -> None:
+        row = self._gram[position] if self._columns is None else self._gram[self._columns[position]][self._columns]
+        self._sums += sign * row
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[self.members].sum())
+
+
+def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: IntArray | None = None) -> Group:
+    """Return an empty group over some of a federation's clients.
+
+    Parameters
+    ----------
+    labels : LabelCounts, LabelFactor or LabelGram
+        What is known about labels.
+    sizes : (N,) float array, optional
+        q_n. Label counts bring their own; a factor or a Gram matrix do not tell.
+    candidates : (c,) int array, optional
+        Who may join, default everybody.
+
+    Examples
+    --------
+    >>> group = group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]))
+    >>> group.add(0)
+    >>> group.qcid(), group.extended(np.empty(3)).round(4)
+    (0.5, array([  inf, 0.   , 0.125]))
+    """
+    if not isinstance(labels, LabelCounts) and sizes is None:
+        raise InputError(
+            f"{type(labels).__name__} does not tell how many samples a client has.", hint="pass sizes as well"
+        )
+    match labels:
+        case LabelCounts():
+            counts = labels.counts if candidates is None else labels.counts[candidates]
+            return _FactorGroup(counts, counts.sum(axis=1), labels.classes)
+        case LabelFactor():
+            assert sizes is not None
+            if candidates is None:
+                return _FactorGroup(labels.factor, sizes, labels.classes)
+            return _FactorGroup(labels.factor[candidates], sizes[candidates], labels.classes)
+        case LabelGram():
+            assert sizes is not None
+            return _GramGroup(
+                labels.gram, candidates, sizes if candidates is None else sizes[candidates], labels.classes
+            )
+
+
+def qcid(labels: LabelInfo, clients: Iterable[int], sizes: FloatArray | None = None) -> float:
+    """Return QCID of a group of clients by Theorem 3.1.
+
+    >>> qcid(LabelCounts([[10, 0], [0, 10], [10, 0]]), [0, 1])
+    0.0
+    >>> qcid(LabelCounts([[10, 0], [0, 10], [10, 0]]), [0, 2])
+    0.5
+    """
+    chosen = np.asarray(list(clients), dtype=np.int64)
+    group = group_of(labels, sizes, chosen)
+    for position in range(len(chosen)):
+        group.add(position)
+    return group.qcid()

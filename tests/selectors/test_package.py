@@ -1,0 +1,18 @@
+"""The package as a whole: what is in it is exported, and what is exported is registered."""
+
+import importlib
+import inspect
+import pkgutil
+
+from fedcohort import SELECTORS, Selector, selectors
+
+
+def test_every_selector_of_the_package_is_exported_and_registered():
+    found = set()
+    for module in pkgutil.walk_packages(selectors.__path__, f"{selectors.__name__}."):
+        for _, item in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if issubclass(item, Selector) and item.__module__ == module.name:
+                found.add(item)
+    exported = {getattr(selectors, name) for name in selectors.__all__}
+    assert exported == found
+    assert {SELECTORS.get(item.name) for item in exported} == exported
