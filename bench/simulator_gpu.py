@@ -25,7 +25,7 @@ from torch import nn
 from fedcohort.simulate.engine import ClientData, Engine, Jobs
 from fedcohort.simulate.engine.device import DeviceProgram, _Batches
 from fedcohort.simulate.engine.flat import FlatModel
-from fedcohort.simulate.engine.groups import JobTable
+from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.kernels import cuda_kernels
 from fedcohort.simulate.engine.stacked import LayerNet, StackedNet, stack
 from fedcohort.simulate.engine.store import Store
@@ -340,7 +340,7 @@ def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         flat = FlatModel(build_model("fedcor-cnn", sample, 10))
-    store = Store.build(x[:cut], x[cut:], y[cut:], [clients])
+    store = Store(x[:cut], x[cut:], y[cut:], [clients])
     start = flat.vector()[None].to(device)
     cuda = device.type == "cuda"
     variants = {
@@ -367,7 +367,7 @@ def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
                     zeros = np.zeros(count, np.int64)
                     jobs = Jobs(zeros, zeros, np.arange(count) % 100, zeros, zeros + np.arange(count) // 5)
                     table = JobTable.of(jobs, store, local)
-                    params, _ = program.train(table, start, 0.0, None)
+                    params = program.train(table, start, 0.0, None)
                     sync(device)
                     warm = time.perf_counter() - began
                     best = float("inf")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedcohort.errors import DeviceError, InputError, ParameterError
+from fedcohort.signals import Measure
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, train_plain
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.library import compiled
@@ -102,7 +103,7 @@ def reference(engine, clients, vector, job, jobs, *, prox=0.0, correction=None):
     local = engine.local
     steps = local.steps_for(n, largest) if jobs.steps is None else int(jobs.steps[job])
     plan = batch_plan(int(jobs.seed[job]), int(jobs.round[job]), client, n, local, steps)
-    first = train_plain(
+    train_plain(
         module,
         rows,
         y,
@@ -115,7 +116,7 @@ def reference(engine, clients, vector, job, jobs, *, prox=0.0, correction=None):
     )
     parts = [p.detach().reshape(-1) for p in module.parameters()]
     parts += [b.reshape(-1) for b in module.buffers() if b.is_floating_point()]
-    return torch.cat(parts), first, plan
+    return torch.cat(parts), plan
 
 
 def assert_equal(got, want, start):
@@ -201,11 +202,9 @@ def check_one_problem(model, local, rule, device, seed):
         trained = engine.train(models, jobs, prox=prox, correction=correction)
         for job in range(len(jobs)):
             start = models[jobs.run[job]]
-            want, first, plan = reference(engine, clients, start, job, jobs, prox=prox, correction=correction)
+            want, plan = reference(engine, clients, start, job, jobs, prox=prox, correction=correction)
             assert_equal(trained.params[job], want, start)
             assert trained.steps[job] == len(plan.counts)
-            assert trained.first_loss[job] == pytest.approx(first, rel=1e-4)
-        assert trained.samples.tolist() == [37, 5, 60, 1, 17, 60]
 
 
 def test_steps_can_be_given_per_job():
@@ -217,7 +216,7 @@ def test_steps_can_be_given_per_job():
         assert trained.steps.tolist() == [0, 9, 2]
         assert torch.equal(trained.params[0], models[0])
         for job in (1, 2):
-            want, _, _ = reference(engine, clients, models[0], job, jobs)
+            want, _ = reference(engine, clients, models[0], job, jobs)
             assert_equal(trained.params[job], want, models[0])
 
 
@@ -232,11 +231,9 @@ def test_bit_identical_twice_and_pool_agrees(model):
         with build(data, clients, model, LOCALS["epochs"], workers=workers) as engine:
             models = engine.init(1)[None]
             trained = engine.train(models, jobs)
-            losses = engine.client_losses(models, jobs.run, jobs.federation, jobs.client, validation=True)
+            losses = engine.measure(models, jobs.run, jobs.federation, jobs.client, [Measure(), Measure("validation")])
             gradients = engine.client_gradients(models, jobs.run, jobs.federation, jobs.client)
-            results.append(
-                (trained.params, losses["loss"], losses["validation_loss"], gradients, *engine.evaluate(trained.params))
-            )
+            results.append((trained.params, *losses.values(), gradients, *engine.evaluate(trained.params)))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -273,19 +270,30 @@ def test_losses_gradients_evaluation_and_logits(model):
     check_evaluation(model, "cpu")
 
 
+PARTS, LOSSES, MEANS = ("train", "validation"), ("label", "pseudo", "robust"), ("mean", "root-mean-square")
+
+
+def losses_of(module, teacher, x, y, loss, local):
+    """The losses of the samples, as anybody would write them."""
+    out, pseudo = module(x), pseudo_labels(teacher, x)
+    if loss == "robust":
+        return robust_loss(out, y, pseudo, local)
+    return nn.functional.cross_entropy(out, y if loss == "label" else pseudo, reduction="none")
+
+
 def check_evaluation(model, device):
     data, clients = problem(model)
     validation = np.array([3, 1, 4, 1, 5])
-    with build(data, clients, model, LOCALS["robust"], device, server_validation=validation) as engine:
+    with build(data, clients, model, LOCALS["robust"], device) as engine:
         models = torch.stack([engine.init(1), engine.init(2)])
         run, client = np.array([0, 1, 1, 0]), np.array([0, 2, 4, 3])
         zeros = np.zeros(4, np.int64)
-        got = engine.client_losses(
-            models, run, zeros, client, validation=True, robust=True, pseudo=True, pseudo_models=models.flip(0)
-        )
+        measures = [Measure(part, loss, mean) for part in PARTS for loss in LOSSES for mean in MEANS]
+        got = engine.measure(models, run, zeros, client, measures, pseudo_models=models.flip(0))
+        assert list(got) == measures
         gradients = engine.client_gradients(models, run, zeros, client)
         loss, accuracy = engine.evaluate(models)
-        logits = engine.logits(models)
+        logits = engine.logits(models, validation)
         modules = []
         for vector in models:
             flat = FlatModel(build_model(model, engine.sample, CLASSES))
@@ -298,19 +306,12 @@ def check_evaluation(model, device):
             cut = middle - start
             module = modules[run[q]]
             out = module(x[:cut])
-            with torch.no_grad():
-                want_loss = float(nn.functional.cross_entropy(out, y[:cut]))
-            assert got["loss"][q] == pytest.approx(want_loss, rel=1e-5)
-            pseudo = pseudo_labels(modules[1 - run[q]], x[:cut])
-            robust = float(robust_loss(out, y[:cut], pseudo, engine.local).mean().detach())
-            assert got["robust_loss"][q] == pytest.approx(robust, rel=1e-5)
-            by_pseudo = float(nn.functional.cross_entropy(out, pseudo).detach())
-            assert got["pseudo_loss"][q] == pytest.approx(by_pseudo, rel=1e-5)
-            if stop > middle:
-                held = float(nn.functional.cross_entropy(module(x[cut:]), y[cut:]).detach())
-                assert got["validation_loss"][q] == pytest.approx(held, rel=1e-5)
-            else:
-                assert np.isnan(got["validation_loss"][q])
+            for measure in measures:
+                mine = slice(None, cut) if measure.part == "train" else slice(cut, None)
+                with torch.no_grad():
+                    want = losses_of(module, modules[1 - run[q]], x[mine], y[mine], measure.loss, engine.local)
+                want = want.square().mean().sqrt() if measure.mean == "root-mean-square" else want.mean()
+                assert got[measure][q] == pytest.approx(float(want), rel=1e-5, nan_ok=True)
             grads = torch.autograd.grad(nn.functional.cross_entropy(out, y[:cut]), list(module.parameters()))
             want = torch.cat([g.reshape(-1) for g in grads])
             assert (gradients[q].cpu().double() - want).norm() <= 1e-5 * want.norm()
@@ -354,7 +355,7 @@ def test_a_stateful_model_falls_back_and_says_so(caplog):
         jobs = jobs_of([0, 1])
         trained = engine.train(models, jobs)
         for job in range(2):
-            want, _, _ = reference(engine, clients, models[0], job, jobs)
+            want, _ = reference(engine, clients, models[0], job, jobs)
             assert_equal(trained.params[job], want, models[0])
         assert engine.n_params == 36 * 8 + 8 + 16 + 8 * CLASSES + CLASSES + 16  # running mean and variance travel along
         gradients = engine.client_gradients(models, jobs.run, jobs.federation, jobs.client)
@@ -386,7 +387,7 @@ def test_no_jobs_at_all():
     with build(data, clients, "mlp", LOCALS["steps"]) as engine:
         trained = engine.train(engine.init(1)[None], jobs_of(np.zeros(0, np.int64)))
         assert trained.params.shape == (0, engine.n_params)
-        assert engine.client_losses(engine.init(1)[None], *(np.zeros(0, np.int64),) * 3)["loss"].shape == (0,)
+        assert engine.measure(engine.init(1)[None], *(np.zeros(0, np.int64),) * 3, [Measure()])[Measure()].shape == (0,)
 
 
 def test_a_client_without_samples_returns_the_global_model():
@@ -396,10 +397,10 @@ def test_a_client_without_samples_returns_the_global_model():
         trained = engine.train(models, jobs_of([0, 1, 2]))
         assert torch.equal(trained.params[1], models[0])
         assert torch.equal(trained.params[2], models[0])
-        assert np.isnan(trained.first_loss[1:]).all()
-        losses = engine.client_losses(models, *(np.zeros(2, np.int64),) * 2, np.array([1, 2]), validation=True)
-        assert np.isnan(losses["loss"]).all()
-        assert np.isfinite(losses["validation_loss"]).tolist() == [False, True]
+        training, held = Measure(), Measure("validation")
+        losses = engine.measure(models, *(np.zeros(2, np.int64),) * 2, np.array([1, 2]), [training, held])
+        assert np.isnan(losses[training]).all()
+        assert np.isfinite(losses[held]).tolist() == [False, True]
 
 
 def test_bad_input():
@@ -430,8 +431,6 @@ def test_bad_input():
             engine.train(models, jobs_of([0]), correction=torch.zeros(2, engine.n_params))
         with pytest.raises(InputError, match="flat vector"):
             engine.evaluate(models[:, :-1])
-        with pytest.raises(InputError, match="validation"):
-            engine.logits(models)
         with pytest.raises(InputError, match="Positions"):
             engine.logits(models, np.array([200]))
     with pytest.raises(InputError, match="closed"):

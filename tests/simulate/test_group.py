@@ -439,14 +439,14 @@ def test_a_selector_can_end_its_run():
 def test_the_early_stop_rule_ends_a_run(monkeypatch):
     made, _ = group({"run": {"rounds": 9, "patience": 2}})
     losses = iter([(1.0, 1.0), (0.9, 1.1), (0.8, 1.2), (0.7, 1.3)])
-    real = made.engine.client_losses
+    real = made.engine.measure
 
     def drifting(*args, **kwargs):
         found = real(*args, **kwargs)
-        training, validation = next(losses)
-        return {"loss": found["loss"] * 0 + training, "validation_loss": found["validation_loss"] * 0 + validation}
+        now = dict(zip(("train", "validation"), next(losses), strict=True))
+        return {measure: values * 0 + now[measure.part] for measure, values in found.items()}
 
-    monkeypatch.setattr(made.engine, "client_losses", drifting)
+    monkeypatch.setattr(made.engine, "measure", drifting)
     while not made.done:
         made.step()
     info = made.infos()[0]

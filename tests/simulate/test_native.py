@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedcohort.signals import Measure
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.flat import FlatModel
-from fedcohort.simulate.engine.groups import JobTable
+from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
 from fedcohort.simulate.engine.library import compiled
 from fedcohort.simulate.engine.native import NativeBackend, describe
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import ClientData, Jobs
+from fedcohort.simulate.engine.types import ClientData, Jobs, Spans
 from fedcohort.simulate.local import LocalTraining, batch_plan
 
 
@@ -77,16 +78,16 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     x = generator.normal(size=(n, int(np.prod(sample)))).astype(np.float32)
     y = generator.integers(0, classes, n)
     clients = ClientData(np.arange(n), np.array([0, n]), y, np.zeros(1, np.int64))
-    store = Store.build(x, x[:1], y[:1], [clients])
+    store = Store(x, x[:1], y[:1], [clients])
     backend = NativeBackend.of(store, local, read_layers(flat, sample), 1)
     assert backend is not None
     start = flat.vector()[None]
 
     zero = np.zeros(1, np.int64)
     table = JobTable.of(Jobs(zero, zero, zero, zero, zero), store, local)
-    out, first_loss = backend.train(table, start, 0.0, None)
+    out = backend.train(table, start, 0.0, None)
     scores = backend.logits(start, np.arange(n))[0]
-    gradient = backend.gradients(start, np.array([[0, 0, n, n]]))[0]
+    gradient = backend.gradients(start, Spans(zero, zero, zero + n))[0]
 
     module.double()
     images, labels = store.x[:n].double().view(n, *sample), torch.from_numpy(y)
@@ -97,11 +98,9 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     assert (gradient.double() - want).norm() <= 1e-4 * want.norm() + 1e-7
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=momentum, weight_decay=0.01)
     indices, counts = batch_plan(0, 0, 0, n, local)
-    for step, (row, count) in enumerate(zip(indices, counts, strict=True)):
+    for row, count in zip(indices, counts, strict=True):
         batch = torch.from_numpy(row[:count])
         loss = nn.functional.cross_entropy(module(images[batch]), labels[batch])
-        if step == 0:
-            assert first_loss[0].item() == pytest.approx(float(loss.detach()), rel=1e-4)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -132,11 +131,10 @@ def test_the_number_of_threads_changes_nothing(loss):
             assert isinstance(one._backend, NativeBackend)
             models = torch.stack([one.init(0), one.init(1)])
             trained = one.train(models, jobs)
-            numbers = one.client_losses(
-                models, everyone % 2, 0 * everyone, everyone, validation=True, robust=True, pseudo=True
-            )
+            measures = [Measure(part, loss) for part in ("train", "validation") for loss in ("label", "robust")]
+            numbers = one.measure(models, everyone % 2, 0 * everyone, everyone, measures)
             gradients = one.client_gradients(models, everyone % 2, 0 * everyone, everyone)
-            found.append([trained.params, trained.first_loss, gradients, *numbers.values(), *one.evaluate(models)])
+            found.append([trained.params, gradients, *numbers.values(), *one.evaluate(models)])
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -153,11 +151,12 @@ def test_one_bad_model_does_not_spoil_the_losses_of_the_others():
     with engine(2) as one:
         models = torch.stack([one.init(0), torch.full((one.n_params,), torch.nan)])
         run, client = np.array([0, 1, 0]), np.array([3, 4, 5])
-        mixed = one.client_losses(models, run, 0 * run, client, validation=True)
-        alone = one.client_losses(models[:1], 0 * run, 0 * run, client, validation=True)
-    for name in ("loss", "validation_loss"):
-        np.testing.assert_array_equal(mixed[name][[0, 2]], alone[name][[0, 2]])
-        assert np.isnan(mixed[name][1])
+        measures = [Measure(), Measure("validation")]
+        mixed = one.measure(models, run, 0 * run, client, measures)
+        alone = one.measure(models[:1], 0 * run, 0 * run, client, measures)
+    for measure in measures:
+        np.testing.assert_array_equal(mixed[measure][[0, 2]], alone[measure][[0, 2]])
+        assert np.isnan(mixed[measure][1])
 
 
 def test_the_description():
@@ -165,10 +164,12 @@ def test_the_description():
         nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 16, (5, 3), padding=(1, 0)), nn.Flatten(),
         nn.Linear(2304, 84), nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip
-    assert described(module, (3, 32, 32)) == [
-        2, 3, 32, 32, 6, 5, 5, 0, 0, 2, 2, 1, 6, 14, 14, 16, 5, 3, 1, 0, 1, 1, 0, 2, 2304, 84, 10
-    ]  # fmt: skip
-    assert described(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), (3, 2, 2)) == [0, 1, 12, 5]
+    record = described(module, (3, 32, 32))
+    assert (record["convolutions"], record["layers"]) == (2, 2)
+    assert record["kernel"][:2].tolist() == [(3, 32, 32, 6, 5, 5, 0, 0, 2, 2, 1), (6, 14, 14, 16, 5, 3, 1, 0, 1, 1, 0)]
+    assert record["width"][:3].tolist() == [2304, 84, 10]
+    record = described(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), (3, 2, 2))
+    assert (record["convolutions"], record["layers"], *record["width"][:2]) == (0, 1, 12, 5)
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.scenario import Federation
-from fedcohort.signals import Signal
+from fedcohort.signals import Measure, Signal
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
 from fedcohort.simulate.run import Run, Turn
 
-_FLAGS = {
-    "train": (Signal.LOSS, "loss"),
-    "validation": (Signal.VALIDATION_LOSS, "validation_loss"),
-    "robust": (Signal.ROBUST_LOSS, "robust_loss"),
-    "pseudo": (Signal.PSEUDO_LOSS, "pseudo_loss"),
-}
-_AFTER = {
-    Signal.LOSS_AFTER: Signal.LOSS,
-    Signal.ROBUST_LOSS_AFTER: Signal.ROBUST_LOSS,
-    Signal.PSEUDO_LOSS_AFTER: Signal.PSEUDO_LOSS,
+MEASURES = {
+    Signal.LOSS: Measure(),
+    Signal.VALIDATION_LOSS: Measure("validation"),
+    Signal.ROBUST_LOSS: Measure(loss="robust"),
+    Signal.PSEUDO_LOSS: Measure(loss="pseudo"),
+    Signal.LOSS_AFTER: Measure(),
+    Signal.ROBUST_LOSS_AFTER: Measure(loss="robust"),
+    Signal.PSEUDO_LOSS_AFTER: Measure(loss="pseudo"),
 }
 
 
@@ -53,19 +50,15 @@ class Batch:
     ) -> dict[Signal, list[FloatArray]]:
         """Losses of ``models[rows[i]]`` on ``clients[i]``, one list entry per i, for all i in one batch."""
         lengths = [len(part) for part in clients]
-        values = self.engine.client_losses(
+        values = self.engine.measure(
             models,
             np.repeat(np.asarray(rows, np.int64), lengths),
             np.repeat([turn.run.ground.index for turn in turns], lengths),
             np.concatenate(clients),
-            **_flags(signals),
+            [MEASURES[signal] for signal in signals],
         )
         ends = np.cumsum(lengths)[:-1]
-        return {
-            signal: np.split(np.asarray(values[name], np.float64), ends)
-            for signal, name in _FLAGS.values()
-            if signal in signals
-        }
+        return {signal: np.split(values[MEASURES[signal]], ends) for signal in signals}
 
     def train(
         self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
@@ -141,25 +134,24 @@ class Batch:
             if turn.run.after:
                 by_signals.setdefault(turn.run.after, []).append(i)
         for signals, places in by_signals.items():
-            asked = {_AFTER[signal] for signal in signals}
+            asked = [MEASURES[signal] for signal in signals]
             jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
             lengths = [len(clients[i]) for i in places]
             rows = np.repeat([turns[i].run.row for i in places], lengths)
             received = None
-            if asked & {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}:
+            if any(measure.loss != "label" for measure in asked):
                 received = self.models[torch.as_tensor(rows, device=self.models.device)]
-            values = self.engine.client_losses(
+            values = self.engine.measure(
                 params[torch.as_tensor(jobs, device=params.device)],
                 np.arange(len(jobs)),
                 np.repeat([turns[i].run.ground.index for i in places], lengths),
                 np.concatenate([clients[i] for i in places]),
+                asked,
                 pseudo_models=received,
-                **_flags(asked),
             )
             ends = np.cumsum(lengths)[:-1]
             for signal in signals:
-                name = next(name for s, name in _FLAGS.values() if s == _AFTER[signal])
-                for i, part in zip(places, np.split(np.asarray(values[name], np.float64), ends), strict=True):
+                for i, part in zip(places, np.split(values[MEASURES[signal]], ends), strict=True):
                     turns[i].metric(signal, part)
 
     @staticmethod
@@ -179,11 +171,6 @@ class Batch:
                 if signal in turn.run.needed:
                     turn.metric(signal, values[at : at + len(rows)])
                     at += len(rows)
-
-
-def _flags(signals: Set[Signal]) -> dict[str, Any]:
-    """Which losses to ask the engine for."""
-    return {flag: signal in signals for flag, (signal, _) in _FLAGS.items()}
 
 
 def client_data(federation: Federation) -> ClientData:

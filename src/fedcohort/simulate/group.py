@@ -321,7 +321,13 @@ class Group:
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
         lengths = {len(mix.weights) for mix in mixes}
         share = torch.as_tensor(np.concatenate([mix.weights for mix in mixes])).to(params)
-        if len(lengths) == 1:
+        if params.device.type == "cpu":
+            # Model by model: a product of matrices may add up in another order beside other runs.
+            new = torch.zeros_like(old)
+            for row, turn in zip(new, turns, strict=True):
+                for model, weight in zip(params[turn.jobs], share[turn.jobs].tolist(), strict=True):
+                    row.add_(model, alpha=weight)
+        elif len(lengths) == 1:
             width = lengths.pop()
             grouped = params.view(len(turns), width, -1)
             new = torch.bmm(share.view(len(turns), 1, width), grouped).squeeze(1)

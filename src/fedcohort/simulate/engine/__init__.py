@@ -2,14 +2,13 @@
 
 from fedcohort.simulate.engine.engine import Engine, choose_device
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss, train_plain
-from fedcohort.simulate.engine.types import ClientData, Jobs, Trained, WorkerError
+from fedcohort.simulate.engine.types import ClientData, Jobs, Trained
 
 __all__ = [
     "ClientData",
     "Engine",
     "Jobs",
     "Trained",
-    "WorkerError",
     "choose_device",
     "pseudo_labels",
     "robust_loss",

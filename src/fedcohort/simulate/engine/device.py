@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.simulate.engine.groups import JobTable
+from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.kernels import cuda_kernels
-from fedcohort.simulate.engine.losses import logit_derivative, sample_losses
+from fedcohort.simulate.engine.losses import cross_entropy, logit_derivative
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
+from fedcohort.simulate.engine.types import Spans
 from fedcohort.simulate.local import LocalTraining
 
 _UNROLLED = 40  # steps of one graph at most
@@ -38,7 +39,6 @@ class _Tables:
     slots: torch.Tensor  # (U, J, B) of the batches
     pseudo: torch.Tensor | None  # (U, J, B) pseudo-labels
     numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for one that is not there; the rate
-    first_loss: torch.Tensor  # (J,) mean loss of the first of the U steps
     graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -115,14 +115,13 @@ class DeviceProgram:
     @torch.no_grad()
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Train every job; return their vectors (J, P) and first losses (J,), both still on the device."""
+    ) -> torch.Tensor:
+        """Train every job; return their vectors (J, P), which the device may still be computing."""
         count = len(table)
         start = self._own(models.index_select(0, self._send(table.run)))
-        losses = torch.full((count,), float("nan"), device=self.device)
         steps = int(table.steps.max(initial=0))
         if steps == 0:
-            return self._flat(start), losses
+            return self._flat(start)
         width = min(self.local.batch_size, int(table.n.max()))
         chunks = -(-steps // _UNROLLED)
         unrolled = _rounded(-(-steps // chunks), 5)
@@ -148,9 +147,7 @@ class DeviceProgram:
                     t.graph.replay()
                 else:
                     self._unroll(t, prox)
-                if chunk == 0:
-                    losses = torch.where(self._send(table.steps) > 0, t.first_loss[:count], losses)
-            return self._flat(t.vectors[:count]), losses
+            return self._flat(t.vectors[:count])
 
     def _send(self, array: IntArray | FloatArray | np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
         """Copy an array to the device without waiting for it."""
@@ -192,7 +189,6 @@ class DeviceProgram:
                 slots=torch.zeros(shape, dtype=torch.int64, device=device),
                 pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if robust else None,
                 numbers=torch.zeros(unrolled, jobs, width + 1, device=device),
-                first_loss=torch.zeros(jobs, device=device),
             )
         return self._tables[key]
 
@@ -209,8 +205,8 @@ class DeviceProgram:
 
     def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> list[torch.Tensor]:
         labels = [torch.zeros(0, dtype=torch.int64, device=self.device)] * len(table.run)
-        for part, logits, _, _ in self._padded(models, table.run, table.first, table.n):
-            for job, found in zip(part.tolist(), logits.argmax(2), strict=True):
+        for some, logits, _ in self._padded(models, Spans(table.run, table.first, table.n)):
+            for job, found in zip(some.tolist(), logits.argmax(2), strict=True):
                 labels[job] = found[: table.n[job]]
         return labels
 
@@ -230,10 +226,6 @@ class DeviceProgram:
             logits = self.net.logits(t.vectors, x, saved)
             pseudo = None if t.pseudo is None else t.pseudo[step]
             weight = weights[step].unsqueeze(2)
-            if step == 0:
-                present = weights[0] != 0
-                loss = sample_losses(logits, label[0], pseudo, self.local)
-                t.first_loss.copy_(torch.where(present, loss, 0).sum(1) / present.sum(1))
             if target is not None:
                 delta = torch.addcmul(target[step], torch.softmax(logits, 2), weight)
             else:
@@ -287,9 +279,9 @@ class DeviceProgram:
     @torch.no_grad()
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
-        logits = self._logits(models, slice(self.store.shape.n_train, None))
+        logits = self._logits(models, slice(self.store.n_train, None))
         y = self.y_test.expand(len(models), -1)
-        loss = sample_losses(logits, y, None, self.local).mean(1, dtype=torch.float64)
+        loss = cross_entropy(logits, y).mean(1, dtype=torch.float64)
         right = (logits.argmax(2) == y).double().mean(1)
         both = torch.stack([loss, right]).cpu().numpy()
         return both[0], both[1]
@@ -299,126 +291,75 @@ class DeviceProgram:
         return self._logits(models, torch.from_numpy(positions).to(self.device))
 
     @torch.no_grad()
-    def losses(
-        self, models: torch.Tensor, queries: IntArray, wanted: dict[str, bool], pseudo_models: torch.Tensor | None
-    ) -> FloatArray:
-        """Return (Q, 4): loss, validation loss, robust loss, pseudo-label loss; see the engine."""
-        out = torch.full((len(queries), 4), float("nan"), dtype=torch.float64, device=self.device)
+    def cross_entropies(
+        self, models: torch.Tensor, spans: Spans, pseudo: bool, teachers: torch.Tensor | None
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
+        """Yield which questions (q,), and their samples' cross-entropies with labels and pseudo-labels."""
+        asked = np.flatnonzero(spans.count)
         # Few models on many clients each: one pass per model. Nearly as many models as clients: all in one batch.
-        runs = np.unique(queries[:, 0])
-        if 4 * len(runs) > len(queries):
-            self._losses_of_many(models, queries, wanted, pseudo_models, out)
-        else:
-            for run in runs:
-                mine = np.flatnonzero(queries[:, 0] == run)
-                teacher = None if pseudo_models is None else pseudo_models[run : run + 1]
-                self._losses_of_one(models[run : run + 1], queries, mine, wanted, teacher, out)
-        return np.asarray(out.cpu().numpy())
+        runs = np.unique(spans.run[asked])
+        scored = self._padded if 4 * len(runs) > len(asked) else self._in_a_row
+        guided = None if teachers is None or not pseudo else scored(teachers, spans)
+        for some, logits, slots in scored(models, spans):
+            inside = None
+            if logits.ndim == 3:  # padded: which of them are meant
+                inside = self._send(_inside(spans.count[some], logits.shape[1]))
+            by_label, by_pseudo = cross_entropy(logits, self.label[slots]), None
+            if pseudo:
+                guide = logits if guided is None else next(guided)[1]
+                by_pseudo = cross_entropy(logits, guide.argmax(-1))
+            if inside is not None:
+                by_label = by_label.view(-1)[inside]
+                by_pseudo = None if by_pseudo is None else by_pseudo.view(-1)[inside]
+            yield some, by_label, by_pseudo
 
-    def _losses_of_one(
-        self,
-        model: torch.Tensor,
-        queries: IntArray,
-        mine: IntArray,
-        wanted: dict[str, bool],
-        teacher: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        """Fill the rows ``mine`` of ``out``, all about one model."""
-        if wanted["train"] or wanted["robust"] or wanted["pseudo"]:
-            first, n = queries[mine, 1], queries[mine, 2]
-            keep = mine[n > 0]
-            if len(keep):
-                slots, owner, sizes = _spans(first[n > 0], n[n > 0], self.device)
-                by_label, logits = self._cross_entropy(model, slots)
-                out[keep, 0] = _means(by_label, owner, sizes)
-                if wanted["robust"] or wanted["pseudo"]:
-                    guide = logits if teacher is None else self._logits(teacher, self.sample[slots])[0]
-                    labels = guide.argmax(1)
-                    robust = sample_losses(logits, self.label[slots], labels, self.local)
-                    out[keep, 2] = _means(robust, owner, sizes)
-                    out[keep, 3] = _means(sample_losses(logits, labels, None, self.local), owner, sizes)
-        if wanted["validation"]:
-            first, n = queries[mine, 1] + queries[mine, 2], queries[mine, 3] - queries[mine, 2]
-            keep = mine[n > 0]
-            if len(keep):
-                slots, owner, sizes = _spans(first[n > 0], n[n > 0], self.device)
-                out[keep, 1] = _means(self._cross_entropy(model, slots)[0], owner, sizes)
+    def _in_a_row(self, models: torch.Tensor, spans: Spans) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        """Yield for each model: its questions (q,), their logits (n, C) and slots (n,), question after question."""
+        asked = np.flatnonzero(spans.count)
+        for run in np.unique(spans.run[asked]):
+            some = asked[spans.run[asked] == run]
+            slots = self._send(spans[some].slots())
+            yield some, self._logits(models[run : run + 1], self.sample[slots])[0], slots
 
-    def _losses_of_many(
-        self,
-        models: torch.Tensor,
-        queries: IntArray,
-        wanted: dict[str, bool],
-        teachers: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        """Fill ``out`` where nearly every query has a model of its own."""
-        run, first, n = queries[:, 0], queries[:, 1], queries[:, 2]
-        if wanted["train"] or wanted["robust"] or wanted["pseudo"]:
-            guided = None if teachers is None else self._padded(teachers, run, first, n)
-            for part, logits, slots, share in self._padded(models, run, first, n):
-                rows = torch.from_numpy(part).to(self.device)
-                labels = self.label[slots]
-                out[rows, 0] = _shared(sample_losses(logits, labels, None, self.local), share)
-                if wanted["robust"] or wanted["pseudo"]:
-                    guide = (logits if guided is None else next(guided)[1]).argmax(2)
-                    out[rows, 2] = _shared(sample_losses(logits, labels, guide, self.local), share)
-                    out[rows, 3] = _shared(sample_losses(logits, guide, None, self.local), share)
-        if wanted["validation"]:
-            for part, logits, slots, share in self._padded(models, run, first + n, queries[:, 3] - n):
-                rows = torch.from_numpy(part).to(self.device)
-                out[rows, 1] = _shared(sample_losses(logits, self.label[slots], None, self.local), share)
+    def _padded(self, models: torch.Tensor, spans: Spans) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        """Yield for some questions at a time: which (q,), logits (q, L, C) and slots (q, L).
 
-    def _padded(
-        self, models: torch.Tensor, run: IntArray, first: IntArray, n: IntArray
-    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield for some queries at a time: which (q,), logits (q, L, C), slots (q, L) and each sample's share (q, L).
-
-        Query i is model ``run[i]`` on the ``n[i]`` slots from ``first[i]`` on; shorter ones repeat their first slot
-        with share 0. Queries of alike length go together, so that little is computed in vain.
+        Shorter ones repeat their first slot. Questions of alike length go together, so that little is computed in vain.
         """
-        order = np.flatnonzero(n > 0)
-        order = order[np.argsort(n[order], kind="stable")]
+        order = np.flatnonzero(spans.count)
+        order = order[np.argsort(spans.count[order], kind="stable")]
         start = 0
         while start < len(order):
             # The memory of a chunk follows its longest member, which is its last.
-            cost = np.arange(1, len(order) - start + 1) * n[order[start:]] * max(8 * self.x.shape[1], 1024)
-            count = max(1, int(np.searchsorted(cost, _MEMORY, side="right")))
-            part = order[start : start + count]
-            start += count
-            offsets = np.arange(int(n[part].max()))
-            inside = offsets[None] < n[part, None]
-            slots = torch.from_numpy(np.where(inside, first[part, None] + offsets[None], first[part, None]))
-            slots = slots.to(self.device)
-            share = torch.from_numpy(inside / n[part, None]).to(self.device)
-            x = self.x.index_select(0, self.sample[slots].view(-1)).view(len(part), len(offsets), -1)
-            vectors = self._own(models.index_select(0, self._send(run[part])))
+            cost = np.arange(1, len(order) - start + 1) * spans.count[order[start:]] * max(8 * self.x.shape[1], 1024)
+            some = order[start : start + max(1, int(np.searchsorted(cost, _MEMORY, side="right")))]
+            start += len(some)
+            first, count = spans.first[some, None], spans.count[some, None]
+            offsets = np.arange(int(count.max()))
+            slots = self._send(first + np.where(offsets[None] < count, offsets[None], 0))
+            x = self.x.index_select(0, self.sample[slots].view(-1)).view(len(some), len(offsets), -1)
+            vectors = self._own(models.index_select(0, self._send(spans.run[some])))
             with self._precision():
                 logits = self.net.logits(vectors, x)
-            yield part, logits, slots, share
-
-    def _cross_entropy(self, model: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self._logits(model, self.sample[slots])[0]
-        return sample_losses(logits, self.label[slots], None, self.local), logits
+            yield some, logits, slots
 
     @torch.no_grad()
-    def gradients(self, models: torch.Tensor, queries: IntArray) -> torch.Tensor:
+    def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return the full-batch gradients (Q, P)."""
-        count = len(queries)
+        count = len(spans)
         total = torch.zeros(count, len(self.order), device=self.device)
         if not count:
             return self._flat(total)
-        vectors = self._own(models.index_select(0, self._send(queries[:, 0])))
+        vectors = self._own(models.index_select(0, self._send(spans.run)))
         part = torch.empty_like(total)
-        n, largest = queries[:, 2], int(queries[:, 2].max())
+        n, largest = spans.count, int(spans.count.max())
         step = max(1, min(largest, _MEMORY // (max(16 * self.x.shape[1], 1024) * count)))
         for start in range(0, largest, step):
             offsets = np.arange(start, min(start + step, largest))
             inside = offsets[None] < n[:, None]
-            slots = torch.from_numpy(np.where(inside, queries[:, 1:2] + offsets[None], queries[:, 1:2])).to(self.device)
+            slots = self._send(spans.first[:, None] + np.where(inside, offsets[None], 0))
             slots.clamp_(max=len(self.sample) - 1)
-            weight = torch.from_numpy((inside / np.maximum(n, 1)[:, None]).astype(np.float32)).to(self.device)
+            weight = self._send((inside / np.maximum(n, 1)[:, None]).astype(np.float32))
             x = self.x.index_select(0, self.sample[slots].view(-1)).view(count, len(offsets), -1)
             saved: Saved = []
             with self._precision():
@@ -467,19 +408,6 @@ def _rounded(count: int, grain: int) -> int:
     return count if count <= 16 else -(-count // grain) * grain
 
 
-def _spans(first: IntArray, n: IntArray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the slots of all spans one after the other, whose each is, and the sizes."""
-    ends = np.cumsum(n)
-    slots = np.arange(ends[-1]) + np.repeat(first - (ends - n), n)
-    owner = np.repeat(np.arange(len(n)), n)
-    return torch.from_numpy(slots).to(device), torch.from_numpy(owner).to(device), torch.from_numpy(n).to(device)
-
-
-def _shared(values: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Return sums (q,) of values (q, L) times shares; what has no share is left out, even when it is NaN."""
-    return torch.where(share > 0, values.double() * share, 0.0).sum(1)
-
-
-def _means(values: torch.Tensor, owner: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Return the mean of each owner's values; by segments, which is the same twice (atomic sums are not)."""
-    return torch.segment_reduce(values.double(), "sum", lengths=sizes) / sizes
+def _inside(count: IntArray, width: int) -> IntArray:
+    """Return which elements of a (q, width) table are within the first ``count`` of their row, flattened."""
+    return np.flatnonzero(np.arange(width)[None] < count[:, None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -14,18 +14,17 @@ from torch import nn
 from fedcohort import rng
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.errors import DeviceError, InputError, ParameterError
+from fedcohort.signals import Measure
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
-from fedcohort.simulate.engine.groups import JobTable
+from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
+from fedcohort.simulate.engine.losses import reduced
+from fedcohort.simulate.engine.modules import ModuleBackend, usable_cores
 from fedcohort.simulate.engine.native import NativeBackend
-from fedcohort.simulate.engine.pool import Recipe
-from fedcohort.simulate.engine.processes import ProcessBackend, usable_cores
-from fedcohort.simulate.engine.program import ModuleProgram, Program
 from fedcohort.simulate.engine.stacked import stack, why_not_stacked
 from fedcohort.simulate.engine.store import Store, sample_shape
-from fedcohort.simulate.engine.tasks import choose_program
-from fedcohort.simulate.engine.types import ClientData, Jobs, Trained
+from fedcohort.simulate.engine.types import ClientData, Jobs, Spans, Trained
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
 
@@ -33,19 +32,23 @@ log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """What computes: processes on the CPU, or a device. Models are flat vectors, checked by the engine."""
+    """What computes: machine code, a stack of models on a device, or the plain loop. The engine checks the input."""
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return vectors (J, P) and first losses (J,)."""
+    ) -> torch.Tensor:
+        """Return the jobs' vectors (J, P)."""
 
-    def losses(
-        self, models: torch.Tensor, queries: IntArray, wanted: dict[str, bool], pseudo_models: torch.Tensor | None
-    ) -> FloatArray:
-        """Return (Q, 4): loss, validation loss, robust loss, pseudo-label loss."""
+    def cross_entropies(
+        self, models: torch.Tensor, spans: Spans, pseudo: bool, teachers: torch.Tensor | None
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
+        """Yield, for some questions with samples at a time, losses of their samples, question after question.
 
-    def gradients(self, models: torch.Tensor, queries: IntArray) -> torch.Tensor:
+        Which questions (q,); cross-entropies (n,) with the labels; and, if ``pseudo``, with the classes that the
+        teachers (R, P) predict, or the models themselves where there are none.
+        """
+
+    def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return full-batch gradients (Q, P)."""
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
@@ -77,10 +80,7 @@ class Engine:
     device : str
         "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:1".
     workers : int, optional
-        Threads that compute, on the CPU; without a compiler, processes, started when the work turns out to be worth
-        it. By default as many as there are cores.
-    server_validation : array of int, optional
-        Positions in the training set of the server's validation set, the default of :meth:`logits`.
+        Threads that compute, on the CPU. By default as many as there are cores.
     tf32 : bool
         On CUDA, let matrix products round their inputs to TF32, which convolutional networks gain much from; False
         computes in full single precision, as the CPU does.
@@ -96,8 +96,8 @@ class Engine:
     ...     zeros = np.zeros(2, dtype=np.int64)
     ...     trained = engine.train(model[None], Jobs(zeros, zeros, np.arange(2), zeros, zeros))
     ...     loss, accuracy = engine.evaluate(trained.params)
-    >>> trained.params.shape, trained.samples, loss.shape
-    (torch.Size([2, 10]), array([12,  8]), (2,))
+    >>> trained.params.shape, trained.steps, loss.shape
+    (torch.Size([2, 10]), array([3, 3]), (2,))
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class Engine:
         local: LocalTraining,
         device: str = "auto",
         workers: int | None = None,
-        server_validation: IntArray | None = None,
         tf32: bool = True,
     ) -> None:
         self.sample = sample_shape(x_train)
@@ -127,39 +126,30 @@ class Engine:
         self.model = model
         self.device = choose_device(device)
         self.y_train = np.asarray(y_train, dtype=np.int64)
-        self.server_validation = None if server_validation is None else np.asarray(server_validation, dtype=np.int64)
         with torch.random.fork_rng(devices=[]):
             module = build_model(model, self.sample, classes)
         flat = FlatModel(module)
         self.n_params = flat.n_params
-        reason = why_not_stacked(flat, self.sample)
-        if reason is not None:
-            log.warning(
-                "the model %r cannot be batched, its clients are trained one after the other: %s", model, reason
-            )
         self._closed = False
-        self.store = Store.build(x_train, x_test, y_test, federations)
-        self._backend: Backend
+        self.store = Store(x_train, x_test, y_test, federations)
+        self._backend = self._choose(module, flat, workers or usable_cores(), tf32)
+
+    def _choose(self, module: nn.Module, flat: FlatModel, threads: int, tf32: bool) -> Backend:
+        """Return the fastest backend this model can have here."""
+        layers = None if flat.stateful else read_layers(flat, self.sample)
+        if self.device.type == "cpu" and layers is not None:
+            native = NativeBackend.of(self.store, self.local, layers, threads)
+            if native is not None:
+                return native
+        reason = why_not_stacked(flat, self.sample)
         if self.device.type == "cuda" and reason is None:
             net = stack(flat, self.sample)
-            self._backend = DeviceProgram(net, self.store, local, classes=classes, device=self.device, tf32=tf32)
-        else:
-            self._backend = self._native(flat, workers) or self._processes(module, workers)
-
-    def _native(self, flat: FlatModel, workers: int | None) -> NativeBackend | None:
-        layers = None if flat.stateful or self.device.type != "cpu" else read_layers(flat, self.sample)
-        if layers is None:
-            return None
-        return NativeBackend.of(self.store, self.local, layers, workers or usable_cores())
-
-    def _processes(self, module: nn.Module, workers: int | None) -> ProcessBackend:
-        program: Program
-        if self.device.type == "cuda":
-            program = ModuleProgram(FlatModel(module.to(self.device)), self.sample, self.local)
-        else:
-            program = choose_program(module, self.sample, self.local)
-        recipe = Recipe(self.model, self.sample, self.classes, self.local)
-        return ProcessBackend(self.store, program, recipe, device=self.device, workers=workers)
+            return DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device, tf32=tf32)
+        if reason is not None:
+            log.warning(
+                "the model %r cannot be batched, its clients are trained one after the other: %s", self.model, reason
+            )
+        return ModuleBackend(module, self.store, self.local, sample=self.sample, device=self.device, threads=threads)
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -198,25 +188,21 @@ class Engine:
                 f"Got {tuple(correction.shape)}."
             )
         table = JobTable.of(jobs, self.store, self.local)
-        params, first_loss = self._backend.train(table, models, prox, correction)
-        return Trained(params=params, steps=table.steps, samples=table.n, first_loss=first_loss)
+        return Trained(self._backend.train(table, models, prox, correction), table.steps)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
-    def client_losses(
+    def measure(
         self,
         models: torch.Tensor,
         run: IntArray,
         federation: IntArray,
         client: IntArray,
+        measures: Collection[Measure],
         *,
-        train: bool = True,
-        validation: bool = False,
-        robust: bool = False,
-        pseudo: bool = False,
         pseudo_models: torch.Tensor | None = None,
-    ) -> dict[str, FloatArray]:
-        """Return mean losses of models on clients, each of shape (Q,).
+    ) -> dict[Measure, FloatArray]:
+        """Return numbers of models on clients, each of shape (Q,); NaN for a client without samples of that part.
 
         Parameters
         ----------
@@ -224,49 +210,47 @@ class Engine:
             (R, P).
         run, federation, client : array of int
             (Q,) which model on which client.
-        train, validation, robust, pseudo : bool
-            Which of "loss" (cross-entropy on the training samples with the client's labels), "validation_loss",
-            "robust_loss" (FLASH) and "pseudo_loss" (cross-entropy against pseudo-labels) to return.
+        measures : collection of Measure
+            What to measure.
         pseudo_models : torch.Tensor, optional
             (R, P) models that give the pseudo-labels; default ``models``.
-
-        Returns
-        -------
-        dict
-            NaN for a client without samples of that kind.
         """
         self._check_models(models)
-        queries = self._queries(run, federation, client, len(models))
-        wanted = {"train": train, "validation": validation, "robust": robust, "pseudo": pseudo}
         if pseudo_models is not None:
             self._check_models(pseudo_models)
-        columns = self._backend.losses(models, queries, wanted, pseudo_models).T.copy()
-        names = {"train": "loss", "validation": "validation_loss", "robust": "robust_loss", "pseudo": "pseudo_loss"}
-        return {names[key]: columns[row] for row, key in enumerate(names) if wanted[key]}
+        found: dict[Measure, FloatArray] = {}
+        for part in ("train", "validation"):
+            asked = [measure for measure in dict.fromkeys(measures) if measure.part == part]
+            if not asked:
+                continue
+            spans = self._spans(run, federation, client, len(models), part)
+            pseudo = any(measure.loss != "label" for measure in asked)
+            columns = torch.full((len(asked), len(spans)), torch.nan, dtype=torch.float64, device=self.device)
+            scored = self._backend.cross_entropies(models, spans, pseudo, pseudo_models)
+            for some, by_label, by_pseudo in scored:
+                lengths = torch.from_numpy(spans.count[some]).to(self.device)
+                columns[:, torch.from_numpy(some)] = reduced(by_label, by_pseudo, lengths, asked, self.local)
+            found |= zip(asked, columns.cpu().numpy(), strict=True)
+        return found
 
     def client_gradients(
         self, models: torch.Tensor, run: IntArray, federation: IntArray, client: IntArray
     ) -> torch.Tensor:
         """Return the full-batch gradient (Q, P) of each client's mean cross-entropy at the given models (R, P)."""
         self._check_models(models)
-        queries = self._queries(run, federation, client, len(models))
-        return self._backend.gradients(models, queries)
+        return self._backend.gradients(models, self._spans(run, federation, client, len(models)))
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return the test loss (M,) and accuracy (M,) of models (M, P)."""
         self._check_models(models)
         return self._backend.evaluate(models)
 
-    def logits(self, models: torch.Tensor, positions: IntArray | None = None) -> torch.Tensor:
-        """Return the logits (M, V, C) of models (M, P) on training samples, by default the server's validation set."""
+    def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
+        """Return the logits (M, V, C) of models (M, P) on training samples."""
         self._check_models(models)
-        if positions is None:
-            if self.server_validation is None:
-                raise InputError("This engine has no server validation set; give the positions of the samples.")
-            positions = self.server_validation
         positions = np.asarray(positions, dtype=np.int64)
-        if len(positions) and not 0 <= positions.min() <= positions.max() < self.store.shape.n_train:
-            raise InputError(f"Positions must be in [0, {self.store.shape.n_train}), the training set.")
+        if len(positions) and not 0 <= positions.min() <= positions.max() < self.store.n_train:
+            raise InputError(f"Positions must be in [0, {self.store.n_train}), the training set.")
         return self._backend.logits(models, positions)
 
     def inputs(self, positions: IntArray) -> torch.Tensor:
@@ -291,37 +275,37 @@ class Engine:
             values = getattr(jobs, name)
             if values is not None and len(values) != len(jobs):
                 raise InputError(f"Jobs has {len(jobs)} clients but {len(values)} values of {name!r}.")
-        self._queries(jobs.run, jobs.federation, jobs.client, rows)
+        self._spans(jobs.run, jobs.federation, jobs.client, rows)
         for name in ("round", "seed", "steps"):
             values = getattr(jobs, name)
             if values is not None and len(values) and np.min(values) < 0:
                 raise InputError(f"The {name!r} of a job must not be negative. Got {int(np.min(values))}.")
 
-    def _queries(self, run: IntArray, federation: IntArray, client: IntArray, rows: int) -> IntArray:
-        """Check (run, federation, client) and return (Q, 4): run, first slot, training samples, all samples."""
+    def _spans(self, run: IntArray, federation: IntArray, client: IntArray, rows: int, part: str = "train") -> Spans:
+        """Check (run, federation, client) and return where these clients' samples of a part lie."""
         run, federation, client = (np.asarray(values, dtype=np.int64) for values in (run, federation, client))
         if not len(run) == len(federation) == len(client):
             raise InputError(
                 f"run, federation and client must be of one length. Got {len(run)}, {len(federation)}, {len(client)}."
             )
-        result = np.zeros((len(run), 4), dtype=np.int64)
-        if not len(run):
-            return result
-        _check_range("run", run, rows)
-        _check_range("federation", federation, len(self.store.first))
-        result[:, 0] = run
+        first, count = np.zeros_like(run), np.zeros_like(run)
+        if len(run):
+            _check_range("run", run, rows)
+            _check_range("federation", federation, len(self.store.first))
         for number in np.unique(federation):
             mine = federation == number
-            _check_range("client", client[mine], len(self.store.first[number]))
-            result[mine, 1] = self.store.first[number][client[mine]]
-            result[mine, 2] = self.store.train[number][client[mine]]
-            result[mine, 3] = self.store.size[number][client[mine]]
-        return result
+            chosen = client[mine]
+            _check_range("client", chosen, len(self.store.first[number]))
+            first[mine], count[mine] = self.store.first[number][chosen], self.store.train[number][chosen]
+            if part == "validation":
+                first[mine] += count[mine]
+                count[mine] = self.store.size[number][chosen] - count[mine]
+        return Spans(run, first, count)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the workers and let go of the data."""
+        """End the threads and let go of the data."""
         if not self._closed:
             self._closed = True
             self._backend.close()

@@ -1,22 +1,20 @@
-"""The losses of local training and their derivatives by the logits, for logits (..., C)."""
+"""The losses of a model, their derivatives by the logits (..., C), and how a client's become one number."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
+
+from fedcohort.signals import Measure
 from fedcohort.simulate.local import LocalTraining
 
 
-def sample_losses(
-    logits: torch.Tensor, labels: torch.Tensor, pseudo: torch.Tensor | None, local: LocalTraining
-) -> torch.Tensor:
-    """Return the loss of each sample (...): cross-entropy, or FLASH's robust loss when pseudo-labels are given."""
-    normaliser = logits.logsumexp(-1)
-    by_label = normaliser - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    if pseudo is None:
-        return by_label
-    by_pseudo = normaliser - logits.gather(-1, pseudo.unsqueeze(-1)).squeeze(-1)
-    return robust_of(by_label, by_pseudo, local)
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each sample (...), given logits (..., C) and labels (...)."""
+    flat = F.cross_entropy(logits.flatten(0, -2), labels.reshape(-1), reduction="none")
+    return flat.view(labels.shape)
 
 
 def robust_of(by_label: torch.Tensor, by_pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
@@ -42,3 +40,41 @@ def logit_derivative(
     delta = delta * (1 + local.robust_alpha - strength)
     delta.scatter_add_(-1, labels, strength - 1)
     return delta.scatter_add_(-1, pseudo.unsqueeze(-1), local.robust_alpha * minus_one)
+
+
+def reduced(
+    by_label: torch.Tensor,
+    by_pseudo: torch.Tensor | None,
+    lengths: torch.Tensor,
+    measures: Sequence[Measure],
+    local: LocalTraining,
+) -> torch.Tensor:
+    """Return the measures (len(measures), q) of q clients.
+
+    Parameters
+    ----------
+    by_label, by_pseudo : torch.Tensor
+        Cross-entropies (n,) of the samples with labels and pseudo-labels, client after client; the second may be None
+        when no measure is made of it.
+    lengths : torch.Tensor
+        (q,) samples of each client, at least one.
+    measures : sequence of Measure
+    local : LocalTraining
+        The weights of the robust loss.
+    """
+    by_label = by_label.double()
+    columns = []
+    for measure in measures:
+        values = by_label
+        if measure.loss != "label":
+            assert by_pseudo is not None
+            values = by_pseudo.double()
+            if measure.loss == "robust":
+                values = robust_of(by_label, values, local)
+        square = measure.mean == "root-mean-square"
+        # By segments, one after the other: the same whatever stands beside them, and the same twice on a GPU.
+        mean = (
+            torch.segment_reduce(values.square() if square else values, "sum", lengths=lengths, unsafe=True) / lengths
+        )
+        columns.append(mean.sqrt() if square else mean)
+    return torch.stack(columns)

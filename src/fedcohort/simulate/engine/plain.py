@@ -1,6 +1,6 @@
 """Local training as everybody would write it: one model, one loop, ``torch.optim.SGD``.
 
-This is the definition the batched programs are tested against, the way models that cannot be batched are trained, and
+This is the definition the other backends are tested against, the way models that cannot be batched are trained, and
 what a client of a live federation runs.
 """
 
@@ -11,15 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedcohort.errors import InputError
+from fedcohort.simulate.engine.losses import cross_entropy, robust_of
 from fedcohort.simulate.local import BatchPlan, LocalTraining
 
 
 def robust_loss(logits: torch.Tensor, labels: torch.Tensor, pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
     """Return FLASH's loss of each sample, shape (n,), from logits (n, C), labels (n,) and pseudo-labels (n,)."""
-    by_label = F.cross_entropy(logits, labels, reduction="none")
-    by_pseudo = F.cross_entropy(logits, pseudo, reduction="none")
-    reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
-    return by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
+    return robust_of(cross_entropy(logits, labels), cross_entropy(logits, pseudo), local)
 
 
 def pseudo_labels(model: nn.Module, x: torch.Tensor, chunk: int = 512) -> torch.Tensor:
@@ -43,7 +41,7 @@ def train_plain(
     batches_per_epoch: int | None = None,
     prox: float = 0.0,
     correction: torch.Tensor | None = None,
-) -> float:
+) -> None:
     """Train ``model`` in place for one round on one client's samples.
 
     Parameters
@@ -64,11 +62,6 @@ def train_plain(
         Adds ``prox * (w - w_global)`` to the gradient (FedProx).
     correction : torch.Tensor, optional
         Flat vector (number of parameters,) added to the gradient (SCAFFOLD, FedDyn).
-
-    Returns
-    -------
-    float
-        Mean loss of the first batch at the global model; NaN when the plan has no steps.
     """
     if len(x) != len(y):
         raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")
@@ -82,7 +75,6 @@ def train_plain(
     pseudo = pseudo_labels(model, x) if local.loss == "robust" else None
     rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(x)))
     optimizer = torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
-    first = float("nan")
     model.train()
     for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
         batch = torch.as_tensor(row[:count], device=x.device)
@@ -91,8 +83,6 @@ def train_plain(
             loss = F.cross_entropy(logits, y[batch])
         else:
             loss = robust_loss(logits, y[batch], pseudo[batch], local).mean()
-        if step == 0:
-            first = float(loss.detach())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for p, origin in zip(parameters, start, strict=False):
@@ -101,4 +91,3 @@ def train_plain(
             p.grad.add_(shift)  # type: ignore[union-attr]
         optimizer.param_groups[0]["lr"] = float(rates[step])
         optimizer.step()
-    return first

@@ -5,52 +5,40 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fedcohort.arrays import AnyArray
 from fedcohort.errors import InputError
-from fedcohort.simulate.engine.memory import SharedBlock
 from fedcohort.simulate.engine.types import ClientData
 
 _CHUNK = 4096  # samples converted at a time, so that building the tensor needs little beside it
 
 
-@dataclass(frozen=True)
-class StoreShape:
-    """The sizes of a store; with its blocks, all a worker needs to see the same one."""
-
-    features: int
-    n_train: int
-    n_test: int
-    n_slots: int
-    clients: tuple[int, ...]  # number of clients of each federation
-
-
 class Store:
     """Samples and clients.
 
-    ``x`` holds the training samples, then the test samples. A *slot* is one sample of one client of one federation:
-    ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it. Client c of federation f
-    owns ``size`` slots from ``first[f][c]``; the first ``train[f][c]`` of these are trained on.
+    ``x`` holds the ``n_train`` training samples, then the test samples. A *slot* is one sample of one client of one
+    federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it. Client c of
+    federation f owns ``size[f][c]`` slots from ``first[f][c]``; the first ``train[f][c]`` of these are trained on.
     """
 
-    def __init__(self, shape: StoreShape, blocks: Sequence[SharedBlock]) -> None:
-        self.shape = shape
-        self.blocks = list(blocks)
-        x, slots, clients, test = self.blocks
-        rows = shape.n_train + shape.n_test
-        self.x = x.tensor(torch.float32, (rows, shape.features))
-        pair = slots.tensor(torch.int64, (2, shape.n_slots))
-        self.sample, self.label = pair[0], pair[1]
-        self.y_test = test.tensor(torch.int64, (shape.n_test,))
-        table = clients.array("int64", (3, sum(shape.clients)))
-        ends = np.cumsum(shape.clients)[:-1]
-        self.first = np.split(table[0], ends)
-        self.train = np.split(table[1], ends)
-        self.size = np.split(table[2], ends)
+    def __init__(
+        self, x_train: AnyArray, x_test: AnyArray, y_test: AnyArray, federations: Sequence[ClientData]
+    ) -> None:
+        self.n_train = len(x_train)
+        self.x = torch.empty(len(x_train) + len(x_test), math.prod(sample_shape(x_train)))
+        shift, scale = standardisation(x_train)
+        _convert(x_train, self.x[: self.n_train].numpy(), shift, scale)
+        _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)
+        self.y_test = torch.as_tensor(np.asarray(y_test, np.int64))
+        self.sample = torch.from_numpy(np.concatenate([f.indices for f in federations]).astype(np.int64))
+        self.label = torch.from_numpy(np.concatenate([f.labels for f in federations]).astype(np.int64))
+        starts = np.cumsum([0, *(len(f.indices) for f in federations)])
+        self.first = [start + f.offsets[:-1] for start, f in zip(starts[:-1], federations, strict=True)]
+        self.size = [np.diff(f.offsets) for f in federations]
+        self.train = [size - f.validation for size, f in zip(self.size, federations, strict=True)]
         self.largest = [int(part.max(initial=0)) for part in self.train]
 
     def to(self, device: torch.device) -> Store:
@@ -65,40 +53,7 @@ class Store:
     @property
     def x_test(self) -> torch.Tensor:
         """The test samples (n_test, F)."""
-        return self.x[self.shape.n_train :]
-
-    @staticmethod
-    def build(x_train: AnyArray, x_test: AnyArray, y_test: AnyArray, federations: Sequence[ClientData]) -> Store:
-        """Convert the data into shared memory."""
-        features = math.prod(sample_shape(x_train))
-        n_train, n_test = len(x_train), len(x_test)
-        shape = StoreShape(
-            features, n_train, n_test, sum(len(f.indices) for f in federations), tuple(f.n_clients for f in federations)
-        )
-        blocks = [
-            SharedBlock(4 * (n_train + n_test) * features),
-            SharedBlock(16 * shape.n_slots),
-            SharedBlock(24 * sum(shape.clients)),
-            SharedBlock(8 * n_test),
-        ]
-        x = blocks[0].array("float32", (n_train + n_test, features)) if n_train + n_test else np.zeros((0, features))
-        shift, scale = standardisation(x_train)
-        _convert(x_train, x[:n_train], shift, scale)
-        _convert(x_test, x[n_train:], shift, scale)
-        blocks[3].array("int64", (n_test,))[:] = y_test
-        slots = blocks[1].array("int64", (2, shape.n_slots))
-        table = blocks[2].array("int64", (3, sum(shape.clients)))
-        slot = client = 0
-        for federation in federations:
-            span = slice(slot, slot + len(federation.indices))
-            slots[0, span], slots[1, span] = federation.indices, federation.labels
-            sizes = np.diff(federation.offsets)
-            columns = slice(client, client + federation.n_clients)
-            table[0, columns] = slot + federation.offsets[:-1]
-            table[1, columns] = sizes - federation.validation
-            table[2, columns] = sizes
-            slot, client = span.stop, columns.stop
-        return Store(shape, blocks)
+        return self.x[self.n_train :]
 
 
 def sample_shape(x: AnyArray) -> tuple[int, ...]:

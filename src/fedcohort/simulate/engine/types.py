@@ -7,12 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import FedcohortError, InputError
-
-
-class WorkerError(FedcohortError, RuntimeError):
-    """A worker process of the training engine died or failed."""
+from fedcohort.arrays import IntArray
+from fedcohort.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -67,31 +63,33 @@ class Jobs:
         return len(self.client)
 
 
-class Trained:
-    """What J jobs came back with.
+@dataclass(frozen=True)
+class Spans:
+    """Q questions about models on stretches of the clients' samples, as arrays of length Q.
 
-    Parameters
-    ----------
-    params : torch.Tensor
-        (J, P) on the engine's device.
-    steps : array of int
-        (J,) SGD steps done.
-    samples : array of int
-        (J,) training samples of the client.
-    first_loss : torch.Tensor
-        (J,) see :attr:`first_loss`.
+    Question i is about the model in row ``run[i]`` and the ``count[i]`` slots of the store from ``first[i]`` on.
     """
 
-    def __init__(self, params: torch.Tensor, steps: IntArray, samples: IntArray, first_loss: torch.Tensor) -> None:
-        self.params = params
-        self.steps = steps
-        self.samples = samples
-        self._first_loss = first_loss
+    run: IntArray
+    first: IntArray
+    count: IntArray
 
-    @property
-    def first_loss(self) -> FloatArray:
-        """Mean loss (J,) of the first batch at the global model; NaN for a job without steps.
+    def __len__(self) -> int:
+        return len(self.run)
 
-        Fetched from the device when it is looked at, so that a round that does not ask for it waits for nothing.
-        """
-        return self._first_loss.double().cpu().numpy()
+    def __getitem__(self, some: IntArray) -> Spans:
+        return Spans(self.run[some], self.first[some], self.count[some])
+
+    def slots(self) -> IntArray:
+        """Return all slots, question after question."""
+        before = np.cumsum(self.count) - self.count
+        slots: IntArray = np.arange(int(self.count.sum())) + np.repeat(self.first - before, self.count)
+        return slots
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What J jobs came back with."""
+
+    params: torch.Tensor  # (J, P) on the engine's device
+    steps: IntArray  # (J,) SGD steps done

@@ -5,10 +5,32 @@
 #include "vectors.h"
 
 #define MAX_LAYERS 32
+/* A struct that native.py fills as a numpy record: all its fields are of 8 bytes, and this is the last of so many. */
+#define AS_IN_NUMPY(STRUCT, LAST, FIELDS) \
+    _Static_assert(sizeof(STRUCT) == 8 * (FIELDS) && offsetof(STRUCT, LAST) == 8 * (FIELDS) - 8, #STRUCT)
 
+/* One convolution, its pooling and ReLU. */
 typedef struct {
     index_t channels, height, width; /* of the input, without padding */
     index_t outputs, rows, columns, pad_y, pad_x, pool_y, pool_x, relu;
+} Kernel;
+AS_IN_NUMPY(Kernel, relu, 11);
+
+typedef struct {
+    index_t convolutions, layers;
+    Kernel kernel[MAX_LAYERS];
+    index_t width[MAX_LAYERS + 1]; /* of the dense layers, from the input to the classes */
+} Description;
+AS_IN_NUMPY(Description, width[MAX_LAYERS], 2 + 11 * MAX_LAYERS + MAX_LAYERS + 1);
+
+/* Of the training; alpha, beta and log_zero are those of the robust loss. */
+typedef struct {
+    double prox, weight_decay, momentum, alpha, beta, log_zero;
+} Settings;
+AS_IN_NUMPY(Settings, log_zero, 6);
+
+typedef struct {
+    index_t channels, height, width, outputs, rows, columns, pad_y, pad_x, pool_y, pool_x, relu; /* as in Kernel */
     index_t in_height, in_width;     /* of the input, with padding */
     index_t high, wide;              /* of the convolution's result */
     index_t out_height, out_width;   /* after pooling */
@@ -47,18 +69,19 @@ static index_t claim(index_t *used, index_t floats) {
     return start;
 }
 
-/* Read the description (see native.py) and lay everything out in the scratch block; return the floats it takes. */
-static index_t lay_out(Net *net, const index_t *description, index_t batch, float *scratch) {
-    const index_t *d = description;
+/* Read the description and lay everything out in the scratch block; return the floats it takes. */
+static index_t lay_out(Net *net, const Description *description, index_t batch, float *scratch) {
     index_t used = 0;
-    net->convolutions = (int)*d++;
+    net->convolutions = (int)description->convolutions;
     net->size = 0;
     net->blocks = (batch + LANES - 1) / LANES;
     index_t maps = 0, upper = 0, lower = 0, transposed = 0;
     for (int i = 0; i < net->convolutions; ++i) {
         Convolution *c = &net->convolution[i];
-        c->channels = *d++, c->height = *d++, c->width = *d++, c->outputs = *d++, c->rows = *d++, c->columns = *d++;
-        c->pad_y = *d++, c->pad_x = *d++, c->pool_y = *d++, c->pool_x = *d++, c->relu = *d++;
+        const Kernel *k = &description->kernel[i];
+        c->channels = k->channels, c->height = k->height, c->width = k->width, c->outputs = k->outputs;
+        c->rows = k->rows, c->columns = k->columns, c->pad_y = k->pad_y, c->pad_x = k->pad_x;
+        c->pool_y = k->pool_y, c->pool_x = k->pool_x, c->relu = k->relu;
         c->in_height = c->height + 2 * c->pad_y, c->in_width = c->width + 2 * c->pad_x;
         c->high = c->in_height - c->rows + 1, c->wide = c->in_width - c->columns + 1;
         c->out_height = c->high / c->pool_y, c->out_width = c->wide / c->pool_x;
@@ -75,10 +98,10 @@ static index_t lay_out(Net *net, const index_t *description, index_t batch, floa
         lower = pooled > lower ? pooled : lower;
         c->turned = scratch + claim(&used, i ? c->channels * c->rows * c->columns * c->outputs : 0);
     }
-    net->layers = (int)*d++;
+    net->layers = (int)description->layers;
     for (int i = 0; i < net->layers; ++i) {
         Dense *l = &net->dense[i];
-        l->inputs = *d++, l->outputs = *d;
+        l->inputs = description->width[i], l->outputs = description->width[i + 1];
         l->padded = up(l->outputs);
         l->weight = claim(&net->size, l->inputs * l->padded);
         l->bias = claim(&net->size, l->padded);

@@ -69,50 +69,43 @@ static void backward(Net *net, index_t count, float keep, float sign, float *tar
     }
 }
 
-typedef struct {
-    double alpha, beta, log_zero;
-} Robust;
-
-/* Turn logits into `scale` times the derivative of the loss by them; return the sum of the losses if `wanted`. */
-static double loss(const Net *net, index_t count, const int64_t *labels, const int64_t *pseudo, const index_t *order,
-                   const Robust *robust, float scale, int wanted) {
-    const Dense *top = &net->dense[net->layers - 1];
-    const index_t vectors = top->padded / LANES, classes = top->outputs;
-    double total = 0;
-    for (index_t i = 0; i < count; ++i) {
-        float *logits = top->out + i * top->padded, *delta = top->delta + i * top->padded;
-        const index_t y = labels[order[i]];
-        for (index_t k = classes; k < top->padded; ++k) logits[k] = -INFINITY;
-        float greatest = logits[0];
-        for (index_t k = 1; k < classes; ++k) greatest = logits[k] > greatest ? logits[k] : greatest;
-        vec mass = all(0);
-        for (index_t j = 0; j < vectors; ++j) {
-            const vec e = exponential(((const vec *)logits)[j] - greatest);
-            ((vec *)delta)[j] = e;
-            mass += e;
-        }
-        for (index_t k = classes; k < top->padded; ++k) delta[k] = 0; /* it was 1e-38: no matter in the sum */
-        const float whole = sum(mass);
-        const float q = delta[y] / whole;
-        float strength = 0;
-        if (pseudo) strength = (float)(robust->beta * robust->log_zero) * q;
-        const float factor = scale * (pseudo ? 1 + (float)robust->alpha - strength : 1) / whole;
-        for (index_t j = 0; j < vectors; ++j) ((vec *)delta)[j] *= factor;
-        delta[y] += scale * (strength - 1);
-        if (pseudo) delta[pseudo[order[i]]] -= scale * (float)robust->alpha;
-        if (wanted) {
-            const double normaliser = greatest + log((double)whole), by_label = normaliser - logits[y];
-            total += by_label;
-            if (pseudo)
-                total += robust->alpha * (normaliser - logits[pseudo[order[i]]])
-                    - robust->beta * robust->log_zero * (1 - exp(-by_label));
-        }
+/* Turn the logits of a sample into exponentials below the greatest, in `delta`; return their sum and the greatest. */
+static float exponentials(const Dense *top, float *logits, float *delta, float *greatest) {
+    for (index_t k = top->outputs; k < top->padded; ++k) logits[k] = -INFINITY;
+    *greatest = logits[0];
+    for (index_t k = 1; k < top->outputs; ++k) *greatest = logits[k] > *greatest ? logits[k] : *greatest;
+    vec mass = all(0);
+    for (index_t j = 0; j < top->padded / LANES; ++j) {
+        const vec e = exponential(((const vec *)logits)[j] - *greatest);
+        ((vec *)delta)[j] = e;
+        mass += e;
     }
-    return total;
+    for (index_t k = top->outputs; k < top->padded; ++k) delta[k] = 0; /* it was 1e-38: no matter in the sum */
+    return sum(mass);
+}
+
+/* Turn logits into `scale` times the derivative of the loss by them; with pseudo-labels, of FLASH's robust loss. */
+static void differentiate_loss(const Net *net, index_t count, const int64_t *labels, const int64_t *pseudo,
+                               const index_t *order, const Settings *settings, float scale) {
+    const Dense *top = &net->dense[net->layers - 1];
+    for (index_t i = 0; i < count; ++i) {
+        float *delta = top->delta + i * top->padded, greatest;
+        const index_t y = labels[order[i]];
+        const float whole = exponentials(top, top->out + i * top->padded, delta, &greatest);
+        float strength = 0, factor = scale / whole;
+        if (pseudo) {
+            const float alpha = (float)settings->alpha;
+            strength = (float)(settings->beta * settings->log_zero) * (delta[y] / whole);
+            factor = scale * (1 + alpha - strength) / whole;
+        }
+        for (index_t j = 0; j < top->padded / LANES; ++j) ((vec *)delta)[j] *= factor;
+        delta[y] += scale * (strength - 1);
+        if (pseudo) delta[pseudo[order[i]]] -= scale * (float)settings->alpha;
+    }
 }
 
 /* Lay the network out and load a flat vector into it. */
-static void load(Net *net, const index_t *description, index_t width, float *scratch, const float *vector) {
+static void load(Net *net, const Description *description, index_t width, float *scratch, const float *vector) {
     lay_out(net, description, width, scratch);
     for (int i = 0; i < net->convolutions; ++i) { /* the padding of an image is zero and is never written again */
         const Convolution *c = &net->convolution[i];
@@ -126,31 +119,31 @@ static void load(Net *net, const index_t *description, index_t width, float *scr
 
 /* What all units of a call share. */
 typedef struct {
-    const index_t *description;
-    const float *data;      /* all samples, one row each */
-    const double *settings; /* prox, weight decay, momentum, and the robust loss's alpha, beta and log 0 */
-    index_t width;          /* samples of one pass where nothing is trained */
+    const Description *description;
+    const float *data; /* all samples, one row each */
+    const Settings *settings;
+    index_t width;     /* samples of one pass where nothing is trained */
 } Shared;
 
 /* The local training of one client. */
 typedef struct {
-    const int64_t *sample, *label, *pseudo;  /* of the client's training samples; pseudo may be NULL */
-    const int64_t *indices, *counts;         /* (steps, width), (steps) the batches */
-    const double *rates;                     /* (steps) */
+    const int64_t *sample, *label, *pseudo; /* of the client's training samples; pseudo may be NULL */
+    const int64_t *indices, *counts;        /* (steps, width), (steps) the batches */
+    const double *rates;                    /* (steps) */
     index_t steps, width;
-    const float *start;                      /* flat vector */
-    float *out;                              /* flat vector */
-    const float *correction;                 /* flat vector or NULL */
-    double first_loss;                       /* mean loss of the first batch */
+    const float *start;                     /* flat vector */
+    float *out;                             /* flat vector */
+    const float *correction;                /* flat vector or NULL */
 } Training;
+AS_IN_NUMPY(Training, correction, 11);
 
 static void train(const Shared *shared, float *scratch, void *unit) {
-    Training *job = unit;
+    const Training *job = unit;
     Net net;
     load(&net, shared->description, job->width, scratch, job->start);
-    const double *settings = shared->settings;
-    const float prox = (float)settings[0], shrink = (float)(settings[0] + settings[1]), momentum = (float)settings[2];
-    const Robust robust = {settings[3], settings[4], settings[5]};
+    const Settings *settings = shared->settings;
+    const float prox = (float)settings->prox, momentum = (float)settings->momentum;
+    const float shrink = (float)(settings->prox + settings->weight_decay);
     const int pulled = prox != 0 || job->correction;
     if (job->correction) convert(&net, net.pull, (float *)job->correction, 1);
     else if (pulled) memset(net.pull, 0, net.size * sizeof(float));
@@ -165,8 +158,7 @@ static void train(const Shared *shared, float *scratch, void *unit) {
         const float rate = (float)job->rates[t];
         forward(&net, shared->data, positions, count);
         const float scale = (float)((momentum ? 1 : job->rates[t]) / (double)count);
-        const double total = loss(&net, count, job->label, job->pseudo, batch, &robust, scale, t == 0);
-        if (t == 0) job->first_loss = total / (double)count;
+        differentiate_loss(&net, count, job->label, job->pseudo, batch, settings, scale);
         const Ahead next = {shared->data, positions, t + 1 < job->steps ? job->counts[t + 1] : 0, net.features};
         for (index_t i = 0; i < next.count; ++i) positions[i] = job->sample[batch[job->width + i]];
         if (!momentum) { /* the learning rate is in the derivative already */
@@ -186,14 +178,18 @@ static void train(const Shared *shared, float *scratch, void *unit) {
     convert(&net, net.weights, job->out, 0);
 }
 
-/* Transposed logits of some samples: out[class * stride + i]. */
+/* What a model says about some samples. Whatever is NULL is not wanted. */
 typedef struct {
     const float *vector;
     const int64_t *positions;
     index_t count;
-    float *out;
-    index_t stride;
+    const int64_t *label;  /* needed for by_label */
+    const int64_t *pseudo; /* for by_pseudo; NULL: the classes the model itself predicts */
+    float *logits;         /* (count, classes) */
+    double *by_label, *by_pseudo; /* (count) cross-entropies */
+    int64_t *predicted;    /* (count) classes */
 } Scoring;
+AS_IN_NUMPY(Scoring, predicted, 9);
 
 static void score(const Shared *shared, float *scratch, void *unit) {
     const Scoring *job = unit;
@@ -203,7 +199,19 @@ static void score(const Shared *shared, float *scratch, void *unit) {
     for (index_t start = 0; start < job->count; start += shared->width) {
         const index_t rows = smaller(shared->width, job->count - start);
         forward(&net, shared->data, job->positions + start, rows);
-        turn_matrix(top->out, rows, top->outputs, top->padded, job->out + start, job->stride);
+        for (index_t r = 0; r < rows; ++r) {
+            const index_t i = start + r;
+            float *logits = top->out + r * top->padded, greatest;
+            if (job->logits) memcpy(job->logits + i * top->outputs, logits, top->outputs * sizeof(float));
+            index_t best = 0;
+            for (index_t k = 1; k < top->outputs; ++k) best = logits[k] > logits[best] ? k : best;
+            if (job->predicted) job->predicted[i] = best;
+            if (!job->by_label && !job->by_pseudo) continue;
+            const float whole = exponentials(top, logits, top->delta + r * top->padded, &greatest);
+            const double normaliser = greatest + log((double)whole);
+            if (job->by_label) job->by_label[i] = normaliser - logits[job->label[i]];
+            if (job->by_pseudo) job->by_pseudo[i] = normaliser - logits[job->pseudo ? job->pseudo[i] : best];
+        }
     }
 }
 
@@ -214,6 +222,7 @@ typedef struct {
     index_t count;
     float *out;
 } Gradient;
+AS_IN_NUMPY(Gradient, out, 5);
 
 static void differentiate(const Shared *shared, float *scratch, void *unit) {
     const Gradient *job = unit;
@@ -225,7 +234,7 @@ static void differentiate(const Shared *shared, float *scratch, void *unit) {
     for (index_t start = 0; start < job->count; start += shared->width) {
         const index_t rows = smaller(shared->width, job->count - start);
         forward(&net, shared->data, job->positions + start, rows);
-        loss(&net, rows, job->label + start, NULL, order, NULL, 1 / (float)job->count, 0);
+        differentiate_loss(&net, rows, job->label + start, NULL, order, shared->settings, 1 / (float)job->count);
         backward(&net, rows, 1, 1, net.velocity, NULL);
     }
     convert(&net, net.velocity, job->out, 0);
@@ -255,7 +264,7 @@ static void *take_part(void *argument) {
 }
 
 /* Bytes of scratch a thread needs for batches of up to `batch` samples. */
-index_t fedcohort_scratch(const index_t *description, index_t batch) {
+index_t fedcohort_scratch(const Description *description, index_t batch) {
     Net net;
     return lay_out(&net, description, batch, NULL) * (index_t)sizeof(float);
 }
@@ -265,7 +274,7 @@ index_t fedcohort_scratch(const index_t *description, index_t batch) {
  * A unit's result depends on nothing but the unit, so it does not matter which thread takes it. `room`: bytes of
  * scratch for each thread.
  */
-void fedcohort_run(const index_t *description, const float *data, const double *settings, index_t width, index_t kind,
+void fedcohort_run(const Description *description, const float *data, const Settings *settings, index_t width, index_t kind,
                    void *units, index_t count, char *scratch, index_t room, index_t threads) {
     const Shared shared = {description, data, settings, width};
     index_t next = 0;

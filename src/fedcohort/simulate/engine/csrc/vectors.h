@@ -59,20 +59,36 @@ INLINE vec exponential(vec x) {
 }
 
 /* A square of LANES by LANES numbers, rows to columns: at distance 1, 2, 4, ... two rows exchange half their numbers. */
-INLINE void turn_square(vec square[LANES]) {
-    UNROLL for (int distance = 1; distance < LANES; distance *= 2) {
-        ivec low, high;
-        UNROLL for (int lane = 0; lane < LANES; ++lane) {
-            low[lane] = lane & distance ? LANES + lane - distance : lane;
-            high[lane] = lane & distance ? LANES + lane : lane + distance;
-        }
-        UNROLL for (int i = 0; i < LANES; ++i)
-            if (!(i & distance)) {
-                const vec a = square[i], b = square[i + distance];
-                square[i] = __builtin_shuffle(a, b, low);
-                square[i + distance] = __builtin_shuffle(a, b, high);
-            }
+#if LANES == 16
+#define EACH(F, D) F(0, D), F(1, D), F(2, D), F(3, D), F(4, D), F(5, D), F(6, D), F(7, D), F(8, D), F(9, D), F(10, D), \
+                   F(11, D), F(12, D), F(13, D), F(14, D), F(15, D)
+#elif LANES == 8
+#define EACH(F, D) F(0, D), F(1, D), F(2, D), F(3, D), F(4, D), F(5, D), F(6, D), F(7, D)
+#else
+#define EACH(F, D) F(0, D), F(1, D), F(2, D), F(3, D)
+#endif
+#define LOW(LANE, D) ((LANE) & (D) ? LANES + (LANE) - (D) : (LANE))
+#define HIGH(LANE, D) ((LANE) & (D) ? LANES + (LANE) : (LANE) + (D))
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(A, B, F, D) __builtin_shufflevector(A, B, EACH(F, D))
+#else
+#define SHUFFLE(A, B, F, D) __builtin_shuffle(A, B, (ivec){EACH(F, D)})
+#endif
+#define EXCHANGE(D)                                                                                                    \
+    UNROLL for (int i = 0; i < LANES; ++i) if (!(i & (D))) {                                                           \
+        const vec a = square[i], b = square[i + (D)];                                                                  \
+        square[i] = SHUFFLE(a, b, LOW, D);                                                                             \
+        square[i + (D)] = SHUFFLE(a, b, HIGH, D);                                                                      \
     }
+INLINE void turn_square(vec square[LANES]) {
+    EXCHANGE(1)
+    EXCHANGE(2)
+#if LANES > 4
+    EXCHANGE(4)
+#endif
+#if LANES > 8
+    EXCHANGE(8)
+#endif
 }
 
 /* to[c, r] = from[r, c]. */

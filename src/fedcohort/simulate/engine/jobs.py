@@ -1,11 +1,10 @@
-"""Jobs made ready for a program: which rows of the data each of them uses in each step, and with which rate."""
+"""Jobs made ready for a backend: which rows of the data each of them uses in each step, and with which rate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.plans import draw_plan
@@ -26,8 +25,6 @@ class JobTable:
     round: IntArray
     seed: IntArray
     per_epoch: IntArray  # batches of an epoch, for rates that decay per local epoch
-
-    FIELDS = ("run", "first", "n", "steps", "client", "round", "seed", "per_epoch")
 
     def __len__(self) -> int:
         return len(self.run)
@@ -74,37 +71,3 @@ class JobTable:
     def rates(self, job: int, local: LocalTraining) -> FloatArray:
         """Return the learning rates of one job's steps."""
         return local.lr_schedule(int(self.round[job]), int(self.steps[job]), int(self.per_epoch[job]))
-
-    def groups(self, size: int, local: LocalTraining) -> list[IntArray]:
-        """Put jobs of equal learning rates and similar shape together, at most ``size`` of them.
-
-        Depends on the jobs alone, so that a run is the same whoever computes a group.
-        """
-        # Longest first; then jobs that share the shape of a batch stand side by side.
-        order = np.lexsort((self.n, -self.steps, self.round))
-        result: list[IntArray] = []
-        part: list[int] = []
-        key: tuple[int, int] | None = None
-        for job in order:
-            mine = (int(self.round[job]), int(self.per_epoch[job]) if local.lr_decay_epoch != 1.0 else 0)
-            if part and (len(part) == size or mine != key):
-                result.append(np.array(part, dtype=np.int64))
-                part = []
-            part.append(int(job))
-            key = mine
-        if part:
-            result.append(np.array(part, dtype=np.int64))
-        return result
-
-
-@dataclass
-class TrainTask:
-    """What a program trains at once: some jobs of a table, their start vectors and where the results go."""
-
-    table: JobTable
-    jobs: IntArray  # (g,) rows of the table, longest first
-    models: torch.Tensor  # (R, P) global models
-    out: torch.Tensor  # (J, P) results, rows of the table
-    first_loss: FloatArray  # (J,)
-    prox: float
-    correction: torch.Tensor | None  # (J, P)
