@@ -5,36 +5,24 @@ import pytest
 
 from fedcohort.aggregators import (
     AGGREGATORS,
+    Aggregator,
     ControlVariates,
     FedAvg,
     FedNova,
     FedPdp,
     FedProx,
     Mean,
-    Members,
     Scaffold,
 )
 from fedcohort.aggregators.fednova import normaliser
 from fedcohort.errors import FedcohortError, InputError, ParameterError
 from fedcohort.params import parameters
 
-OLD = np.array([1.0, 1.0, 1.0])
-MODELS = np.array([[2.0, 0.0, 4.0], [0.0, 2.0, 0.0]])
-
-
-def members(share=(0.1, 0.3), steps=(4.0, 2.0), multiplicity=(1.0, 1.0), federation=10, momentum=0.0):
-    return Members(
-        clients=np.arange(len(share)),
-        share=np.array(share),
-        steps=np.array(steps),
-        federation=federation,
-        multiplicity=np.array(multiplicity),
-        momentum=momentum,
-    )
+from .problems import MODELS, OLD, LinearServer, members
 
 
 def combined(aggregator, **changes):
-    return aggregator.combine(OLD, MODELS, members(**changes))
+    return aggregator.combine(OLD, MODELS, members(**changes)).model
 
 
 def test_size_mean():
@@ -144,23 +132,95 @@ def test_scaffold_global_rate():
 def test_torch_tensors_flow_through(name):
     torch = pytest.importorskip("torch")
     aggregator = AGGREGATORS.create(name)
-    ours = combined(aggregator)
-    theirs = aggregator.combine(torch.tensor(OLD), torch.tensor(MODELS), members())
-    np.testing.assert_allclose(theirs.numpy(), ours)
-    memory = aggregator.memory(4, torch.tensor(OLD))
-    if memory is not None:
-        memory.absorb(np.array([1, 2]), torch.tensor(OLD), torch.tensor(MODELS), np.array([0.1, 0.2]), None)
-        plain = aggregator.memory(4, OLD)
-        plain.absorb(np.array([1, 2]), OLD, MODELS, np.array([0.1, 0.2]), None)
-        np.testing.assert_allclose(
-            memory.corrections(np.arange(4)).numpy(), plain.corrections(np.arange(4)), rtol=1e-12
+    plain, tensors = aggregator.memory(4, OLD), aggregator.memory(4, torch.tensor(OLD))
+    for _ in range(2):
+        ours = aggregator.combine(OLD, MODELS, members(), plain, LinearServer())
+        theirs = aggregator.combine(
+            torch.tensor(OLD), torch.tensor(MODELS), members(), tensors, LinearServer(torch.tensor)
         )
+        np.testing.assert_allclose(theirs.model.numpy(), ours.model, rtol=1e-12)
+        np.testing.assert_allclose(theirs.weights, ours.weights, rtol=1e-12)
+        if aggregator.corrects:
+            plain.absorb(np.array([1, 2]), OLD, MODELS, np.array([0.1, 0.2]), None)
+            tensors.absorb(np.array([1, 2]), torch.tensor(OLD), torch.tensor(MODELS), np.array([0.1, 0.2]), None)
+    if plain is not None:
+        saved = plain.arrays()
+        assert saved.keys() == tensors.arrays().keys()
+        for key, value in tensors.arrays().items():
+            np.testing.assert_allclose(np.asarray(value), saved[key], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_a_memory_is_restored_to_the_last_bit(name):
+    torch = pytest.importorskip("torch")
+    aggregator = AGGREGATORS.create(name)
+    old, models = torch.tensor(OLD, dtype=torch.float32), torch.tensor(MODELS, dtype=torch.float32)
+    memory = aggregator.memory(4, old)
+    assert (memory is None) == (type(aggregator).memory is Aggregator.memory)
+    if memory is None:
+        return
+    server = LinearServer(lambda values: torch.tensor(values, dtype=torch.float32))
+    results = []
+    for round_ in range(4):
+        if round_ == 2:  # the server was restarted: all that is left are NumPy arrays
+            saved = {key: np.asarray(value).copy() for key, value in memory.arrays().items()}
+            copy = aggregator.memory(4, old)
+            copy.restore(saved)
+            for key, value in copy.arrays().items():
+                assert np.asarray(value).dtype == saved[key].dtype
+                np.testing.assert_array_equal(np.asarray(value), saved[key])
+        for one in [memory] if round_ < 2 else [memory, copy]:
+            result = aggregator.combine(old, models + round_, members(), one, server)
+            if aggregator.corrects:
+                one.absorb(np.array([1, 2]), old, models + round_, np.array([0.1, 0.2]), None)
+            results.append(result.model.numpy())
+    np.testing.assert_array_equal(results[2], results[3])
+    np.testing.assert_array_equal(results[4], results[5])
+    for key, value in memory.arrays().items():
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(copy.arrays()[key]))
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
 def test_nobody_is_an_error(name):
+    aggregator = AGGREGATORS.create(name)
+    nobody = members(share=(), steps=(), multiplicity=())
     with pytest.raises(InputError, match="at least one model"):
-        AGGREGATORS.create(name).combine(OLD, MODELS[:0], members(share=(), steps=(), multiplicity=()))
+        aggregator.combine(OLD, MODELS[:0], nobody, aggregator.memory(4, OLD), LinearServer())
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_models_and_members_must_fit(name):
+    aggregator = AGGREGATORS.create(name)
+    with pytest.raises(InputError, match=r"one model per member\. Got 1 models of 2"):
+        aggregator.combine(OLD, MODELS[:1], members(), aggregator.memory(4, OLD), LinearServer())
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_one_client_alone_gives_a_finite_model(name):
+    aggregator = AGGREGATORS.create(name)
+    alone = members(share=(0.5,), steps=(3.0,), multiplicity=(1.0,))
+    result = aggregator.combine(OLD, MODELS[:1], alone, aggregator.memory(4, OLD), LinearServer())
+    assert np.isfinite(result.model).all()
+    assert result.weights.shape == (1,)
+
+
+@pytest.mark.parametrize("name", [name for name in AGGREGATORS.names() if not AGGREGATORS.get(name).corrects])
+def test_a_missing_memory_is_named(name):
+    aggregator = AGGREGATORS.create(name)
+    if aggregator.memory(4, OLD) is not None:
+        with pytest.raises(InputError, match=f"'{name}' remembers things"):
+            aggregator.combine(OLD, MODELS, members(), None, LinearServer())
+
+
+@pytest.mark.parametrize("name", [name for name in AGGREGATORS.names() if AGGREGATORS.get(name).needs_server])
+@pytest.mark.parametrize("server", [None, "empty"])
+def test_a_server_without_samples_is_named(name, server):
+    aggregator = AGGREGATORS.create(name)
+    if server == "empty":
+        server = LinearServer(inputs=np.zeros((0, 1)))
+    with pytest.raises(InputError, match=f"'{name}' computes on samples of the server's own") as raised:
+        aggregator.combine(OLD, MODELS, members(), aggregator.memory(4, OLD), server)
+    assert "server_validation" in raised.value.hint
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())

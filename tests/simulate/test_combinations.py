@@ -29,19 +29,19 @@ BASE = {
 }
 
 
-def run_all(tmp_path, variants):
+def run_all(tmp_path, variants, rounds=6):
     selectors = {
         f"{name}-{i}": {"name": name, **({"warmup": 2, "interval": 2} if name == "fedcor" else {}), **variant}
         for name in SELECTORS.names()
         for i, variant in enumerate(variants)
     }
-    simulation = Simulation(Experiment.from_dict({**BASE, "selectors": selectors}), tmp_path / "out", device="cpu")
+    table = {**BASE, "run": {**BASE["run"], "rounds": rounds, "eval_every": rounds // 2}, "selectors": selectors}
+    simulation = Simulation(Experiment.from_dict(table), tmp_path / "out", device="cpu")
     assert simulation.run() == "finished"
     results = load(tmp_path / "out")
     assert {run.state for run in results.runs} == {"finished"}
-    rounds = results.rounds
-    assert len(rounds) == 6 * len(selectors)
-    accuracy = np.array(rounds["accuracy"].to_pylist(), dtype=float)
+    assert len(results.rounds) == rounds * len(selectors)
+    accuracy = np.array(results.rounds["accuracy"].to_pylist(), dtype=float)
     assert np.isfinite(accuracy).sum() == 2 * len(selectors)
     return results
 
@@ -49,7 +49,11 @@ def run_all(tmp_path, variants):
 @pytest.mark.parametrize("part", [0, 1])
 def test_every_selector_with_every_aggregator(tmp_path, part):
     names = AGGREGATORS.names()[part::2]
-    run_all(tmp_path, [{"aggregator": {"name": name}} for name in names])
+    results = run_all(tmp_path, [{"aggregator": {"name": name}} for name in names], rounds=2)
+    weights = np.array(results.clients["weight"].to_pylist(), dtype=float)
+    kept = np.array(results.clients["kept"].to_pylist(), dtype=bool)
+    assert np.isfinite(weights[kept]).all()
+    assert (weights[~kept] == 0).all()
 
 
 def test_every_selector_with_every_filter(tmp_path):

@@ -1,23 +1,26 @@
-"""What an aggregator is: weights for the kept models, perhaps a rule for local training, perhaps a memory.
+"""What an aggregator is: a rule for the kept models, perhaps one for local training, perhaps a memory.
 
-Models are flat vectors of parameters; the formulas use only arithmetic and indexing, so that NumPy arrays and torch
-tensors both flow through. The simulator averages all runs of a lock-step group in one operation from the weights
-alone; an aggregator that does more than a weighted sum overrides :meth:`Aggregator.combine`.
+Models are flat vectors of parameters; the formulas use only arithmetic, indexing and :mod:`.vectors`, so that NumPy
+arrays and torch tensors both flow through. Most aggregators are a :class:`WeightedSum`: the simulator then averages
+all runs of a lock-step group in one operation, from the weights alone. Whoever does more fills in
+:meth:`Aggregator.combine`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, final
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.params import Parameterized
 from fedcohort.registry import Registry
+from fedcohort.signals import Signal
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,9 @@ class Members:
         How often each client counts (1 unless the selector drew with replacement).
     momentum : float
         Of local training; FedNova's normalisation depends on it.
+    metrics : mapping of Signal to (k,) float array
+        What the clients reported of the signals the aggregator :attr:`~Aggregator.requires`; empty for a trial cohort,
+        which reports nothing.
     """
 
     clients: IntArray
@@ -45,6 +51,10 @@ class Members:
     federation: int
     multiplicity: FloatArray
     momentum: float = 0.0
+    metrics: Mapping[Signal, FloatArray] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __len__(self) -> int:
+        return len(self.clients)
 
     @property
     def by_size(self) -> FloatArray:
@@ -60,6 +70,10 @@ class Members:
         """(k,) multiplicities, summing to 1."""
         return np.asarray(self.multiplicity / self.multiplicity.sum())
 
+    def weighted(self, weighting: str) -> FloatArray:
+        """(k,) :attr:`by_size` or :attr:`by_count`, by the name that aggregators' ``weighting`` has."""
+        return self.by_size if weighting == "size" else self.by_count
+
 
 @dataclass(frozen=True, eq=False)
 class Mix:
@@ -68,9 +82,43 @@ class Mix:
     weights: FloatArray
     old: float = 0.0
 
+    def of(self, old: Any, models: Any) -> Any:
+        """Return the sum (P,) for the global model (P,) and the clients' models (k, P)."""
+        result = self.old * old if self.old else 0.0
+        for weight, model in zip(self.weights.tolist(), models, strict=True):
+            result = result + weight * model
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Combined:
+    """What an aggregator made of a round.
+
+    Attributes
+    ----------
+    model : (P,) the next global model
+    weights : (k,) float array
+        What each kept model counted for; it goes on record, beside the client.
+    """
+
+    model: Any
+    weights: FloatArray
+
 
 class Memory(ABC):
     """What an aggregator remembers of one run between rounds; :mod:`fedcohort.simulate` saves it in checkpoints."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Any]:
+        """Return everything worth saving, by name."""
+
+    @abstractmethod
+    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Take over what :meth:`arrays` returned, as NumPy arrays, to the last bit."""
+
+
+class Corrections(Memory):
+    """A memory that also changes local training: of aggregators that say ``corrects``."""
 
     @abstractmethod
     def corrections(self, clients: IntArray) -> Any:
@@ -78,7 +126,7 @@ class Memory(ABC):
 
     @abstractmethod
     def absorb(self, clients: IntArray, old: Any, models: Any, rates: FloatArray, gradients: Any | None) -> None:
-        """Learn from the models that arrived.
+        """Learn from the models that arrived, whether or not they were kept.
 
         Parameters
         ----------
@@ -91,20 +139,49 @@ class Memory(ABC):
             Full-batch gradients at ``old``, where the aggregator asked for them.
         """
 
-    @abstractmethod
-    def arrays(self) -> dict[str, Any]:
-        """Return everything worth saving, by name."""
+
+class Server(ABC):
+    """What the server can compute on V samples of its own; a host hands it to aggregators that say ``needs_server``."""
 
     @abstractmethod
-    def restore(self, arrays: Mapping[str, Any]) -> None:
-        """Take over what :meth:`arrays` returned."""
+    def __len__(self) -> int:
+        """Return the number of samples V."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Any:
+        """(V, C) the samples' classes, one-hot; aggregators that call the samples unlabelled do not read it."""
+
+    @abstractmethod
+    def batches(self, size: int, steps: int) -> Iterable[IntArray]:
+        """Yield ``steps`` batches of places 0..V-1, at most ``size`` each, drawn anew for every round of every run."""
+
+    @abstractmethod
+    def logits(self, models: Any) -> Any:
+        """(m, V, C) outputs of models (m, P) on the samples."""
+
+    @abstractmethod
+    def gradient(self, model: Any, targets: Any, places: IntArray) -> Any:
+        r"""(P,) gradient at ``model`` of the cross-entropy with soft targets.
+
+        :math:`-\frac{1}{b} \sum_{v, c} t_{vc} \log \sigma(f(w, x_v))_c`, with sigma the softmax.
+
+        Parameters
+        ----------
+        model : (P,)
+        targets : (b, C) probabilities
+        places : (b,) int array
+            Which samples, 0..V-1.
+        """
 
 
 class Aggregator(Parameterized, ABC):
-    """Turns the kept models into the next global model. Derive a frozen dataclass and fill in :meth:`mix`."""
+    """Turns the kept models into the next global model. Derive a frozen dataclass and fill in :meth:`combine`."""
 
     name: ClassVar[str]
     model_copies: ClassVar[int] = 1  # vectors of the model's size sent each way per client (SCAFFOLD: 2)
+    corrects: ClassVar[bool] = False  # whether its memory is Corrections
+    needs_server: ClassVar[bool] = False  # whether it computes on samples of the server's own
 
     @property
     def prox(self) -> float:
@@ -116,23 +193,72 @@ class Aggregator(Parameterized, ABC):
         """Whether clients also compute the full-batch gradient at the received model."""
         return False
 
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Which numbers clients report for it, beside what the selector requires."""
+        return frozenset()
+
     def memory(self, federation: int, model: Any) -> Memory | None:
         """Return what is remembered between rounds, before the first one; None for most."""
         return None
 
     @abstractmethod
+    def combine(
+        self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
+    ) -> Combined:
+        """Return the next global model.
+
+        Parameters
+        ----------
+        old : (P,) the global model
+        models : (k, P) the kept ones, at least one
+        members : Members
+            Whose they are.
+        memory : Memory, optional
+            What :meth:`memory` returned, brought up to date here; hosts pass a copy for what is thrown away.
+        server : Server, optional
+            For aggregators that say ``needs_server``.
+        """
+
+    def _check(self, models: Any, members: Members) -> None:
+        """Refuse to combine nothing."""
+        if len(members) == 0:
+            raise InputError("An average needs at least one model. Got none; keep the old global model instead.")
+        if len(models) != len(members):
+            raise InputError(f"There must be one model per member. Got {len(models)} models of {len(members)} members.")
+
+    def _server(self, server: Server | None) -> Server:
+        """Return the server, or say that it is missing."""
+        if server is None or len(server) == 0:
+            raise InputError(
+                f"The aggregator {self.name!r} computes on samples of the server's own, and there are none.",
+                hint="in the simulator set scenario.server_validation, the number of samples of each class kept there",
+            )
+        return server
+
+    def _foreign(self, memory: Memory | None) -> InputError:
+        """Say that a memory is missing or another aggregator's."""
+        return InputError(
+            f"The aggregator {self.name!r} remembers things between rounds and needs its own memory. Got {memory!r}.",
+            hint="make it once with aggregator.memory(federation, model) and pass it to every combine",
+        )
+
+
+class WeightedSum(Aggregator):
+    """An aggregator that is a weighted sum. Derive a frozen dataclass and fill in :meth:`mix`."""
+
+    @abstractmethod
     def mix(self, members: Members) -> Mix:
         """Return the weights of the kept models, at least one."""
 
-    def combine(self, old: Any, models: Any, members: Members) -> Any:
-        """Return the next global model (P,) from the old one (P,) and the kept ones (k, P)."""
-        if len(members.clients) == 0:
-            raise InputError("An average needs at least one model. Got none; keep the old global model instead.")
+    @final
+    def combine(
+        self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
+    ) -> Combined:
+        """Return the weighted sum."""
+        self._check(models, members)
         mix = self.mix(members)
-        result = mix.old * old if mix.old else 0.0
-        for weight, model in zip(mix.weights.tolist(), models, strict=True):
-            result = result + weight * model
-        return result
+        return Combined(mix.of(old, models), mix.weights)
 
 
 AGGREGATORS: Registry[Aggregator] = Registry("aggregator", package="fedcohort.aggregators")

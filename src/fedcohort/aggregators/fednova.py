@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.aggregators.base import AGGREGATORS, Aggregator, Members, Mix
+from fedcohort.aggregators.base import AGGREGATORS, Members, Mix, WeightedSum
 from fedcohort.arrays import FloatArray
 
 
@@ -32,7 +32,7 @@ def normaliser(steps: FloatArray, momentum: float) -> FloatArray:
 
 @AGGREGATORS.register("fednova")
 @dataclass(frozen=True, kw_only=True)
-class FedNova(Aggregator):
+class FedNova(WeightedSum):
     r"""Average of updates per local step, :math:`w - \tau_{eff} \sum_k p_k (w - w_k) / \|a_k\|_1` ([Wang2020]_, Eq. 6).
 
     :math:`\tau_{eff} = \sum_k p_k \|a_k\|_1`, p_k normalised over the kept cohort. Clients that do more local steps

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcohort.aggregators.base import AGGREGATORS, Aggregator, Members, Mix
+from fedcohort.aggregators.base import AGGREGATORS, Members, Mix, WeightedSum
 from fedcohort.params import Boolean, Interval, OneOf, param
 
 
 @AGGREGATORS.register("size-mean")
 @dataclass(frozen=True, kw_only=True)
-class SizeMean(Aggregator):
+class SizeMean(WeightedSum):
     r"""Mean by size over the kept cohort, :math:`\sum_{k \in S^t} p_k m_k w_k / \sum_{k \in S^t} p_k m_k`.
 
     The default. It is what most software calls FedAvg ([McMahan2017]_), and what FedPdp becomes when its weights are
@@ -38,7 +38,7 @@ class SizeMean(Aggregator):
 
 @AGGREGATORS.register("mean")
 @dataclass(frozen=True, kw_only=True)
-class Mean(Aggregator):
+class Mean(WeightedSum):
     r"""Plain mean, :math:`\sum_{k \in S^t} m_k w_k / \sum_{k \in S^t} m_k` (FedCor's Eq. 4, 1/C each)."""
 
     def mix(self, members: Members) -> Mix:
@@ -48,7 +48,7 @@ class Mean(Aggregator):
 
 @AGGREGATORS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Aggregator):
+class FedAvg(WeightedSum):
     r"""FedAvg as FedCM's Table 1 writes it ([Kim2020]_, Eq. 3).
 
     :math:`\sum_{k \notin S^t} p_k w + \sum_{k \in S^t} p_k w_k`. Absent clients keep the old global model, so a
@@ -68,7 +68,7 @@ class FedAvg(Aggregator):
 
 @AGGREGATORS.register("fedprox")
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Aggregator):
+class FedProx(WeightedSum):
     r"""FedProx: mean of the kept models, :math:`\frac{1}{|S^t|} \sum_{k \in S^t} w_k`, and a proximal term ([Li2020]_).
 
     Local training minimises :math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2`. The paper draws clients by size and
@@ -86,12 +86,12 @@ class FedProx(Aggregator):
 
     def mix(self, members: Members) -> Mix:
         """Equal weights, or weights by size."""
-        return Mix(members.by_count if self.weighting == "count" else members.by_size)
+        return Mix(members.weighted(self.weighting))
 
 
 @AGGREGATORS.register("fedpdp")
 @dataclass(frozen=True, kw_only=True)
-class FedPdp(Aggregator):
+class FedPdp(WeightedSum):
     r"""FedAvg with partial device participation ([Li2019]_), :math:`\sum_{k \in S^t} p_k \frac{|S|}{|S^t|} w_k`.
 
     With a filter, S^t are the kept models: FedCA's Eq. 5 ([Kim2020]_). The paper's weights do not sum to 1 when

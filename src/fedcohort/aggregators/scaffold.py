@@ -11,29 +11,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcohort.aggregators.base import AGGREGATORS, Aggregator, Members, Memory, Mix
-from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.aggregators.base import AGGREGATORS, Corrections, Members, Mix, WeightedSum
+from fedcohort.aggregators.vectors import as_like, zeros
+from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.params import Interval, OneOf, param
 
 
-def _zeros(like: Any, rows: int) -> Any:
-    """(rows, P) zeros of the same library, type and device as the vector ``like`` (P,)."""
-    shape = (rows, len(like))
-    return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
-
-
-class ControlVariates(Memory):
+class ControlVariates(Corrections):
     """Server variate c and client variates c_i; only clients that took part have a row."""
 
     def __init__(self, federation: int, model: Any) -> None:
         self.federation = federation
-        self.server = _zeros(model, 1)[0]
-        self.rows = _zeros(model, 0)  # (capacity, P), grown by doubling
+        self.server = zeros(model)
+        self.rows = zeros(model, 0)  # (capacity, P), grown by doubling
         self.row_of: dict[int, int] = {}
 
     def _client_variates(self, clients: IntArray) -> Any:
         """(k, P) c_i, zero for clients that never took part."""
-        own = _zeros(self.server, len(clients))
+        own = zeros(self.server, len(clients))
         for i, client in enumerate(clients.tolist()):
             row = self.row_of.get(client)
             if row is not None:
@@ -56,7 +51,7 @@ class ControlVariates(Memory):
         self.server = self.server + (fresh - own).sum(0) / self.federation
         needed = len(self.row_of) + sum(client not in self.row_of for client in clients.tolist())
         if needed > len(self.rows):
-            grown = _zeros(self.server, min(max(2 * len(self.rows), needed), max(self.federation, needed)))
+            grown = zeros(self.server, min(max(2 * len(self.rows), needed), max(self.federation, needed)))
             grown[: len(self.rows)] = self.rows
             self.rows = grown
         for i, client in enumerate(clients.tolist()):
@@ -67,16 +62,16 @@ class ControlVariates(Memory):
         clients = np.fromiter(self.row_of, np.int64, len(self.row_of))
         return {"server": self.server, "clients": clients, "rows": self.rows[: len(self.row_of)]}
 
-    def restore(self, arrays: Mapping[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
         """Take over saved variates."""
-        self.server = arrays["server"]
-        self.rows = arrays["rows"]
-        self.row_of = {int(client): row for row, client in enumerate(np.asarray(arrays["clients"]).tolist())}
+        self.rows = as_like(arrays["rows"], self.server)
+        self.server = as_like(arrays["server"], self.server)
+        self.row_of = {int(client): row for row, client in enumerate(arrays["clients"].tolist())}
 
 
 @AGGREGATORS.register("scaffold")
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Aggregator):
+class Scaffold(WeightedSum):
     r"""Local steps :math:`y_i \leftarrow y_i - \eta (g_i(y_i) - c_i + c)` ([Karimireddy2020]_, Algorithm 1).
 
     Then :math:`x \leftarrow x + \eta_g \frac{1}{|S|} \sum_i (y_i - x)` and
@@ -88,6 +83,7 @@ class Scaffold(Aggregator):
     """
 
     model_copies: ClassVar[int] = 2
+    corrects: ClassVar[bool] = True
     option: int = param(2, OneOf((1, 2)), "how client variates are renewed: 1 by a gradient, 2 from the update")
     global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta_g)")
 

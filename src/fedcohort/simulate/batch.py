@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fedcohort.aggregators import Corrections
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.scenario import Federation
 from fedcohort.signals import Measure, Signal
@@ -74,12 +75,12 @@ class Batch:
             steps=steps,
         )
         correction = None
-        if any(run.memory is not None for run in runs):
+        if any(run.aggregator.corrects for run in runs):  # then all do: it is part of what makes a group
             correction = torch.cat(
                 [
                     run.memory.corrections(part)
                     for run, part in zip(runs, clients, strict=True)
-                    if run.memory is not None
+                    if isinstance(run.memory, Corrections)
                 ]
             )
         return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)

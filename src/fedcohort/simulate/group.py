@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedcohort.aggregators import Mix
+from fedcohort.aggregators import Corrections, Mix, WeightedSum
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.filters import Need, Replies
 from fedcohort.protocol import RoundReport, RoundRequest, Status
@@ -152,14 +152,13 @@ class Group:
             self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
             if run.memory is not None:
                 prefix = f"memory/{run.row}/"
-                saved = {
-                    name.removeprefix(prefix): value
-                    if value.dtype.kind == "i"
-                    else torch.as_tensor(value).to(self.models)
-                    for name, value in checkpoint.arrays.items()
-                    if name.startswith(prefix)
-                }
-                run.memory.restore(saved)
+                run.memory.restore(
+                    {
+                        name.removeprefix(prefix): value
+                        for name, value in checkpoint.arrays.items()
+                        if name.startswith(prefix)
+                    }
+                )
 
     def infos(self) -> list[RunInfo]:
         """Return the runs' entries of runs.json."""
@@ -280,7 +279,7 @@ class Group:
         new = self._average(turns, params, trained.steps)
         for turn, part in zip(turns, clients, strict=True):
             run = turn.run
-            if run.memory is not None:
+            if isinstance(run.memory, Corrections):
                 good = torch.as_tensor(turn.sound, device=params.device)
                 run.memory.absorb(
                     part[turn.sound],
@@ -305,14 +304,18 @@ class Group:
                 mixes.append(Mix(np.zeros(len(kept)), 1.0))
                 continue
             members = turn.members(turn.arrived[kept], steps[turn.jobs][kept])
-            mix = turn.run.aggregator.mix(members)
-            weights = np.zeros(len(kept))
-            weights[kept] = mix.weights
-            turn.weight[turn.arrived] = weights
-            if not turn.run.linear:
+            run, weights = turn.run, np.zeros(len(kept))
+            if isinstance(run.aggregator, WeightedSum):
+                mix = run.aggregator.mix(members)
+                weights[kept] = mix.weights
+                mixes.append(Mix(weights, mix.old))
+            else:
                 rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
-                special[i] = turn.run.aggregator.combine(self.models[turn.run.row], rows, members)
-            mixes.append(Mix(weights, mix.old))
+                combined = run.combine(self.models[run.row], rows, members)
+                weights[kept] = combined.weights
+                special[i] = combined.model
+                mixes.append(Mix(weights))
+            turn.weight[turn.arrived] = weights
         return self._mixed(turns, params, mixes, special)
 
     def _mixed(

@@ -74,7 +74,7 @@ def _answer_trials(batch: Batch, turns: Sequence[Turn]) -> None:
             averages.append(old)
             continue
         members = scratch.members(np.arange(len(clients)), trained.steps[start:stop])
-        averages.append(turn.run.aggregator.combine(old, trained.params[start:stop], members))
+        averages.append(turn.run.combine(old, trained.params[start:stop], members, trial=True).model)
     after = batch.losses(torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], only_loss)[
         Signal.LOSS
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.aggregators import Aggregator, Members, Memory
+from fedcohort.aggregators import Aggregator, Combined, Members, Memory
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.early_stop import EarlyStop, Watch
@@ -111,7 +112,6 @@ class Run:
         self.rounds = options.rounds
         self.eval_every = options.eval_every
         self.aggregator: Aggregator = plan.aggregator
-        self.linear = type(plan.aggregator).combine is Aggregator.combine
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
@@ -154,6 +154,11 @@ class Run:
             shadows=self.plan.shadows,
             commit="manual",
         )
+
+    def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
+        """Return the next global model; a trial leaves no trace in the aggregator's memory."""
+        memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
+        return self.aggregator.combine(old, models, members, memory)
 
     def end(self, state: str, reason: str = "") -> None:
         """Mark the run as over."""

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 import fedcohort
-from fedcohort.aggregators import Aggregator
 from fedcohort.errors import FedcohortError
 from fedcohort.journal import read_journal
 from fedcohort.scenario import Federation
@@ -85,8 +84,8 @@ def _data_key(data: DataOptions) -> str:
 
 def _group_key(plan: RunPlan) -> str:
     """Runs of one key can share a batch: same data, model, local training and rule added to it."""
-    remembers = type(plan.aggregator).memory is not Aggregator.memory
-    parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), plan.aggregator.prox, remembers]
+    aggregator = plan.aggregator
+    parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), aggregator.prox, aggregator.corrects]
     return _identity(parts)
 
 

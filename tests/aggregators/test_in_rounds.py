@@ -1,0 +1,109 @@
+"""Aggregators inside the simulator: interrupted and resumed, tried without a trace, with nobody left to average."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from fedcohort.aggregators import AGGREGATORS
+
+pytest.importorskip("torch")
+
+from fedcohort.simulate.checkpoint import found
+from fedcohort.simulate.checkpoint import load as load_checkpoint
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation, prepare
+
+TABLE = {
+    "seeds": [3],
+    "data": {"name": "synthetic", "samples": 300, "test_samples": 50, "classes": 3, "shape": [4]},
+    "scenario": {"partition": {"name": "dirichlet", "clients": 9, "alpha": 0.5}, "server_validation": 6},
+    "model": {"name": "logistic"},
+    "local": {"batch_size": 8, "steps": 3, "lr": 0.1},
+    "run": {"rounds": 6, "cohort": 4, "eval_every": 2, "device": "cpu", "workers": 1, "checkpoint_seconds": 3600.0},
+}
+
+
+def table(**changes):
+    result = copy.deepcopy(TABLE)
+    for key, value in changes.items():
+        result[key] = {**result.get(key, {}), **value}
+    return result
+
+
+class StopAfter(Listener):
+    def __init__(self, rows):
+        self.rows = rows
+        self.simulation = None
+
+    def on_round(self, run, row):
+        self.rows -= 1
+        if self.rows == 0:
+            self.simulation.stop()
+
+
+def last_checkpoints(out):
+    """Models and memories of every group, by group and name."""
+    arrays = {}
+    for group in range(len(list((out / "checkpoint").glob("group-*.npz")))):
+        (path,) = found(out / "checkpoint", group).values()
+        arrays |= {f"{group}/{name}": value for name, value in load_checkpoint(path).arrays.items()}
+    return arrays
+
+
+def test_every_aggregator_continues_exactly_where_it_stopped(tmp_path):
+    names = AGGREGATORS.names()
+    config = table(selectors={name: {"name": "uniform", "aggregator": {"name": name}} for name in names})
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert Simulation(Experiment.from_dict(config), whole).run() == "finished"
+    listener = StopAfter(2 * len(names) - 1)
+    simulation = Simulation(Experiment.from_dict(config), stopped, listeners=[listener])
+    listener.simulation = simulation
+    assert simulation.run() == "interrupted"
+    assert Simulation.open(stopped).run() == "finished"
+    want, got = last_checkpoints(whole), last_checkpoints(stopped)
+    assert want.keys() == got.keys()
+    remembered = {name for name in names if AGGREGATORS.create(name).memory(2, np.zeros(2)) is not None}
+    assert {"scaffold", "fedavgm", "fedadam", "fedyogi"} <= remembered
+    assert len({name.rpartition("/")[0] for name in want if "/memory/" in name}) == len(remembered)
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_a_filter_that_keeps_nobody_leaves_the_old_model(name, monkeypatch):
+    config = table(selectors={"uniform": {"aggregator": {"name": name}, "filter": {"name": "cmfl"}}})
+    group = prepare(Experiment.from_dict(config)).group(0, journals=None, device="cpu", workers=1)
+    group.start()
+    before = group.models.clone()
+    remembered = {} if group.runs[0].memory is None or name == "scaffold" else group.runs[0].memory.arrays()
+    remembered = {key: np.asarray(value).copy() for key, value in remembered.items()}
+    monkeypatch.setattr(type(group), "_kept", lambda self, turn, *rest: np.zeros(len(turn.arrived), bool))
+    group.step()
+    np.testing.assert_array_equal(group.models.numpy(), before.numpy())
+    for key, value in remembered.items():
+        np.testing.assert_array_equal(np.asarray(group.runs[0].memory.arrays()[key]), value)
+    group.close()
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+def test_one_client_in_the_cohort(tmp_path, name):
+    config = table(run={"cohort": 1, "rounds": 2}, selectors={"uniform": {"aggregator": {"name": name}}})
+    assert Simulation(Experiment.from_dict(config), tmp_path / "out").run() == "finished"
+    results = load(tmp_path / "out")
+    assert np.isfinite(results.clients["weight"].to_pylist()).all()
+    assert results.runs[0].state == "finished"
+
+
+def test_a_trial_cohort_leaves_no_trace_in_the_memory():
+    config = table(selectors={"fedcor": {"warmup": 3, "aggregator": {"name": "fedavgm"}}})
+    group = prepare(Experiment.from_dict(config)).group(0, journals=None, device="cpu", workers=1)
+    group.start()
+    memory = group.runs[0].memory
+    assert (memory.first == 0).all()
+    group.step()  # a trial before the cohort is chosen, then the round itself
+    moved = group.models[0] - group.engine.init(3)
+    np.testing.assert_allclose(memory.first.numpy(), moved.numpy(), atol=1e-6)  # one update, not two
+    group.close()
