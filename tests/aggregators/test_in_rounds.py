@@ -98,12 +98,20 @@ def test_one_client_in_the_cohort(tmp_path, name):
 
 
 def test_a_trial_cohort_leaves_no_trace_in_the_memory():
-    config = table(selectors={"fedcor": {"warmup": 3, "aggregator": {"name": "fedavgm"}}})
-    group = prepare(Experiment.from_dict(config)).group(0, journals=None, device="cpu", workers=1)
+    selector = {"warmup": 0, "interval": 1, "samples": "trial", "aggregator": {"name": "fedavgm"}}
+    group = prepare(Experiment.from_dict(table(selectors={"fedcor": selector}))).group(
+        0, journals=None, device="cpu", workers=1
+    )
     group.start()
-    memory = group.runs[0].memory
-    assert (memory.first == 0).all()
-    group.step()  # a trial before the cohort is chosen, then the round itself
-    moved = group.models[0] - group.engine.init(3)
-    np.testing.assert_allclose(memory.first.numpy(), moved.numpy(), atol=1e-6)  # one update, not two
+    (run,) = group.runs
+    real, calls = run.combine, []
+
+    def watched(old, models, members, *, trial=False):
+        calls.append((trial, (models - old).numpy().T @ members.by_size))
+        return real(old, models, members, trial=trial)
+
+    run.combine = watched
+    group.step()
+    assert [trial for trial, _ in calls] == [True, False]
+    np.testing.assert_allclose(run.memory.first.numpy(), calls[1][1], atol=1e-6)  # of the round alone
     group.close()
