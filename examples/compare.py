@@ -6,9 +6,9 @@ python examples/compare.py
 import tempfile
 from pathlib import Path
 
+from fedcohort.simulate.leaderboard import leaderboards
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import run_experiment
-from fedcohort.simulate.summary import summarise
 
 if __name__ == "__main__":  # the training engine starts worker processes
     experiment = {
@@ -23,5 +23,7 @@ if __name__ == "__main__":  # the training engine starts worker processes
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "skewed"
         run_experiment(experiment, out)
-        for row in summarise(load(out)).rows:
+        (board,) = leaderboards(load(out))
+        print(board)  # a table; in a notebook, leave out print
+        for row in board.rows:
             print(f"{row.label:10} terminal accuracy {row.terminal.mean:.3f}, mean QCID {row.qcid.mean:.3f}")

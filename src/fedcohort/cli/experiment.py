@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 import time
@@ -18,12 +17,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcohort.cli.output import Format, err, out, print_json, table
+from fedcohort.cli.output import Format, err, out, print_json, print_table, table
 from fedcohort.errors import FedcohortError, MissingExtraError
+from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
 from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.metrics import Spread
 from fedcohort.simulate.results import RunInfo, load
-from fedcohort.simulate.summary import Summary, ToTarget, summarise
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config import Experiment
@@ -201,11 +199,15 @@ def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequ
         console.print(f"interrupted; continue with: fedcohort run --resume {simulation.out}", highlight=False)
         raise typer.Exit(INTERRUPTED)
     results = load(simulation.out)
-    summary = summarise(results)
+    boards = leaderboards(results)
     if format is Format.JSON:
-        print_json({"out": str(simulation.out), "state": state, **summary.to_dict()})
+        shown = [board.to_dict() for board in boards]
+        print_json({"out": str(simulation.out), "state": state, "leaderboards": shown})
     else:
-        print_summary(summary)
+        for i, board in enumerate(boards):
+            if i:
+                out().print()
+            print_table(leaderboard_table(board), out())
     console.print(f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}", highlight=False)
     diverged = [run for run in results.runs if run.state == "diverged"]
     if diverged:
@@ -214,52 +216,3 @@ def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequ
         if len(diverged) > 5:
             console.print(f"and {len(diverged) - 5} more diverged", style="red", highlight=False)
         raise typer.Exit(DIVERGED)
-
-
-def _percent(value: Spread) -> str:
-    if not value.count:
-        return "-"
-    return f"{value.mean:.1%}" + (f" ±{100 * value.std:.1f}" if value.count > 1 else "")
-
-
-def _number(value: Spread, of: int | None = None) -> str:
-    """Mean and deviation; how many there are, where not all ``of`` runs have a value."""
-    if not value.count:
-        return "-"
-    text = f"{value.mean:.0f}" + (f" ±{value.std:.0f}" if value.count > 1 else "")
-    return text if of is None or value.count == of else f"{text} ({value.count}/{of})"
-
-
-def print_summary(summary: Summary) -> None:
-    """Print the table of an experiment."""
-    settings = any(row.setting for row in summary.rows)
-    timed = any(row.clock.count and row.clock.mean > 0 for row in summary.rows)
-    targets = list(dict.fromkeys(item.target for row in summary.rows for item in row.to_target))
-    named = summary.targets_given
-    columns = ["selector", *(["setting"] if settings else [])]
-    columns += [f"#rounds to {target:.1%}" for target in targets] if named else ["#rounds to baseline"]
-    stopped = any(row.early_stop != row.best for row in summary.rows)
-    columns += ["#speed-up", "#best", *(["#early stop"] if stopped else []), "#terminal", "#gain", "#QCID", "#MB"]
-    columns += ["#queries"] if any(row.query_share for row in summary.rows) else []
-    columns += ["#sim. s"] if timed else []
-    rows = []
-    for row in summary.rows:
-        items = {item.target: item for item in row.to_target}
-        mine: list[ToTarget | None] = [items.get(t) for t in targets] if named else [next(iter(row.to_target), None)]
-        cells: list[Any] = [row.label + (f" ({row.diverged} diverged)" if row.diverged else "")]
-        cells += [row.setting] if settings else []
-        cells += ["-" if item is None else _number(item.rounds, row.seeds) for item in mine]
-        faster = next((item.speed_up for item in reversed(mine) if item and not math.isnan(item.speed_up)), None)
-        cells.append("-" if faster is None else f"{faster:.2f}x")
-        cells += [_percent(row.best), *([_percent(row.early_stop)] if stopped else []), _percent(row.terminal)]
-        cells.append("-" if math.isnan(row.improvement) else f"{row.improvement:+.1%}")
-        cells.append(f"{row.qcid.mean:.3g}" if row.qcid.count else "-")
-        cells.append(f"{row.megabytes.mean:.3g}")
-        cells += [f"{row.query_share:.0%}"] if "#queries" in columns else []
-        cells += [_number(row.clock)] if timed else []
-        rows.append(cells)
-    gain = f"against {summary.baseline}" + (f", IID is {summary.reference}" if summary.reference else "")
-    console = out()
-    if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width of its own
-    console.print(table(columns, rows, title=f"mean ± std over seeds; speed-up and gain {gain}"))

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcohort.errors import FedcohortError
+from fedcohort.simulate.leaderboard.formats import Table as Shown
+from fedcohort.simulate.leaderboard.formats import to_text
 
 
 class Format(StrEnum):
@@ -64,6 +66,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
     for row in rows:
         result.add_row(*("" if cell is None else str(cell) for cell in row))
     return result
+
+
+def print_table(shown: Shown, console: Console) -> None:
+    """Print a table of results in lines that fit the console; 80 columns where it has no width of its own."""
+    console.print(to_text(shown, console.width), markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_error(error: FedcohortError) -> None:

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from fedcohort.cli.options import FormatOption, QuietOption
-from fedcohort.cli.output import Format, err, out, print_json
+from fedcohort.cli.output import Format, err, out, print_json, print_table
 from fedcohort.errors import InputError
-from fedcohort.report.figures import percent
-from fedcohort.report.page import Section, assemble, build_report
-from fedcohort.report.tables import board_json, render
+from fedcohort.report.page import assemble, build_report
+from fedcohort.simulate.leaderboard.formats import render
 
 
 class Picture(StrEnum):
@@ -44,7 +40,9 @@ def report(  # the command line's options are this signature
     target: Annotated[
         list[float] | None, typer.Option(help="Accuracy to reach, in (0, 1]; may be given several times.")
     ] = None,
-    baseline: Annotated[str | None, typer.Option(help="Selector everybody is compared with; default uniform.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Selector everybody is compared with; default: as configured, else uniform.")
+    ] = None,
     round_: Annotated[
         list[int] | None, typer.Option("--round", help="A round whose choices the report explains; may be repeated.")
     ] = None,
@@ -100,40 +98,13 @@ def report(  # the command line's options are this signature
                 "report": str(output),
                 "exported": [str(path) for path in written],
                 "warnings": list(found.warnings),
-                "leaderboards": [board_json(section.board) for section in found.sections],
+                "leaderboards": [section.board.to_dict() for section in found.sections],
             }
         )
         return
     if not quiet:
         for section in found.sections:
-            messages.print(_summary(section, section.setting.name if len(found.sections) > 1 else None))
+            print_table(section.tables[0], messages)
     out().print(str(output), markup=False, highlight=False)
     if written:
         messages.print(f"{len(written)} files in {export}", highlight=False)
-
-
-def _summary(section: Section, title: str | None) -> Table:
-    """Return the leaderboard's main columns, narrow enough for a terminal."""
-    board, shown = section.board, section.tables[0]
-    wanted = [
-        "Selector",
-        f"Rounds to {percent(board.target, 0)}",
-        "Speed-up",
-        "Terminal",
-        f"Terminal vs {board.baseline}",
-        "p",
-    ]
-    where = [shown.columns.index(column) for column in wanted]
-    result = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(wanted):
-        result.add_column(column, justify="right" if i else "left")
-    for row in shown.rows:
-        cells = [row[i] for i in where]
-        notes = ["" if i == 0 or wanted[i].startswith("Terminal vs") else cell.note for i, cell in enumerate(cells)]
-        result.add_row(
-            *(
-                Text.assemble(cell.text, (f" {note}" if note else "", "dim"))
-                for cell, note in zip(cells, notes, strict=True)
-            )
-        )
-    return result

@@ -5,16 +5,12 @@ Nothing here trains or imports torch; everything is read from result directories
 
 from fedcohort.report.data import Bundle, Group, RunCurve, Setting, load_bundle
 from fedcohort.report.page import build_report
-from fedcohort.report.stats import Leaderboard, LeaderRow, leaderboard
 
 __all__ = [
     "Bundle",
     "Group",
-    "LeaderRow",
-    "Leaderboard",
     "RunCurve",
     "Setting",
     "build_report",
-    "leaderboard",
     "load_bundle",
 ]

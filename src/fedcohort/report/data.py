@@ -7,7 +7,6 @@ the figures need to know neither Parquet nor SQLite.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.report import palette
+from fedcohort.simulate.leaderboard import Leaderboard, Options, leaderboards_of, planned_rounds, setting_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,13 +85,27 @@ class Group:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that may be compared: same data, same heterogeneity, same training."""
+    """Runs that may be compared: same data, same heterogeneity, same training.
+
+    ``rounds`` is how many the longest run has made, ``planned`` how many each is to make, where that is known.
+    """
 
     name: str
     groups: tuple[Group, ...]
     n_clients: int
     federations: Mapping[str, FederationFacts]
     rounds: int
+    planned: int | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is not at its end, so that nothing may be said about ends."""
+        return any(run.state == "running" for run in self.runs)
+
+    @property
+    def drawn(self) -> dict[str, tuple[int, int]]:
+        """How each selector's line is drawn: colour and dash by label."""
+        return {group.label: (group.color, group.dash) for group in self.groups}
 
     @property
     def runs(self) -> list[RunCurve]:
@@ -113,13 +127,17 @@ class Bundle:
     metas: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
     running: bool
-    targets: tuple[float, ...] = ()
-    terminal: int | None = None
+    options: Options
 
     @property
     def n_runs(self) -> int:
         """How many runs there are in all settings."""
         return sum(len(group.runs) for setting in self.settings for group in setting.groups)
+
+
+def boards(settings: Sequence[Setting], options: Options) -> tuple[Leaderboard, ...]:
+    """Compute the leaderboard of every setting."""
+    return leaderboards_of({s.name: s.runs for s in settings}, options, {s.name: s.planned for s in settings})
 
 
 def load_bundle(paths: Sequence[str | Path]) -> Bundle:
@@ -157,23 +175,19 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         metas=tuple(r.meta for r in results),
         warnings=tuple(dict.fromkeys(warnings)),
         running=any(r.status.get("state") == "running" for r in results),
-        terminal=next((n for r in results if (n := _configured_terminal(r.config))), None),
-        targets=next((t for r in results if (t := _configured_targets(r.config))), ()),
+        options=_options([r.config for r in results]),
     )
 
 
-def _configured_targets(config: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the target accuracies a configuration names, ascending."""
-    run = config.get("run")
-    found = run.get("targets", ()) if isinstance(run, Mapping) else ()
-    return tuple(sorted({float(value) for value in found})) if isinstance(found, list) else ()
-
-
-def _configured_terminal(config: Mapping[str, Any]) -> int | None:
-    """Return over how many last rounds a configuration takes terminal accuracy."""
-    run = config.get("run")
-    found = run.get("terminal") if isinstance(run, Mapping) else None
-    return found if isinstance(found, int) and found > 0 else None
+def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
+    """Return what the configurations say about the comparison; of several experiments the first that says it."""
+    found = [Options.of(config) for config in configs]
+    return Options(
+        targets=next((o.targets for o in found if o.targets), ()),
+        terminal=next((o.terminal for o in found if o.terminal), None),
+        baseline=next((o.baseline for o in found if o.baseline), None),
+        reference=next((o.reference for o in found if o.reference), None),
+    )
 
 
 def abandoned(status: Mapping[str, Any]) -> bool:
@@ -270,19 +284,6 @@ def _column(table: pa.Table, name: str) -> FloatArray:
     return np.asarray(values, np.float64)
 
 
-def setting_name(setting: Mapping[str, Any]) -> str:
-    """Return a short readable name for what distinguishes a setting.
-
-    >>> setting_name({"partition": "2spc", "size": 10})
-    'partition=2spc, size=10'
-    >>> setting_name({"name": "1SPC", "size": 10})
-    '1SPC'
-    """
-    if "name" in setting:
-        return str(setting["name"])
-    return ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in setting.items()) or "all runs"
-
-
 def _unique_labels(
     entries: list[tuple[Results, str, RunCurve, str]],
 ) -> list[tuple[Results, str, RunCurve, str]]:
@@ -320,4 +321,5 @@ def _setting(
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(Group(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
-    return Setting(name, tuple(groups), n, federations, rounds)
+    planned = [planned_rounds(result.config, result.run(run.id).setting) for result, run in members]
+    return Setting(name, tuple(groups), n, federations, rounds, max((p for p in planned if p), default=None))

@@ -16,7 +16,10 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray, FloatArray
 from fedcohort.report.data import Group, RunCurve, Setting
-from fedcohort.report.stats import Leaderboard, gini
+from fedcohort.report.tables import gini
+from fedcohort.simulate.leaderboard import Leaderboard, Progress
+from fedcohort.simulate.leaderboard.table import megabytes
+from fedcohort.simulate.leaderboard.words import level, names, number, percent, times
 
 POINTS = 400  # a curve is drawn with at most so many points
 HEAT_COLUMNS = 250
@@ -42,37 +45,6 @@ class Figure:
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """Return a share as text.
-
-    >>> percent(0.6234)
-    '62.3%'
-    """
-    return "unknown" if math.isnan(value) else f"{100 * value:.{digits}f}%"
-
-
-def number(value: float) -> str:
-    """Return a number with three significant digits.
-
-    >>> number(0.081234), number(1234567.0), number(2.0)
-    ('0.0812', '1,234,567', '2')
-    """
-    if math.isnan(value):
-        return "unknown"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def names(items: Sequence[str], limit: int = 12) -> str:
-    """Return a readable enumeration.
-
-    >>> names(["a", "b", "c"]), names(["a", "b", "c"], limit=2)
-    ('a, b and c', 'a, b and 1 more')
-    """
-    if len(items) > limit:
-        return f"{', '.join(items[:limit])} and {len(items) - limit} more"
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "nobody"
 
 
 def rounded(values: AnyArray, digits: int = 5) -> list[float | None]:
@@ -162,7 +134,7 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
             views.append({"name": name, "x": axis, "series": series})
     if not views:
         return None
-    marks = [] if math.isnan(board.target) else [{"y": board.target, "label": f"target {percent(board.target, 0)}"}]
+    marks = [] if math.isnan(board.target) else [{"y": board.target, "label": f"target {level(board.target)}"}]
     return Figure(
         "accuracy",
         "Test accuracy",
@@ -177,26 +149,54 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
 
 
 def _seeds(setting: Setting) -> str:
-    most = max(len(group.runs) for group in setting.groups)
-    return f" Bands are one standard deviation over {most} seeds." if most > 1 else " One seed, so no band is shown."
+    counts = sorted({len(group.runs) for group in setting.groups})
+    if counts == [1]:
+        return " One seed, so no band is shown."
+    how_many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f" Bands are one standard deviation over {how_many} seeds."
+
+
+def so_far(setting: Setting) -> str:
+    """Return how a sentence about runs that have not ended begins; nothing when all have."""
+    if not setting.running:
+        return ""
+    going = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
+    return f"So far ({Progress(min(going), max(going), setting.planned, len(going)).words}): "
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
-    target = percent(board.target, 0)
-    reached = [r for r in board.rows if r.rounds_to_target.count == r.runs and r.runs]
-    best = board.rows[0]
-    ends = f"{best.label} ends highest, at {percent(best.terminal.mean)}"
-    if not best.baseline and not math.isnan(board.base.terminal.mean):
-        ends += f" against {percent(board.base.terminal.mean)} for {board.baseline}"
+    target = level(board.target)
+    known = [row for row in board.rows if not math.isnan(row.terminal.mean)]
+    if not known:
+        return "Nobody has a terminal accuracy yet." if not board.finished else "Nobody has a terminal accuracy."
+    before = "" if board.finished else f"So far ({board.progress.words}): "
+    ends, at_the_top = ("ends", "ends highest") if board.finished else ("is at", "is highest")
+    best = known[0]
+    value = percent(best.terminal.mean)
+    if len(known) == 1:
+        text = f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
+    elif percent(known[-1].terminal.mean) == value:
+        text = f"All {ends.replace('ends', 'end').replace('is', 'are')}{' at' if board.finished else ''} {value}"
+    else:
+        text = f"{best.label} {at_the_top}, at {value}"
+        if not best.baseline and not math.isnan(board.base.terminal.mean):
+            text += f" against {percent(board.base.terminal.mean)} for {board.baseline}"
+    reached = [row for row in board.rows if row.main.rounds.count == row.runs]
+    if math.isnan(board.target):
+        return f"{before}{text}."
     if not reached:
-        return f"{ends}; nobody reaches {target} in every seed."
-    first = min(reached, key=lambda r: r.rounds_to_target.mean)
-    text = f"{first.label} is first at {target}, after {first.rounds_to_target.mean:.0f} rounds"
-    if not first.baseline and not math.isnan(first.speed_up):
-        text += f", {number(first.speed_up)} times as fast as {board.baseline}"
-    if first.label == best.label:
-        return f"{text}, and {ends.removeprefix(best.label + ' ')}."
-    return f"{text}; {ends}."
+        some = any(row.main.rounds.count for row in board.rows)
+        nobody = f"nobody {'reaches' if board.finished else 'has reached'} {target}"
+        return f"{before}{text}; {nobody}{' in every seed' if some else ''}."
+    quickest = min(row.main.rounds.mean for row in reached)
+    first = [row for row in reached if row.main.rounds.mean == quickest]
+    every = "" if all(row.runs == 1 for row in reached) else " in every seed"
+    quick = f"{names([row.label for row in first])} {'is' if len(first) == 1 else 'are'} first at {target}{every}"
+    quick += f", after {quickest:.0f} rounds" + (" on average" if every else "")
+    gain = first[0].main.speed_up
+    if len(first) == 1 and not first[0].baseline and gain > 1:
+        quick += f", {times(gain)} times as fast as {board.baseline}"
+    return f"{before}{quick}; {text}."
 
 
 def loss(setting: Setting) -> Figure | None:
@@ -209,10 +209,16 @@ def loss(setting: Setting) -> Figure | None:
             last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
     if not series:
         return None
-    low = min(last, key=lambda label: last[label])
-    high = max(last, key=lambda label: last[label])
-    sentence = f"The loss ends lowest with {low} ({number(last[low])})"
-    sentence += f" and highest with {high} ({number(last[high])})." if high != low else "."
+    known = {label: value for label, value in last.items() if not math.isnan(value)}
+    low = min(known, key=lambda label: known[label])
+    high = max(known, key=lambda label: known[label])
+    verb = "is" if setting.running else "ends"
+    if number(known[high]) == number(known[low]):
+        sentence = f"{so_far(setting)}The loss {verb} {'' if setting.running else 'at '}{number(known[low])}"
+        sentence += " with all of them." if len(known) > 1 else "."
+    else:
+        sentence = f"{so_far(setting)}The loss {verb} lowest with {low} ({number(known[low])})"
+        sentence += f" and highest with {high} ({number(known[high])})."
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     return Figure("loss", "Test loss", sentence, {"kind": "lines", "views": views, "y": {"label": "test loss"}})
 
@@ -233,16 +239,17 @@ def balance(setting: Setting) -> Figure | None:
     if not series:
         return None
     low, high = min(means, key=lambda k: means[k]), max(means, key=lambda k: means[k])
-    if low == high:
-        sentence = f"The mean class imbalance of {low}'s cohorts is {number(means[low])}; 0 is perfectly balanced."
+    if number(means[low]) == number(means[high]):
+        whose = f"{low}'s cohorts" if len(means) == 1 else "everybody's cohorts"
+        sentence = f"The mean class imbalance (QCID) of {whose} is {number(means[low])}; 0 is perfectly balanced."
     else:
-        ratio = f", {number(means[high] / means[low])} times less than {high}'s" if means[low] > 0 else ""
+        ratio = f", {times(means[high] / means[low])} times as much" if means[low] > 0 else ""
         sentence = (
-            f"{low} builds the most balanced cohorts (mean QCID {number(means[low])}{ratio}"
-            f"{'' if ratio else f', {high} the least'}: {number(means[high])}); 0 is perfectly balanced."
+            f"{low} builds the most balanced cohorts (mean QCID {number(means[low])}), {high} the least balanced "
+            f"({number(means[high])}{ratio}); 0 is perfectly balanced."
         )
     if window > 1:
-        sentence += f" Shown as the mean of the last {window} rounds."
+        sentence += f" Lines are trailing means over {window} rounds."
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     spec = {"kind": "lines", "views": views, "y": {"label": "class imbalance of the cohort (QCID)", "min": 0}}
     return Figure("balance", "Class balance of the cohorts", sentence, spec)
@@ -255,14 +262,15 @@ def picks(setting: Setting) -> Figure | None:
         return None
     x_step, y_step = -(-rounds // HEAT_COLUMNS), -(-n // HEAT_ROWS)
     cols, rows = -(-rounds // x_step), -(-n // y_step)
-    views, busiest = [], []
+    views: list[dict[str, Any]] = []
+    busiest: list[tuple[float, Group, int, AnyArray]] = []
     for group in setting.groups:
         run = group.runs[0]  # clients of different seeds are different clients, so seeds are not averaged here
         grid = np.zeros((rows, cols))
         np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
         cells, top = packed(grid)
         counts = np.bincount(run.pick_client, minlength=n)
-        busiest.append((int(counts.max()) / max(1, len(run.round)), group.label, int(counts.argmax())))
+        busiest.append((int(counts.max()) / max(1, len(run.round)), group, int(counts.argmax()), counts))
         views.append(
             {
                 "name": group.label,
@@ -276,10 +284,14 @@ def picks(setting: Setting) -> Figure | None:
                 "x": {"label": "round", "format": "integer"},
             }
         )
-    share, label, client = max(busiest)
+    share, group, client, counts = max(busiest, key=lambda entry: entry[0])
+    usual = counts.mean() / max(1, len(group.runs[0].round))
+    again = f" ({times(share / usual)} times as often as the average client)" if share > usual > 0 else ""
+    equal = int((counts == counts.max()).sum()) - 1
+    others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
     sentence = (
-        f"A horizontal streak is a client picked again and again. The strongest is client {client} with {label}, "
-        f"picked in {percent(share, 0)} of the rounds. Seed {setting.groups[0].runs[0].seed}."
+        f"A horizontal streak is a client picked again and again. Most often it is client {client} with {group.label} "
+        f"(seed {group.runs[0].seed}): in {percent(share, 0)} of the rounds{again}{others}."
     )
     return Figure(
         "picks",
@@ -310,8 +322,11 @@ def participation(setting: Setting) -> Figure | None:
     if not known:
         return None
     even, uneven = min(known, key=lambda k: known[k]), max(known, key=lambda k: known[k])
-    sentence = f"A flat line shares the work evenly. {even} is the most even (Gini {known[even]:.2f})" + (
-        f", {uneven} the least ({known[uneven]:.2f})." if even != uneven else "."
+    low, high = f"{known[even]:.2f}", f"{known[uneven]:.2f}"
+    sentence = "A flat line shares the work evenly. " + (
+        f"{even} is the most even (Gini {low}), {uneven} the least ({high})."
+        if low != high
+        else f"The Gini coefficient is {low}{' with all of them' if len(known) > 1 else ''}; 0 would be perfectly even."
     )
     views = [
         {"name": "Clients", "x": {"label": "clients, most often picked first", "format": "integer"}, "series": series}
@@ -333,8 +348,9 @@ def scenario(setting: Setting) -> Figure | None:
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     present = (counts > 0).sum(axis=1)
     sentence = (
-        f"{len(counts)} clients, {counts.shape[1]} classes: the median client holds {np.median(present):.0f} of them "
-        f"and {percent(float(np.median(share.max(axis=1))), 0)} of its samples are of its main class; sizes run from "
+        f"{len(counts)} clients, {counts.shape[1]} classes: half of the clients hold "
+        f"{number(float(np.median(present)))} classes or fewer, and with half of the clients "
+        f"{percent(float(np.median(share.max(axis=1))), 0)} or more of the samples are of one class; sizes run from "
         f"{number(float(facts.sizes.min()))} to {number(float(facts.sizes.max()))} samples."
     )
     if float(facts.noise_rate.max(initial=0)) > 0:
@@ -363,7 +379,7 @@ def scenario(setting: Setting) -> Figure | None:
     return Figure("scenario", "The federation: classes by client", sentence, spec)
 
 
-def cost(setting: Setting, board: Leaderboard) -> Figure | None:
+def cost(setting: Setting) -> Figure | None:
     """Simulated seconds, client compute and bytes, split into training and queries."""
     kinds: list[tuple[str, str, str, Callable[[RunCurve], tuple[float, float]]]] = [
         ("Simulated time", "seconds", "simulated time", _seconds_split),
@@ -377,24 +393,38 @@ def cost(setting: Setting, board: Leaderboard) -> Figure | None:
             parts = np.mean([split(run) for run in group.runs], axis=0)
             rows.append({"label": group.label, "color": group.color, "parts": rounded(parts)})
         views.append({"name": name, "x": {"label": label, "format": unit}, "rows": rows})
-    share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in views[2]["rows"]}
-    payer = max(share, key=lambda k: share[k])
-    totals = {row["label"]: sum(row["parts"]) for row in views[0]["rows"]}
-    slow, fast = max(totals, key=lambda k: totals[k]), min(totals, key=lambda k: totals[k])
-    sentence = (
-        f"{payer} spends the most on questions: {percent(share[payer])} of its bytes."
-        if share[payer] > 0
-        else "Nobody asked clients anything before choosing, so every byte and second is training."
-    )
-    if slow != fast and totals[fast] > 0:
-        sentence += (
-            f" The whole run takes {number(totals[slow] / totals[fast])} times as long with {slow} as with {fast}."
-        )
+    sentence = so_far(setting) + _question_sentence(views[2]["rows"]) + _duration_sentence(setting, views[0]["rows"])
     views = [view for view in views if any(sum(row["parts"]) > 0 for row in view["rows"])]
     if not views:
         return None
     spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
     return Figure("cost", "Simulated time and bytes: training and queries", sentence, spec)
+
+
+def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Who asks most, as a share of its own bytes and as an amount: these may be two different selectors."""
+    amount = {row["label"]: row["parts"][1] for row in rows}
+    share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in rows}
+    if max(amount.values()) <= 0:
+        return "Nobody asked clients anything before choosing, so every byte is training."
+    part, most = max(share, key=lambda k: share[k]), max(amount, key=lambda k: amount[k])
+    text = f"Questions are the largest share of {part}'s own bytes: {percent(share[part])}"
+    sent = f"{megabytes(amount[most] / 1e6)} MB"
+    if most == part:
+        return f"{text}, and with {sent} the most in amount as well."
+    return f"{text}; in amount {most} spends the most on them, {sent} ({percent(share[most])} of its bytes)."
+
+
+def _duration_sentence(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Who takes longest: the whole run where all made as many rounds, else a round."""
+    made = {group.label: float(np.mean([len(run.round) for run in group.runs])) for group in setting.groups}
+    whole = len(set(made.values())) == 1 and not setting.running
+    spent = {row["label"]: sum(row["parts"]) / (1 if whole else max(made[row["label"]], 1)) for row in rows}
+    slow, fast = max(spent, key=lambda k: spent[k]), min(spent, key=lambda k: spent[k])
+    if spent[fast] <= 0 or times(spent[slow] / spent[fast]) == "1.00":
+        return ""
+    what = "The whole run" if whole else "A round"
+    return f" {what} takes {times(spent[slow] / spent[fast])} times as long with {slow} as with {fast}."
 
 
 def _total(run: RunCurve, *columns: str) -> float:
@@ -422,7 +452,7 @@ def general_figures(setting: Setting, board: Leaderboard) -> list[Figure]:
         balance(setting),
         picks(setting),
         participation(setting),
-        cost(setting, board),
+        cost(setting),
         scenario(setting),
     ]
     return [figure for figure in found if figure is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,12 @@ from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.journal import Journal, read_journal
 from fedcohort.report import palette
 from fedcohort.report.data import Group, RunCurve, Setting
-from fedcohort.report.figures import POINTS, Figure, number, percent, rounded
+from fedcohort.report.figures import POINTS, Figure, rounded
+from fedcohort.simulate.leaderboard.words import number, percent
 
 _THETA = "theta "  # FLASH notes its coefficients as "theta <context element>"
 MAX_POINTS = 600  # clients drawn one by one
+WEAK = 0.2  # a rank correlation nearer to 0 says nothing
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,13 @@ class Source:
     run: RunCurve
     journal: Journal
     setting: Setting
+
+    @property
+    def opening(self) -> str:
+        """How a sentence about this selector begins: with whom, and that it is not at its end."""
+        done = int(self.run.round.max(initial=-1)) + 1
+        so_far = f"After {done:,} rounds, with" if self.run.state == "running" else "With"
+        return f"{so_far} {self.group.label} (seed {self.run.seed})"
 
     @property
     def noise(self) -> FloatArray | None:
@@ -104,6 +113,30 @@ def _credible(wins: FloatArray, losses: FloatArray) -> tuple[FloatArray, FloatAr
     return np.asarray(betaincinv(wins, losses, 0.05)), np.asarray(betaincinv(wins, losses, 0.95))
 
 
+def _asked(times: float) -> str:
+    return "never asked" if times < 1 else f"asked {number(times)} time{'s' if times != 1 else ''}"
+
+
+def _kept(kept: float, asked: float) -> str:
+    """Return what was counted, beside an estimate that also holds a guess made before.
+
+    >>> _kept(0.0, 1.0), _kept(0.0, 0.0)
+    ('kept 0 of 1 time', 'never asked')
+    """
+    if asked < 1:
+        return "never asked"
+    return f"kept {number(kept)} of {number(asked)} time{'s' if asked != 1 else ''}"
+
+
+def _agreement(value: float, *, perfect: int, good: str, bad: str, none: str) -> str:
+    """Return whether a rank correlation is what it should be, in words, with the number and what would be perfect."""
+    number_ = f"rank correlation {_signed(value)}, {_signed(perfect).removesuffix('.00')} would be perfect"
+    if math.isnan(value):
+        return none
+    right = value * perfect
+    return f"{good if right >= WEAK else bad if right <= -WEAK else none} ({number_})"
+
+
 def _signed(value: float) -> str:
     return "unknown" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
 
@@ -120,9 +153,10 @@ def arms(sources: Sequence[Source]) -> Figure | None:
             good, bad = state["kept"], state["dropped"]
             mid = good / (good + bad)
             lo, hi = _credible(good, bad)
-            pulls = good + bad - 2
+            told = [_kept(float(g) - 1, float(g + b) - 2) for g, b in zip(good, bad, strict=True)]
         elif {"mean", "pulls"} <= set(state):  # UCB: mean and the width of its bound
-            mid, pulls = state["mean"], state["pulls"] - 1
+            mid = state["mean"]
+            told = [_asked(float(pulls) - 1) for pulls in state["pulls"]]  # one pull is imaginary
             rounds = source.journal.last()[0] + 2
             width = np.sqrt(1.5 * math.log(max(rounds, 2)) / state["pulls"])
             lo, hi = np.maximum(mid - width, 0), np.minimum(mid + width, 1)
@@ -130,15 +164,25 @@ def arms(sources: Sequence[Source]) -> Figure | None:
             continue
         order = np.argsort(-mid, kind="stable")
         view = _ranked(source.group.label, order, mid, lo, hi)
-        view["note"] = [f"asked {number(float(pulls[int(c)]))} times" for c in view["names"]]
+        view["note"] = [told[int(c)] for c in view["names"]]
         views.append(view)
         best, worst = int(order[0]), int(order[-1])
-        text = (
-            f"With {source.group.label} (seed {source.run.seed}) the model of client {best} is kept most often "
-            f"({percent(float(mid[best]), 0)}), that of client {worst} least ({percent(float(mid[worst]), 0)})"
-        )
+        if float(mid[best]) == float(mid[worst]):
+            text = f"{source.opening} every client has the same estimated chance to be kept"
+        else:
+            text = (
+                f"{source.opening} client {best} has the highest estimated chance to be kept, "
+                f"{percent(float(mid[best]), 0)} ({told[best]}), and client {worst} the lowest, "
+                f"{percent(float(mid[worst]), 0)} ({told[worst]})"
+            )
         if source.noise is not None:
-            text += f"; rank correlation with label noise {_signed(_correlation(mid, source.noise))}"
+            text += "; " + _agreement(
+                _correlation(mid, source.noise),
+                perfect=-1,
+                good="clients with more wrong labels get lower estimates, as they should",
+                bad="clients with more wrong labels get higher estimates, the wrong way round",
+                none="the estimates say little about who has wrong labels",
+            )
         sentences.append(text + ".")
     if not views:
         return None
@@ -160,9 +204,10 @@ def skewness(sources: Sequence[Source]) -> Figure | None:
         view = _ranked(source.group.label, order, mid, *_credible(wins, losses))
         view["note"] = [f"duelled in {number(float(state['rounds'][int(c)]))} rounds" for c in view["names"]]
         views.append(view)
+        first, last = int(order[0]), int(order[-1])
         text = (
-            f"{source.group.label} (seed {source.run.seed}) ranks client {int(order[0])} as the least skewed "
-            f"({percent(float(mid[order[0]]), 0)} of its duels won) and client {int(order[-1])} as the most"
+            f"{source.opening} client {first} is ranked as the least skewed ({_won(state, first)}) and client {last} "
+            f"as the most ({_won(state, last)})"
         )
         counts = source.label_counts
         if counts is not None:
@@ -170,9 +215,16 @@ def skewness(sources: Sequence[Source]) -> Figure | None:
             own = ((share - 1 / counts.shape[1]) ** 2).sum(axis=1)
             agreement = _correlation(mid, own)
             text += (
-                "; but in truth all clients are equally skewed, so the ranking follows something else"
+                "; but all clients are equally skewed, or all are ranked alike, so there is nothing to agree with"
                 if math.isnan(agreement)
-                else f"; rank correlation with the clients' true skewness {_signed(agreement)}"
+                else "; "
+                + _agreement(
+                    agreement,
+                    perfect=-1,
+                    good="the more skewed a client truly is, the fewer duels it is expected to win, as it should be",
+                    bad="the more skewed a client truly is, the more duels it is expected to win, the wrong way round",
+                    none="the ranking says little about the clients' true skewness",
+                )
             )
         sentences.append(text + ".")
     spec = {
@@ -181,6 +233,12 @@ def skewness(sources: Sequence[Source]) -> Figure | None:
         "y": {"label": "chance to win a duel of low skew", "format": "percent"},
     }
     return Figure("fedacs-skewness", "FedACS: clients ranked by skewness", " ".join(sentences[:2]), spec)
+
+
+def _won(state: Mapping[str, Any], client: int) -> str:
+    """Return what a client won, as it was counted."""
+    wins, fought = float(state["wins"][client]), float(state["wins"][client] + state["losses"][client])
+    return "never in a duel" if fought <= 0 else f"won {percent(wins / fought, 0)} of its duels"
 
 
 # -- FedCor: the map of clients -------------------------------------------------------------------------------------
@@ -213,14 +271,16 @@ def client_map(sources: Sequence[Source]) -> Figure | None:
         if counts is not None:
             categories = max(categories, counts.shape[1])
             near, chance = _same_neighbour(embedding[keep], main[keep])
-            sentences.append(
-                f"With {source.group.label} (seed {source.run.seed}) {percent(near, 0)} of the clients have a nearest "
-                f"neighbour of the same main class, by chance it would be {percent(chance, 0)}: the losses of like "
-                "clients move together."
-                if near > 1.5 * chance
-                else f"With {source.group.label} (seed {source.run.seed}) neighbours share their main class in "
-                f"{percent(near, 0)} of the cases, hardly more than by chance ({percent(chance, 0)})."
+            shared = (
+                f"{source.opening} {percent(near, 0)} of the clients have a nearest neighbour of the same main class, "
+                f"by chance it would be {percent(chance, 0)}"
             )
+            if near > 1.5 * chance:
+                sentences.append(f"{shared}: the losses of like clients move together.")
+            elif near >= chance:
+                sentences.append(f"{shared}: the map hardly follows the classes.")
+            else:
+                sentences.append(f"{shared}: the map does not follow the classes.")
     if not views:
         return None
     known = bool(sentences)
@@ -254,8 +314,9 @@ def _same_neighbour(points: FloatArray, label: IntArray) -> tuple[float, float]:
     """Return how often a point's nearest neighbour has its label, and how often it would by chance."""
     distance = ((points[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
     np.fill_diagonal(distance, np.inf)
-    share = np.bincount(label) / len(label)
-    return float((label[distance.argmin(axis=1)] == label).mean()), float((share**2).sum())
+    counts, n = np.bincount(label), len(label)
+    chance = float((counts * (counts - 1)).sum()) / (n * (n - 1))  # nobody is its own neighbour
+    return float((label[distance.argmin(axis=1)] == label).mean()), chance
 
 
 # -- FLASH: what the score is made of -------------------------------------------------------------------------------
@@ -285,13 +346,12 @@ def coefficients(sources: Sequence[Source]) -> Figure | None:
             continue
         views.append({"name": source.group.label, "x": {"label": "round", "format": "integer"}, "series": series})
         top = max(last, key=lambda name: abs(last[name]))
-        effect = "raises" if last[top] > 0 else "lowers"
-        size = number(last[top]).replace("-", "−")
+        effect = "more" if last[top] > 0 else "less"
         sentences.append(
-            f"At the end {source.group.label} (seed {source.run.seed}) goes most by {top}: it {effect} a client's "
-            f"score, with coefficient {size}."
+            f"{source.opening} the largest coefficient is that of {top}, {number(last[top]).replace('-', '−')}: the "
+            f"higher a client's {top}, the {effect} reward is expected of it."
             if last[top]
-            else f"{source.group.label} (seed {source.run.seed}) has learned nothing yet: all coefficients are 0."
+            else f"{source.opening} nothing has been learned: all coefficients are 0."
         )
     if not views:
         return None

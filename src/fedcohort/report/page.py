@@ -14,12 +14,13 @@ from typing import Any
 
 import fedcohort
 from fedcohort.report import palette
-from fedcohort.report.data import Bundle, Setting, load_bundle
+from fedcohort.report.data import Bundle, Setting, boards, load_bundle
 from fedcohort.report.figures import Figure, general_figures
 from fedcohort.report.insights import selector_figures
-from fedcohort.report.stats import Leaderboard, leaderboard
-from fedcohort.report.tables import Table, leaderboard_table, participation_table, to_html
+from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
+from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
+from fedcohort.simulate.leaderboard.formats import to_html
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def assemble(
         Accuracies to reach, in (0, 1]; the highest is used for the speed-up. Default: what the configuration says, else
         where the baseline ends.
     baseline : str, optional
-        Label or selector everybody is compared with; default uniform.
+        Label or selector everybody is compared with; default: what the configuration says, else uniform.
     rounds : sequence of int
         Rounds whose choices the report explains, beside the evenly spread ones.
     pictures : bool
@@ -72,9 +73,9 @@ def assemble(
     bundle = load_bundle(paths)
     warnings = list(bundle.warnings)
     sections = []
-    for setting in bundle.settings:
-        board = leaderboard(setting, targets=targets or bundle.targets, baseline=baseline, terminal=bundle.terminal)
-        tables = (leaderboard_table(board), participation_table(setting))
+    options = bundle.options.given(targets, None, baseline, None)
+    for setting, board in zip(bundle.settings, boards(bundle.settings, options), strict=True):
+        tables = (leaderboard_table(board, setting.drawn), participation_table(setting))
         figures: tuple[Figure, ...] = ()
         explanations: list[dict[str, Any]] = []
         if pictures:

@@ -82,7 +82,7 @@ class FedCmUcb(Selector[UcbState]):
             clients=chosen,
             candidates=slate.candidates,
             score=score,
-            parts={"kept": mean, "exploration": exploration},
+            parts={"estimate": mean, "exploration": exploration},
         )
         return cohort, state
 
@@ -151,7 +151,7 @@ class FedCmTs(Selector[ThompsonState]):
             clients=chosen,
             candidates=slate.candidates,
             score=draw,
-            parts={"kept": mean, "exploration": draw - mean},
+            parts={"estimate": mean, "exploration": draw - mean},
         )
         return cohort, state
 

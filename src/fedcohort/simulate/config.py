@@ -139,7 +139,11 @@ class RunOptions(Parameterized):
     cohort: int | str = param(10, _Count(), "clients per round")
     eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
     targets: tuple[float, ...] = param((), ListOf(Interval(float, 0, 1)), "accuracies for rounds-to-target")
-    terminal: int = param(50, Interval(int, 1, None), "how many last rounds the terminal accuracy is a mean over")
+    terminal: int | None = param(
+        None,
+        Optional(Interval(int, 1, None)),
+        "how many last rounds the terminal accuracy is a mean over; None: 50, or a fifth of a run shorter than 250",
+    )
     patience: int | None = param(
         None,
         Optional(Interval(int, 1, None)),

@@ -401,13 +401,15 @@ class Results:
 
     @cached_property
     def _places(self) -> dict[str, AnyArray]:
-        """Rows of ``rounds`` that belong to each run, in the order of rounds."""
+        """Rows of ``rounds`` that belong to each run, in the order of rounds, each round once."""
         table = self.rounds
         codes, at = _run_codes(table), table.column("round").to_numpy()
         found = {}
         for code, name in enumerate(_run_names(table)):
             mine = np.flatnonzero(codes == code)
-            found[name] = mine[np.argsort(at[mine], kind="stable")]
+            mine = mine[np.argsort(at[mine], kind="stable")]
+            last = np.append(at[mine][1:] != at[mine][:-1], True)  # a resumed run may have written a round twice
+            found[name] = mine[last]
         return found
 
     @cached_property

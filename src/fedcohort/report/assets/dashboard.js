@@ -55,7 +55,7 @@
       FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
       charts = new Map();
       const cards = figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button data-csv="${f.name}">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`);
-      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>${cards[0] || ""}`
+      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>${cards[0] || ""}${section && section.board ? '<section class="card"><h2>Leaderboard</h2><div id="board"></div></section>' : ""}`
         + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div id="cohort"></div><div id="why"></div><div id="stragglers"></div></section>`
         + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>${cards.slice(1).join("")}`;
       $("settings").innerHTML = detail.sections.length < 2 ? "" : detail.sections.map((s, i) => `<button role="tab" aria-selected="${i === setting}" data-i="${i}">${FC.escape(s.name)}</button>`).join("");
@@ -63,6 +63,7 @@
       $("detail").querySelectorAll("[data-csv]").forEach((b) => { b.onclick = () => FC.download(`${b.dataset.csv}.csv`, "text/csv", charts.get(b.dataset.csv).csv()); });
     }
     head();
+    if (section && section.board && $("board").innerHTML !== section.board) $("board").innerHTML = section.board;
     runs(section ? section.name : null);
     for (const f of figures) {
       $("detail").querySelector(`[data-sentence="${f.name}"]`).textContent = f.sentence;

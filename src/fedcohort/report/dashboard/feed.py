@@ -18,10 +18,11 @@ import numpy as np
 from fedcohort.errors import FedcohortError
 from fedcohort.protocol import Status
 from fedcohort.report import palette
-from fedcohort.report.data import Group, RunCurve, Setting, abandoned, setting_name
+from fedcohort.report.data import Group, RunCurve, Setting, abandoned, boards
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
-from fedcohort.report.stats import leaderboard
 from fedcohort.report.why import as_json, explain
+from fedcohort.simulate.leaderboard import Options, leaderboard_table, planned_rounds, setting_name
+from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.simulate.results import Results, RunInfo, load
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class ExperimentItem:
         self._live: dict[str, LiveRun] = {}
         self._offset = 0
         self._stamps: dict[str, tuple[int, int]] = {}
+        self._config: dict[str, Any] = {}
         self._clients = 0
 
     def poll(self) -> None:
@@ -122,6 +124,7 @@ class ExperimentItem:
             try:
                 results = load(self.path)
                 self._status, self._runs, self._problem = results.status, results.runs, ""
+                self._config = results.config
                 if not self._clients and self._runs:
                     self._clients = self._count_clients(results)
                 self.version += 1
@@ -226,15 +229,22 @@ class ExperimentItem:
                 groups.append(Group(label, runs[0].selector, runs, *colors[label]))
             clients = max(self._clients, *(int(c.pick_client.max(initial=-1)) + 1 for c in curves))
             rounds = max(int(c.round.max(initial=0)) + 1 for c in curves)
-            yield Setting(name, tuple(groups), clients, {}, rounds)
+            planned = [planned_rounds(self._config, i.setting) for i in infos if setting_name(i.setting) == name]
+            yield Setting(name, tuple(groups), clients, {}, rounds, planned[0])
 
     def detail(self) -> dict[str, Any]:
         """Return figures, runs and current cohorts."""
         sections = []
-        for setting in self._settings():
-            board = leaderboard(setting)
+        settings = list(self._settings())
+        for setting, board in zip(settings, boards(settings, Options.of(self._config)), strict=True):
             figures = [accuracy(setting, board), balance(setting), picks(setting), participation(setting)]
-            sections.append({"name": setting.name, "figures": [drawn(f) for f in figures if f is not None]})
+            sections.append(
+                {
+                    "name": setting.name,
+                    "board": to_html(leaderboard_table(board, setting.drawn)),
+                    "figures": [drawn(f) for f in figures if f is not None],
+                }
+            )
         return {**self.overview(), "sections": sections, "table": [self._run_line(info) for info in self._runs]}
 
     def _run_line(self, info: RunInfo) -> dict[str, Any]:

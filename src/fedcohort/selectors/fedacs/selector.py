@@ -103,7 +103,7 @@ class FedAcs(Selector[FedAcsState]):
         beta = slate.of_candidates(state.losses) + 1
         count = len(slate.candidates)
         pool_size = min(max(slate.size, round(self.pool_share * count)), count)
-        parts: dict[str, FloatArray] = {"win rate": alpha / (alpha + beta)}
+        parts: dict[str, FloatArray] = {"estimated win rate": alpha / (alpha + beta)}
         if pool_size == count:
             how, pool = "everybody", np.arange(count)
         elif count <= EXACT_UP_TO:

@@ -1,0 +1,105 @@
+"""The one leaderboard: what ``compare``, the report, the dashboard and the reproductions show.
+
+>>> from fedcohort.simulate.results import load
+>>> from fedcohort.simulate.leaderboard import leaderboards
+>>> for board in leaderboards(load("runs/digits")):  # doctest: +SKIP
+...     print(board)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.simulate.leaderboard.formats import Table, to_text
+from fedcohort.simulate.leaderboard.numbers import (
+    Leaderboard,
+    LeaderRow,
+    Options,
+    Paired,
+    Progress,
+    RunNumbers,
+    SeedRow,
+    ToTarget,
+    leaderboard,
+    terminal_window,
+)
+from fedcohort.simulate.leaderboard.settings import leaderboards_of, planned_rounds, ranking, setting_name
+from fedcohort.simulate.leaderboard.significance import Ranking, rank_selectors
+from fedcohort.simulate.leaderboard.table import leaderboard_table
+from fedcohort.simulate.results import Results
+
+__all__ = [
+    "LeaderRow",
+    "Leaderboard",
+    "Options",
+    "Paired",
+    "Progress",
+    "Ranking",
+    "RunNumbers",
+    "SeedRow",
+    "Table",
+    "ToTarget",
+    "leaderboard",
+    "leaderboard_table",
+    "leaderboards",
+    "leaderboards_of",
+    "planned_rounds",
+    "rank_selectors",
+    "ranking",
+    "setting_name",
+    "terminal_window",
+    "to_text",
+]
+
+_COLUMNS = ("accuracy", "qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A run's numbers as a results folder has them."""
+
+    label: str
+    selector: str
+    seed: int
+    state: str
+    round: IntArray
+    values: Mapping[str, FloatArray]
+
+
+def leaderboards(
+    results: Results,
+    *,
+    targets: Sequence[float] | None = None,
+    terminal: int | None = None,
+    baseline: str | None = None,
+    reference: str | None = None,
+) -> tuple[Leaderboard, ...]:
+    """Compute the leaderboard of each setting of an experiment, finished or still being written.
+
+    Parameters
+    ----------
+    results : Results
+    targets : sequence of float, optional
+        Accuracies to reach. Default: the configuration's; without any, where the baseline ends, rounded down to a
+        whole percent.
+    terminal : int, optional
+        Last rounds for terminal accuracy. Default: the configuration's; without it 50, or a fifth of a shorter run.
+    baseline, reference : str, optional
+        Label to compare with, and the setting that stands for IID data. Default: the configuration's.
+    """
+    options = Options.of(results.config).given(targets, terminal, baseline, reference)
+    settings: dict[str, list[RunNumbers]] = {}
+    planned: dict[str, int | None] = {}
+    for info in results.runs:
+        rounds = results.column(info, "round")
+        if not len(rounds):
+            continue
+        name = setting_name(info.setting)
+        values = {column: results.column(info, column) for column in _COLUMNS}
+        settings.setdefault(name, []).append(
+            _Recorded(info.label or info.selector, info.selector, info.seed, info.state, rounds, values)
+        )
+        planned[name] = planned_rounds(results.config, info.setting)
+    return leaderboards_of(settings, options, planned)

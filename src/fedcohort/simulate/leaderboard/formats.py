@@ -1,0 +1,236 @@
+"""Tables as HTML, LaTeX, Markdown, CSV and plain text that fits a terminal."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedcohort.errors import ParameterError
+
+DASHES = ("", "7 4", "2 3")  # of a line: solid, dashed, dotted
+_GAP = 2  # blanks between columns of text
+_NOTEBOOK = (
+    "<style>.fedcohort table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    ".fedcohort th,.fedcohort td{padding:4px 10px;text-align:right;white-space:nowrap}"
+    ".fedcohort th:first-child,.fedcohort .wrap{text-align:left}.fedcohort thead th{white-space:normal}"
+    ".fedcohort .wrap{white-space:normal;min-width:12em}.fedcohort .note,.fedcohort p{opacity:.75;font-size:.9em}"
+    ".fedcohort p{max-width:75ch}.fedcohort svg{margin-right:6px}</style>"
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry: what it says, a quieter addition, whether it is the best of its column, and how a line is drawn."""
+
+    text: str
+    note: str = ""
+    best: bool = False
+    color: int | None = None
+    dash: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes
+    ----------
+    name : short name, for file names
+    title : heading
+    columns : heading of each column; the first is left-aligned, the others to the right
+    rows : one tuple of cells per row
+    note : what a reader must know
+    wrap : columns of running text, left-aligned and wrapped
+    keep : columns in the order in which a narrow place gives them up, the first one last; default: as they stand
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    wrap: frozenset[int] = frozenset()
+    keep: tuple[int, ...] = ()
+
+
+def swatch(color: int, dash: int) -> str:
+    """Return a short piece of the line a selector is drawn with."""
+    return (
+        '<svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="0" x2="22" y1="5" y2="5" '
+        f'stroke="var(--s{color})" stroke-width="4" stroke-dasharray="{DASHES[dash % len(DASHES)]}"/></svg>'
+    )
+
+
+def to_html(table: Table) -> str:
+    """Return the table as HTML; on a narrow screen it scrolls inside its own box, by keyboard too."""
+    head = "".join(
+        f'<th scope="col"{_wrap_class(table, i)}>{html.escape(column).replace("-", "&#8209;")}</th>'
+        for i, column in enumerate(table.columns)
+    )
+    body = []
+    for row in table.rows:
+        cells = []
+        for i, cell in enumerate(row):
+            line = "" if cell.color is None else swatch(cell.color, cell.dash)
+            text = f"<b>{html.escape(cell.text)}</b>" if cell.best else html.escape(cell.text)
+            note = f' <span class="note">{html.escape(cell.note)}</span>' if cell.note else ""
+            tag = "th" if i == 0 else "td"
+            scope = ' scope="row"' if i == 0 else ""
+            cells.append(f"<{tag}{scope}{_wrap_class(table, i)}>{line}{text}{note}</{tag}>")
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<div class="table" tabindex="0" role="region" aria-label="{html.escape(table.title)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    ) + (f'<p class="small">{html.escape(table.note)}</p>' if table.note else "")
+
+
+def _wrap_class(table: Table, column: int) -> str:
+    return ' class="wrap"' if column in table.wrap else ""
+
+
+def notebook(tables: Sequence[Table]) -> str:
+    """Return tables as HTML that a notebook shows readably, with its own style and no colours of ours."""
+    parts = []
+    for table in tables:
+        rows = tuple(tuple(Cell(c.text, c.note, c.best) for c in row) for row in table.rows)
+        plain = Table(table.name, table.title, table.columns, rows, table.note, table.wrap)
+        parts.append(f"<h4>{html.escape(table.title)}</h4>{to_html(plain)}")
+    return f'{_NOTEBOOK}<div class="fedcohort">{"".join(parts)}</div>'
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--",
+    "<": "$<$", ">": "$>$",
+}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in text)
+
+
+def to_latex(table: Table) -> str:
+    r"""Return the table for a paper, with ``booktabs`` rules; needs ``\usepackage{booktabs}``."""
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+        r"\toprule",
+        " & ".join(_latex(c) for c in table.columns) + r" \\",
+        r"\midrule",
+    ]
+    for row in table.rows:
+        cells = [rf"\textbf{{{_latex(c.text)}}}" if c.best else _latex(c.text) for c in row]
+        cells = [
+            f"{t} {_latex(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))
+        ]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{_latex(f'{table.title}. {table.note}'.strip())}}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown(table: Table) -> str:
+    """Return the table in GitHub's Markdown."""
+
+    def escape(text: str) -> str:
+        return text.replace("|", r"\|")
+
+    lines = [
+        "| " + " | ".join(escape(c) for c in table.columns) + " |",
+        "|" + "|".join(":--" if i == 0 or i in table.wrap else "--:" for i in range(len(table.columns))) + "|",
+    ]
+    for row in table.rows:
+        cells = [f"**{escape(c.text)}**" if c.best else escape(c.text) for c in row]
+        cells = [
+            f"{t} {escape(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + ("\n\n" + table.note if table.note else "") + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """Return the table as CSV, text as shown."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.columns)
+    for row in table.rows:
+        writer.writerow([f"{c.text} {c.note}".strip() if i else c.text for i, c in enumerate(row)])
+    return out.getvalue()
+
+
+FORMATS: dict[str, tuple[str, Callable[[Table], str]]] = {
+    "latex": ("tex", to_latex),
+    "markdown": ("md", to_markdown),
+    "csv": ("csv", to_csv),
+}
+
+
+def render(table: Table, form: str) -> str:
+    """Return the table in one of :data:`FORMATS`."""
+    if form not in FORMATS:
+        raise ParameterError(f"Tables can be written as {', '.join(FORMATS)}. Got {form!r}.")
+    return FORMATS[form][1](table)
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+
+
+def to_text(table: Table, width: int = 80) -> str:
+    """Return the table in lines no longer than ``width``: with fewer columns, stacked where even those are too wide.
+
+    Columns are given up in the order of ``Table.keep``, at least three stay; what was left out is named below.
+    """
+    cells = [[f"{c.text} {c.note}".strip() for c in row] for row in table.rows]
+    keep = list(table.keep or range(len(table.columns)))
+    while len(keep) > 3 and _needed(table, cells, keep) > width:
+        keep.pop()
+    left_out = [table.columns[i] for i in range(len(table.columns)) if i not in keep]
+    lines = [table.title]
+    if _needed(table, cells, keep) <= width:
+        lines += _lines(table, cells, sorted(keep))
+    else:
+        left_out = []
+        for row in cells:
+            lines += textwrap.wrap(row[0], width)
+            for column, cell in list(zip(table.columns, row, strict=True))[1:]:
+                lines += textwrap.wrap(f"{column}: {cell}", width, initial_indent="  ", subsequent_indent="    ")
+    lines += textwrap.wrap(table.note, width)
+    if left_out:
+        lines += textwrap.wrap(f"Not shown in {width} columns: {', '.join(left_out)}.", width)
+    return "\n".join(lines)
+
+
+def _width(table: Table, cells: Sequence[Sequence[str]], column: int) -> int:
+    words = table.columns[column].split() or [""]
+    return max(*map(len, words), *(len(row[column]) for row in cells))
+
+
+def _needed(table: Table, cells: Sequence[Sequence[str]], columns: Sequence[int]) -> int:
+    return sum(_width(table, cells, i) for i in columns) + _GAP * (len(columns) - 1)
+
+
+def _lines(table: Table, cells: Sequence[Sequence[str]], columns: Sequence[int]) -> list[str]:
+    widths = {i: _width(table, cells, i) for i in columns}
+    heads = {i: textwrap.wrap(table.columns[i], widths[i]) or [""] for i in columns}
+    tall = max(map(len, heads.values()))
+
+    def line(entry: Callable[[int], str]) -> str:
+        parts = [entry(i).ljust(widths[i]) if i == 0 or i in table.wrap else entry(i).rjust(widths[i]) for i in columns]
+        return (" " * _GAP).join(parts).rstrip()
+
+    def head(i: int, row: int) -> str:
+        missing = tall - len(heads[i])
+        return heads[i][row - missing] if row >= missing else ""
+
+    found = [line(lambda i, row=row: head(i, row)) for row in range(tall)]  # type: ignore[misc]
+    found.append(line(lambda i: "-" * widths[i]))
+    return found + [line(lambda i, row=row: row[i]) for row in cells]  # type: ignore[misc]

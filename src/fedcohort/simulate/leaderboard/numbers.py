@@ -1,0 +1,565 @@
+"""The leaderboard's numbers: the papers' metrics over seeds, and how sure a difference to the baseline is.
+
+Definitions of the metrics are those of :mod:`fedcohort.simulate.metrics`. Comparisons are paired: only seeds that both
+selectors ran count, because the same seed means the same federation. A run that diverged keeps what it reached before
+(best accuracy, rounds to a target), but has no terminal accuracy; it is counted and shown as diverged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.errors import InputError
+from fedcohort.registry import nearest
+from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
+from fedcohort.simulate.metrics import TERMINAL_ROUNDS, Curve, Spread, relative_improvement, speed_up
+
+_BYTES = ("bytes_down", "bytes_up")
+_QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
+
+
+class RunNumbers(Protocol):
+    """What the leaderboard needs of a run: who it is, and its columns over the rounds made so far."""
+
+    @property
+    def label(self) -> str:
+        """What the configuration calls the selector."""
+
+    @property
+    def selector(self) -> str:
+        """Its registered name."""
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+
+    @property
+    def state(self) -> str:
+        """Running, finished, stopped or diverged."""
+
+    @property
+    def round(self) -> IntArray:
+        """(T,) rounds made, ascending from 0."""
+
+    @property
+    def values(self) -> Mapping[str, FloatArray]:
+        """(T,) columns by name, NaN where nothing was recorded."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the comparison is about; everything has a default.
+
+    Attributes
+    ----------
+    targets : tuple of float
+        Accuracies to reach, in (0, 1]. Default: where the baseline ends, rounded down to a whole percent.
+    terminal : int, optional
+        How many last rounds terminal accuracy is the mean of. Default: 50, or a fifth of a run shorter than 250.
+    baseline : str, optional
+        Label or selector everybody is compared with. Default: uniform, else the first.
+    reference : str, optional
+        Setting that stands for IID data.
+    strict : bool
+        Whether a baseline that is not there is an error.
+    """
+
+    targets: tuple[float, ...] = ()
+    terminal: int | None = None
+    baseline: str | None = None
+    reference: str | None = None
+    strict: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Options:
+        """Return what the section ``[run]`` of a configuration says."""
+        run = config.get("run")
+        run = run if isinstance(run, Mapping) else {}
+        targets, terminal = run.get("targets", ()), run.get("terminal")
+        return cls(
+            targets=tuple(float(t) for t in targets) if isinstance(targets, (list, tuple)) else (),
+            terminal=terminal if isinstance(terminal, int) and terminal > 0 else None,
+            baseline=run.get("baseline"),
+            reference=run.get("reference"),
+        )
+
+    def given(
+        self, targets: Sequence[float] | None, terminal: int | None, baseline: str | None, reference: str | None
+    ) -> Options:
+        """Return these options with what was asked for in place of what the configuration says."""
+        return replace(
+            self,
+            targets=tuple(targets) if targets else self.targets,
+            terminal=terminal or self.terminal,
+            baseline=baseline or self.baseline,
+            reference=reference or self.reference,
+            strict=self.strict or baseline is not None,
+        )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Terminal accuracy against the baseline over the seeds in which both have one.
+
+    Attributes
+    ----------
+    seeds : int
+        How many such seeds.
+    difference : float
+        Mean difference.
+    wins : int
+        Seeds in which this selector was strictly better.
+    p : float
+        Two-sided paired t-test, corrected over the comparisons of the table by Holm's method; NaN when there are
+        fewer than two seeds or the differences do not vary.
+    """
+
+    seeds: int
+    difference: float
+    wins: int
+    p: float
+
+
+@dataclass(frozen=True)
+class SeedRow:
+    """One run of a selector.
+
+    Attributes
+    ----------
+    seed : int
+    state : str
+    rounds : int
+        How many were made.
+    rounds_to : tuple of int or None
+        For each target of the board; None when it was never reached.
+    seconds_to : tuple of float or None
+        Simulated seconds until then.
+    best, early_stop, terminal : float
+        Accuracies; terminal is NaN for a run that diverged.
+    window : int
+        How many last rounds terminal accuracy is the mean of.
+    qcid : float
+        Mean class imbalance of the cohorts.
+    megabytes, query_megabytes : float
+        Both ways, of training and of queries.
+    clock : float
+        Simulated seconds in all.
+    """
+
+    seed: int
+    state: str
+    rounds: int
+    rounds_to: tuple[int | None, ...]
+    seconds_to: tuple[float | None, ...]
+    best: float
+    early_stop: float
+    terminal: float
+    window: int
+    qcid: float
+    megabytes: float
+    query_megabytes: float
+    clock: float
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """How long a selector took to reach a target accuracy.
+
+    Attributes
+    ----------
+    target : float
+    rounds, seconds : Spread
+        Over the seeds that reached it; ``rounds.count`` says how many.
+    speed_up : float
+        The baseline's mean rounds divided by these; NaN unless all seeds of both reached it, because a mean over the
+        lucky ones would flatter.
+    """
+
+    target: float
+    rounds: Spread
+    seconds: Spread
+    speed_up: float
+
+
+@dataclass(frozen=True)
+class LeaderRow:
+    """One selector's line of the leaderboard.
+
+    ``improvement`` is the share of the baseline's loss against IID data that is made good; NaN without a reference.
+    """
+
+    label: str
+    selector: str
+    baseline: bool
+    seeds: tuple[SeedRow, ...]
+    to_target: tuple[ToTarget, ...]
+    improvement: float
+    paired: Paired | None
+
+    @property
+    def runs(self) -> int:
+        """How many there are, diverged ones included."""
+        return len(self.seeds)
+
+    @property
+    def diverged(self) -> int:
+        """How many diverged."""
+        return sum(seed.state == "diverged" for seed in self.seeds)
+
+    @property
+    def main(self) -> ToTarget:
+        """The highest target, which speed-ups are about."""
+        return self.to_target[-1]
+
+    @property
+    def best(self) -> Spread:
+        """Best accuracy."""
+        return Spread.of([seed.best for seed in self.seeds])
+
+    @property
+    def early_stop(self) -> Spread:
+        """Accuracy where a stopping rule stopped, else the best."""
+        return Spread.of([seed.early_stop for seed in self.seeds])
+
+    @property
+    def terminal(self) -> Spread:
+        """Accuracy at the end."""
+        return Spread.of([seed.terminal for seed in self.seeds])
+
+    @property
+    def qcid(self) -> Spread:
+        """Mean class imbalance of the cohorts."""
+        return Spread.of([seed.qcid for seed in self.seeds])
+
+    @property
+    def megabytes(self) -> Spread:
+        """Sent and received, queries included."""
+        return Spread.of([seed.megabytes + seed.query_megabytes for seed in self.seeds])
+
+    @property
+    def query_share(self) -> float:
+        """Part of all bytes that queries cost."""
+        total = sum(seed.megabytes + seed.query_megabytes for seed in self.seeds)
+        return sum(seed.query_megabytes for seed in self.seeds) / total if total > 0 else math.nan
+
+    @property
+    def clock(self) -> Spread:
+        """Simulated seconds in all."""
+        return Spread.of([seed.clock for seed in self.seeds])
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the runs of a setting are.
+
+    Attributes
+    ----------
+    least, most : int
+        Fewest and most rounds that a run which is still going has made, or that any has made.
+    planned : int, optional
+        Rounds each run is to make.
+    running : int
+        Runs that are not at their end.
+    """
+
+    least: int
+    most: int
+    planned: int | None
+    running: int
+
+    @property
+    def words(self) -> str:
+        """Where the runs stand, for a sentence: "round 62 of 2,000"."""
+        made = f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+        return f"round {made}" + (f" of {self.planned:,}" if self.planned else "")
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The table of one setting, best terminal accuracy first.
+
+    Attributes
+    ----------
+    setting : str
+    targets : tuple of float
+        Ascending; the highest is the one speed-ups are about.
+    target_source : str
+        Where that one comes from.
+    window : int
+        How many last rounds terminal accuracy is the mean of, in the longest run.
+    window_source : str
+        Why so many.
+    baseline : str
+    reference : str, optional
+    rows : tuple of LeaderRow
+    progress : Progress
+    """
+
+    setting: str
+    targets: tuple[float, ...]
+    target_source: str
+    window: int
+    window_source: str
+    baseline: str
+    reference: str | None
+    rows: tuple[LeaderRow, ...]
+    progress: Progress
+
+    @property
+    def target(self) -> float:
+        """The accuracy that speed-ups are about; NaN when the baseline was never evaluated."""
+        return self.targets[-1]
+
+    @property
+    def base(self) -> LeaderRow:
+        """The baseline's row."""
+        return next(row for row in self.rows if row.baseline)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has ended."""
+        return self.progress.running == 0
+
+    @property
+    def note(self) -> str:
+        """What a reader must know about target, window, spread and p-values."""
+        from fedcohort.simulate.leaderboard.table import note
+
+        return note(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as plain values, None where a number is not known."""
+        from fedcohort.simulate.leaderboard.table import to_dict
+
+        return to_dict(self)
+
+    def __str__(self) -> str:
+        from fedcohort.simulate.leaderboard.formats import to_text
+        from fedcohort.simulate.leaderboard.table import leaderboard_table
+
+        return to_text(leaderboard_table(self))
+
+    def _repr_html_(self) -> str:
+        from fedcohort.simulate.leaderboard.formats import notebook
+        from fedcohort.simulate.leaderboard.table import leaderboard_table
+
+        return notebook([leaderboard_table(self)])
+
+
+# -- one setting ----------------------------------------------------------------------------------------------------
+
+
+def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> str:
+    """Return the label everybody is compared with: the one named, else uniform, else the first.
+
+    Parameters
+    ----------
+    labels : mapping of label to selector
+    options : Options
+    setting : name of the setting, for the error
+    """
+    name = options.baseline
+    if name is not None:
+        for label, selector in labels.items():
+            # where two experiments use one label, theirs are followed by the experiment's name
+            if name in (label, selector) or label.startswith(f"{name} ("):
+                return label
+        if options.strict:
+            near = nearest(name, list(labels))
+            raise InputError(
+                f"There is no selector {name!r} to compare with in the setting {setting!r}. Got: {', '.join(labels)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+    return next((label for label, selector in labels.items() if selector == "uniform"), next(iter(labels)))
+
+
+def terminal_window(rounds: int, asked: int | None = None) -> int:
+    """Return over how many last rounds terminal accuracy is taken.
+
+    As many as asked for, without that 50 as in FedACS; never more than a fifth of the run by default, and a fifth of a
+    run that is no longer than the window asked for, because a mean over the whole curve is not where it ends.
+
+    >>> terminal_window(2000), terminal_window(40), terminal_window(40, asked=20), terminal_window(40, asked=50)
+    (50, 8, 20, 8)
+    """
+    fifth = max(1, rounds // 5)
+    if asked is None:
+        return min(TERMINAL_ROUNDS, fifth)
+    return asked if asked < rounds else fifth
+
+
+def leaderboard(
+    setting: str,
+    runs: Sequence[RunNumbers],
+    options: Options | None = None,
+    *,
+    planned: int | None = None,
+    ideal: float | None = None,
+) -> Leaderboard:
+    """Compute the leaderboard of one setting.
+
+    Parameters
+    ----------
+    setting : str
+        Its name.
+    runs : sequence of RunNumbers
+        At least one; runs of one label differ in their seed.
+    options : Options, optional
+    planned : int, optional
+        Rounds each run is to make.
+    ideal : float, optional
+        Terminal accuracy of the baseline on IID data.
+    """
+    options = options or Options()
+    labels = {run.label: run.selector for run in runs}
+    base = find_baseline(labels, options, setting)
+    for target in options.targets:
+        if not 0 < target <= 1:
+            raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
+    ends = {(run.label, run.seed): terminal_accuracy(run, options) for run in runs}
+    level, source = _default_target(base, [end for (label, _), end in ends.items() if label == base])
+    targets = tuple(sorted(set(options.targets))) or (level,)
+    by_label = {label: [_seed(run, targets, options) for run in runs if run.label == label] for label in labels}
+    against = {seed.seed: seed.terminal for seed in by_label[base]}
+    paired = {
+        label: _paired({s.seed: s.terminal for s in seeds}, against)
+        for label, seeds in by_label.items()
+        if label != base
+    }
+    corrected = dict(zip(paired, holm([p.p for p in paired.values()]), strict=True))
+    own = Spread.of(list(against.values())).mean
+    rows = []
+    for label, seeds in by_label.items():
+        seeds.sort(key=lambda seed: seed.seed)
+        end = Spread.of([seed.terminal for seed in seeds]).mean
+        better = math.nan if ideal is None or label == base else relative_improvement(end, own, ideal)
+        rows.append(
+            LeaderRow(
+                label=label,
+                selector=labels[label],
+                baseline=label == base,
+                seeds=tuple(seeds),
+                to_target=tuple(_to_target(seeds, by_label[base], i, t) for i, t in enumerate(targets)),
+                improvement=better,
+                paired=None if label == base else replace(paired[label], p=corrected[label]),
+            )
+        )
+    rows.sort(key=lambda r: (-r.terminal.mean if not math.isnan(r.terminal.mean) else math.inf, r.label))
+    longest = max(seed.rounds for row in rows for seed in row.seeds)
+    return Leaderboard(
+        setting=setting,
+        targets=targets,
+        target_source="as asked for" if options.targets else source,
+        window=terminal_window(longest, options.terminal),
+        window_source=_window_source(longest, options.terminal),
+        baseline=base,
+        reference=options.reference if ideal is not None else None,
+        rows=tuple(rows),
+        progress=_progress(runs, planned),
+    )
+
+
+def _progress(runs: Sequence[RunNumbers], planned: int | None) -> Progress:
+    going = [_made(run) for run in runs if run.state == "running"]
+    made = going or [_made(run) for run in runs]
+    return Progress(min(made), max(made), planned, len(going))
+
+
+def _made(run: RunNumbers) -> int:
+    return int(run.round[-1]) + 1 if len(run.round) else 0
+
+
+def _window_source(rounds: int, asked: int | None) -> str:
+    if asked is not None and asked < rounds:
+        return "as configured"
+    fifth = f"a fifth of {rounds:,}"
+    if asked is not None:
+        return f"{fifth}; the {asked} configured are the whole run"
+    return fifth if rounds // 5 < TERMINAL_ROUNDS else "as in FedACS"
+
+
+def _default_target(base: str, ends: Sequence[float]) -> tuple[float, str]:
+    level = Spread.of(list(ends)).mean
+    if math.isnan(level):
+        return math.nan, f"unknown, {base} has no terminal accuracy"
+    step = 100 if level >= 0.01 else 10_000
+    return math.floor(level * step + 1e-9) / step, f"where {base} ends, rounded down"
+
+
+def _curve(run: RunNumbers) -> Curve:
+    # Files keep 32 bits of an accuracy; without rounding 0.7 would lie below a target of 0.7.
+    return Curve(run.round, np.round(np.asarray(run.values["accuracy"], np.float64), 6))
+
+
+def terminal_accuracy(run: RunNumbers, options: Options) -> float:
+    """Return where a run ends; NaN for one that diverged."""
+    return math.nan if run.state == "diverged" else _curve(run).terminal(terminal_window(_made(run), options.terminal))
+
+
+def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRow:
+    curve = _curve(run)
+    rounds_to = tuple(None if math.isnan(target) else curve.rounds_to(target) for target in targets)
+    clock = run.values.get("clock")
+    return SeedRow(
+        seed=run.seed,
+        state=run.state,
+        rounds=_made(run),
+        rounds_to=rounds_to,
+        seconds_to=tuple(_at(run.round, clock, rounds) for rounds in rounds_to),
+        best=curve.best,
+        early_stop=curve.early_stop(_made(run) if run.state == "stopped" else None),
+        terminal=terminal_accuracy(run, options),
+        window=terminal_window(_made(run), options.terminal),
+        qcid=_mean(run.values.get("qcid")),
+        megabytes=_sum(run, _BYTES) / 1e6,
+        query_megabytes=_sum(run, _QUERY_BYTES) / 1e6,
+        clock=float(clock[-1]) if clock is not None and len(clock) else math.nan,
+    )
+
+
+def _at(round_: IntArray, clock: FloatArray | None, rounds: int | None) -> float | None:
+    """Return the clock when so many rounds of training were made."""
+    if rounds is None or clock is None:
+        return None
+    return float(clock[int(np.searchsorted(round_, rounds - 1))])
+
+
+def _mean(values: FloatArray | None) -> float:
+    known = np.zeros(0) if values is None else values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _sum(run: RunNumbers, names: Sequence[str]) -> float:
+    columns = [run.values[name] for name in names if name in run.values]
+    if not columns or not any(np.isfinite(column).any() for column in columns):
+        return math.nan
+    return float(sum(np.nansum(column) for column in columns))
+
+
+def _to_target(seeds: Sequence[SeedRow], base: Sequence[SeedRow], place: int, target: float) -> ToTarget:
+    ours, theirs = (_mean_if_all([seed.rounds_to[place] for seed in who]) for who in (seeds, base))
+    return ToTarget(
+        target=target,
+        rounds=Spread.of([seed.rounds_to[place] for seed in seeds]),
+        seconds=Spread.of([seed.seconds_to[place] for seed in seeds]),
+        speed_up=speed_up(ours, theirs),
+    )
+
+
+def _mean_if_all(values: Sequence[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def _paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
+    seeds = [s for s in ours if s in theirs and not math.isnan(ours[s]) and not math.isnan(theirs[s])]
+    difference = np.array([ours[s] - theirs[s] for s in seeds], np.float64)
+    if not len(difference):
+        return Paired(0, math.nan, 0, math.nan)
+    return Paired(len(seeds), float(difference.mean()), int((difference > 0).sum()), paired_t_test(difference))

@@ -1,0 +1,249 @@
+"""The leaderboard as a table, the same everywhere, and as plain values for machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.words import deviation, duration, level, number, percent, points
+from fedcohort.simulate.metrics import Spread
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.leaderboard.numbers import Leaderboard, LeaderRow
+
+FEW_SEEDS = 5  # below, a p-value says little and the table says so
+
+
+def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] | None = None) -> Table:
+    """Return the leaderboard as a table.
+
+    Parameters
+    ----------
+    board : Leaderboard
+    drawn : mapping of label to (colour, dash), optional
+        How each selector's line is drawn, shown beside its name.
+    """
+    rows, last = board.rows, len(board.targets) - 1
+    most = max(row.runs for row in rows)
+    columns: list[tuple[str, int, list[Cell]]] = []  # heading, how soon a narrow place gives it up, cells
+
+    def add(heading: str, rank: int, cells: Sequence[Cell]) -> None:
+        columns.append((heading, rank, list(cells)))
+
+    add("Selector", 0, [_label(row, most, (drawn or {}).get(row.label)) for row in rows])
+    for i, target in enumerate(board.targets):
+        fastest = _best([_complete(row, row.to_target[i].rounds) for row in rows], min)
+        cells = [_rounds(row, row.to_target[i].rounds, at == fastest) for at, row in enumerate(rows)]
+        add(f"Rounds to {level(target)}", 3 if i == last else 11, cells)
+    add("Speed-up", 4, [Cell(_known(row.main.speed_up, "{:.2f}×")) for row in rows])
+    add("Best", 6, _accuracies([row.best for row in rows]))
+    if any(row.early_stop != row.best for row in rows):
+        add("Where it stopped", 10, _accuracies([row.early_stop for row in rows]))
+    add("Terminal", 1, _accuracies([row.terminal for row in rows]))
+    add(f"Gain over {board.baseline}", 2, [_difference(row) for row in rows])
+    if board.reference is not None:
+        made_good = [Cell(_known(row.improvement, "{:.0%}")) for row in rows]
+        add(f"Made good of the loss against {board.reference}", 9, made_good)
+    add("p", 5, [_p_value(row) for row in rows])
+    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
+        quickest = _best([_complete(row, row.main.seconds) for row in rows], min)
+        add(f"Time to {level(board.target)}", 12, [_time(row, at == quickest) for at, row in enumerate(rows)])
+    if any(row.qcid.count for row in rows):
+        evenest = _best([row.qcid.mean for row in rows], min)
+        cells = [Cell(number(r.qcid.mean) if r.qcid.count else "–", best=i == evenest) for i, r in enumerate(rows)]
+        add("Mean QCID", 7, cells)
+    if any(row.megabytes.count for row in rows):
+        add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
+    if any(row.query_share > 0 for row in rows):
+        add("Queries", 13, [Cell(_known(row.query_share, "{:.0%}"), "of bytes") for row in rows])
+    order = sorted(range(len(columns)), key=lambda i: columns[i][1])
+    return Table(
+        name="leaderboard",
+        title="Leaderboard" if board.setting == "all runs" else f"Leaderboard: {board.setting}",
+        columns=tuple(heading for heading, _, _ in columns),
+        rows=tuple(zip(*(cells for _, _, cells in columns), strict=True)),
+        note=note(board),
+        keep=tuple(order),
+    )
+
+
+def note(board: Leaderboard) -> str:
+    """Return what a reader must know about target, window, spread and p-values."""
+    said = []
+    if not board.finished:
+        said.append(f"Not finished, {board.progress.words}: every number may change.")
+    said.append(f"Target {level(board.target)} ({board.target_source}); a round counts when it was evaluated.")
+    rounds = "the last round" if board.window == 1 else f"the last {board.window} rounds"
+    said.append(f"Terminal: mean accuracy of {rounds} ({board.window_source}).")
+    if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
+        said.append("Of shorter runs it is the last fifth.")
+    if any(row.diverged for row in board.rows):
+        said.append("A run that diverged has no terminal accuracy.")
+    if max(row.runs for row in board.rows) > 1:
+        said.append("± is the standard deviation over seeds.")
+    return " ".join([*said, _about_p(board)])
+
+
+def _about_p(board: Leaderboard) -> str:
+    seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
+    if not seeds:
+        return "There is nothing to compare with."
+    fewest = min(seeds)
+    common = (
+        f"Gain: mean difference of terminal accuracy to {board.baseline} in percentage points, over the seeds both "
+        "ran, with wins among those seeds; p of a two-sided paired t-test, Holm-corrected over the rows."
+    )
+    if fewest < 2:
+        return common + " With one common seed or none there is no test: a difference may be chance."
+    if fewest < FEW_SEEDS:
+        return common + (
+            f" With only {fewest} common seeds the test leans on the differences being normal and has little power; "
+            f"read the wins, and run at least {FEW_SEEDS} seeds before claiming a difference."
+        )
+    return common
+
+
+def megabytes(value: float) -> str:
+    """Return megabytes with three digits or more, never in exponent form.
+
+    >>> megabytes(0.01234), megabytes(12.34), megabytes(1234567.8)
+    ('0.0123', '12.3', '1,234,568')
+    """
+    if math.isnan(value):
+        return "–"
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    digits = 1 if value >= 9.995 else 2 if value >= 0.9995 else 3 if value >= 0.09995 else 4
+    return f"{value:.{digits}f}"
+
+
+def _known(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else form.format(value)
+
+
+def _best(values: Sequence[float], choose: Callable[..., float]) -> int:
+    known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
+    return -1 if len(known) < 2 else int(choose(known, key=lambda i: known[i]))
+
+
+def _complete(row: LeaderRow, value: Spread) -> float:
+    """Return the mean where every run has a value: others cannot be the best."""
+    return value.mean if value.count == row.runs else math.nan
+
+
+def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
+    notes = ["baseline"] if row.baseline else []
+    if row.runs != most:
+        notes.append(f"{row.runs} seed{'s' if row.runs != 1 else ''}")
+    if row.diverged:
+        notes.append(f"{row.diverged} diverged")
+    color, dash = drawn or (None, 0)
+    return Cell(row.label, ", ".join(notes), color=color, dash=dash)
+
+
+def _accuracies(values: Sequence[Spread]) -> list[Cell]:
+    best = _best([value.mean for value in values], max)
+    return [
+        Cell("–")
+        if value.count == 0
+        else Cell(percent(value.mean), f"±{100 * value.std:.1f}" if value.count > 1 else "", best=i == best)
+        for i, value in enumerate(values)
+    ]
+
+
+def _rounds(row: LeaderRow, value: Spread, best: bool) -> Cell:
+    return _reached(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}", best)
+
+
+def _time(row: LeaderRow, best: bool) -> Cell:
+    value = row.main.seconds
+    return _reached(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "", best)
+
+
+def _reached(row: LeaderRow, value: Spread, mean: str, std: str, best: bool) -> Cell:
+    if value.count == 0:
+        return Cell("never" if all(seed.state != "running" for seed in row.seeds) else "not yet")
+    some = f"in {value.count} of {row.runs}" if value.count < row.runs else ""
+    return Cell(mean, some or (std if value.count > 1 else ""), best)
+
+
+def _difference(row: LeaderRow) -> Cell:
+    test = row.paired
+    if test is None or test.seeds == 0:
+        return Cell("–")
+    return Cell(points(test.difference), f"wins {test.wins} of {test.seeds}")
+
+
+def _p_value(row: LeaderRow) -> Cell:
+    if row.paired is None or math.isnan(row.paired.p):
+        return Cell("–")
+    return Cell("<0.001" if row.paired.p < 0.001 else f"{row.paired.p:.3f}")
+
+
+def to_dict(board: Leaderboard) -> dict[str, Any]:
+    """Return the leaderboard's numbers for machines; None where a number is not known."""
+
+    def known(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    def spread(value: Spread) -> dict[str, Any]:
+        return {"mean": known(value.mean), "std": known(value.std), "seeds": value.count}
+
+    return {
+        "setting": board.setting,
+        "baseline": board.baseline,
+        "reference": board.reference,
+        "targets": [known(target) for target in board.targets],
+        "target_source": board.target_source,
+        "terminal_rounds": board.window,
+        "terminal_source": board.window_source,
+        "finished": board.finished,
+        "note": note(board),
+        "rows": [
+            {
+                "label": row.label,
+                "selector": row.selector,
+                "runs": row.runs,
+                "diverged": row.diverged,
+                "targets": [
+                    {
+                        "target": known(item.target),
+                        "rounds": spread(item.rounds),
+                        "simulated_seconds": spread(item.seconds),
+                        "speed_up": known(item.speed_up),
+                    }
+                    for item in row.to_target
+                ],
+                "best": spread(row.best),
+                "early_stop": spread(row.early_stop),
+                "terminal": spread(row.terminal),
+                "made_good": known(row.improvement),
+                "qcid": spread(row.qcid),
+                "megabytes": spread(row.megabytes),
+                "query_share_of_bytes": known(row.query_share),
+                "simulated_seconds": spread(row.clock),
+                "paired": None
+                if row.paired is None
+                else {
+                    "seeds": row.paired.seeds,
+                    "difference": known(row.paired.difference),
+                    "wins": row.paired.wins,
+                    "p": known(row.paired.p),
+                },
+                "seeds": [
+                    {
+                        "seed": seed.seed,
+                        "state": seed.state,
+                        "rounds": seed.rounds,
+                        "rounds_to": list(seed.rounds_to),
+                        "best": known(seed.best),
+                        "terminal": known(seed.terminal),
+                    }
+                    for seed in row.seeds
+                ],
+            }
+            for row in board.rows
+        ],
+    }

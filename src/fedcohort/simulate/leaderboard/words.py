@@ -1,0 +1,87 @@
+"""Numbers as text: the same words in tables, sentences and terminals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """Return a share as text.
+
+    >>> percent(0.6234)
+    '62.3%'
+    """
+    return "unknown" if math.isnan(value) else f"{100 * value:.{digits}f}%"
+
+
+def level(value: float) -> str:
+    """Return a target accuracy with as many digits as it has, at most two after the point.
+
+    >>> level(0.62), level(0.625), level(0.6789)
+    ('62%', '62.5%', '67.89%')
+    """
+    return "unknown" if math.isnan(value) else f"{100 * value:.2f}".rstrip("0").rstrip(".") + "%"
+
+
+def points(value: float) -> str:
+    """Return a difference of two accuracies in percentage points.
+
+    >>> points(0.0312), points(-0.1)
+    ('+3.1 pts', '−10.0 pts')
+    """
+    return "–" if math.isnan(value) else f"{100 * value:+.1f} pts".replace("-", "−")
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits, never in exponent form from a thousandth up.
+
+    >>> number(0.081234), number(1234567.0), number(2.0), number(999.6)
+    ('0.0812', '1,234,567', '2', '1,000')
+    """
+    if math.isnan(value):
+        return "unknown"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def times(value: float) -> str:
+    """Return a factor with two digits after the point where it is near 1, so that it never reads as none.
+
+    >>> times(1.04), times(12.34), times(345.6)
+    ('1.04', '12.3', '346')
+    """
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in readable units.
+
+    >>> duration(42.0), duration(600.0), duration(7300.0), duration(400000.0)
+    ('42.0 s', '10.0 min', '2.0 h', '4.6 d')
+    """
+    if math.isnan(seconds):
+        return "unknown"
+    unit = "s" if seconds < 180 else "min" if seconds < 7200 else "h" if seconds < 172800 else "d"
+    return f"{seconds / _UNIT_SECONDS[unit]:.1f} {unit}"
+
+
+def deviation(seconds: float, like: float) -> str:
+    """Return a spread of durations in the unit that :func:`duration` uses for ``like``.
+
+    >>> deviation(30.0, like=600.0)
+    '±0.5'
+    """
+    return f"±{seconds / _UNIT_SECONDS[duration(like).split()[-1]]:.1f}"
+
+
+def names(items: Sequence[str], limit: int = 12) -> str:
+    """Return a readable enumeration.
+
+    >>> names(["a", "b", "c"]), names(["a", "b", "c"], limit=2)
+    ('a, b and c', 'a, b and 1 more')
+    """
+    if len(items) > limit:
+        return f"{', '.join(items[:limit])} and {len(items) - limit} more"
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "nobody"
