@@ -74,8 +74,9 @@ def test_run_prints_data_on_stdout_and_messages_on_stderr(config, tmp_path):
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["out"] == str(tmp_path / "out")
-    assert {row["label"] for row in data["selectors"]} == {"uniform", "fedcbs"}
-    assert data["selectors"][0]["best_accuracy"]["count"] == 2
+    (board,) = data["leaderboards"]
+    assert {row["label"] for row in board["rows"]} == {"uniform", "fedcbs"}
+    assert board["rows"][0]["best"]["seeds"] == 2
     assert "results in" in done.stderr
     assert load(tmp_path / "out").meta["command"].startswith("fedcohort run")
 
@@ -83,7 +84,7 @@ def test_run_prints_data_on_stdout_and_messages_on_stderr(config, tmp_path):
 def test_run_prints_a_table_and_chooses_a_directory(config, tmp_path):
     done = command("run", config, "-s", "run.rounds=2", "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "rounds to 30.0%" in done.stdout and "uniform" in done.stdout and "fedcbs" in done.stdout
+    assert "to 30%" in done.stdout and "uniform" in done.stdout and "fedcbs" in done.stdout
     assert done.stderr == ""
     (out,) = (tmp_path / "runs").iterdir()
     assert out.name.startswith("tiny-")
@@ -211,7 +212,7 @@ def test_compare_on_a_preset_and_another_dataset(tmp_path):
     found = load(tmp_path / "out")
     assert [run.id for run in found.runs] == ["uniform-s2", "uniform-s5"]
     assert found.federation("uniform-s2").sizes.shape == (100,)
-    assert "rounds to 10.0%" in done.stdout and "rounds to 20.0%" in done.stdout
+    assert "to 10%" in done.stdout and "to 20%" in done.stdout
 
 
 def test_analytics_ranks_clients(config):
@@ -251,5 +252,5 @@ def test_live_progress_draws_and_counts_runs_that_end_early():
 
 
 def test_no_torch_is_needed_to_read_results():
-    code = "import sys, fedcohort.cli.app, fedcohort.simulate.summary; sys.exit('torch' in sys.modules)"
+    code = "import sys, fedcohort.cli.app, fedcohort.simulate.leaderboard; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

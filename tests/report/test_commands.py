@@ -35,7 +35,7 @@ def call(*arguments):
 def test_report_writes_the_page_and_prints_where(experiment, tmp_path):
     done = call("report", experiment, "-o", tmp_path / "out" / "r.html", "--target", "0.3")
     assert done.stdout.strip() == str(tmp_path / "out" / "r.html")
-    assert "Rounds to 30%" in done.stderr and "fedcbs" in done.stderr
+    assert "to 30%" in done.stderr and "fedcbs" in done.stderr
     assert (tmp_path / "out" / "r.html").read_text().startswith("<!doctype html>")
 
 

@@ -108,7 +108,7 @@ def test_an_explanation_comes_from_the_runs_journal(running):
     watcher = Watcher(running.path)
     watcher.poll()
     found = watcher.items["going"].why("fedcm-ts-s1", 3, None)
-    assert found["round"] == 3 and len(found["picked"]) == 3 and found["parts"] == ["kept", "exploration"]
+    assert found["round"] == 3 and len(found["picked"]) == 3 and found["parts"] == ["estimate", "exploration"]
     with pytest.raises(Exception, match="no run 'nobody'"):
         watcher.items["going"].why("nobody", 3, None)
 

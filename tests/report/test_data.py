@@ -152,5 +152,5 @@ def test_targets_come_from_the_configuration(toy, tmp_path):
         extra_config="[run]\ntargets = [0.8, 0.7]\nterminal = 3\n",
     )  # fmt: skip
     bundle = load_bundle([path])
-    assert bundle.targets == (0.7, 0.8) and bundle.terminal == 3
+    assert bundle.options.targets == (0.8, 0.7) and bundle.options.terminal == 3
     assert isinstance(load(path).runs[0], RunInfo)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedcohort.report import figures
-from fedcohort.report.data import load_bundle
+from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.figures import _band, _smooth, general_figures
 from fedcohort.report.insights import selector_figures
-from fedcohort.report.stats import leaderboard
+from fedcohort.simulate.leaderboard import Options
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def setting(experiment):
 
 @pytest.fixture(scope="module")
 def board(setting):
-    return leaderboard(setting)
+    return boards([setting], Options())[0]
 
 
 def series(figure, label, view=0):
@@ -88,8 +88,8 @@ def test_many_rounds_and_clients_are_binned_without_losing_picks(setting, monkey
     assert (cells * view["xstep"] * view["ystep"]).sum() == pytest.approx(len(run.pick_client), rel=0.02)
 
 
-def test_the_cost_split_adds_up(setting, board):
-    figure = figures.cost(setting, board)
+def test_the_cost_split_adds_up(setting):
+    figure = figures.cost(setting)
     by_name = {view["name"]: {row["label"]: row["parts"] for row in view["rows"]} for view in figure.spec["views"]}
     for group in setting.groups:
         total = np.mean([run.total_bytes[-1] for run in group.runs])

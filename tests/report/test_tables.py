@@ -9,20 +9,12 @@ import numpy as np
 import pytest
 
 from fedcohort.errors import ParameterError
-from fedcohort.report.data import load_bundle
-from fedcohort.report.stats import leaderboard
-from fedcohort.report.tables import (
-    Cell,
-    Table,
-    board_json,
-    leaderboard_table,
-    participation_table,
-    render,
-    to_csv,
-    to_html,
-    to_latex,
-    to_markdown,
-)
+from fedcohort.report.data import boards, load_bundle
+from fedcohort.report.tables import participation_table
+from fedcohort.simulate.leaderboard import Options, leaderboard_table, leaderboards, to_text
+from fedcohort.simulate.leaderboard.formats import Cell, Table, render, to_csv, to_html, to_latex, to_markdown
+from fedcohort.simulate.leaderboard.table import megabytes
+from fedcohort.simulate.results import load
 
 NASTY = Table("t", "Title", ("a_b", "100%"), ((Cell("x & <y>|", "±1"), Cell("1×", best=True)),), "note #1")
 
@@ -36,7 +28,7 @@ def test_nothing_dangerous_survives():
 
 
 def test_latex_braces_balance(experiment):
-    board = leaderboard(load_bundle([experiment]).settings[0])
+    (board,) = leaderboards(load(experiment))
     text = to_latex(leaderboard_table(board))
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}")
@@ -45,7 +37,8 @@ def test_latex_braces_balance(experiment):
 
 def test_every_row_has_every_column(experiment):
     setting = load_bundle([experiment]).settings[0]
-    for table in (leaderboard_table(leaderboard(setting, targets=(0.2, 0.3))), participation_table(setting)):
+    (board,) = boards([setting], Options(targets=(0.2, 0.3)))
+    for table in (leaderboard_table(board), participation_table(setting)):
         assert all(len(row) == len(table.columns) for row in table.rows)
         assert len(to_markdown(table).split("\n\n")[0].splitlines()) == 2 + len(table.rows)
 
@@ -56,17 +49,42 @@ def test_who_was_never_picked(small):
     for row, group in zip(table.rows, setting.groups, strict=True):
         picked = set(group.runs[0].pick_client.tolist())
         left_out = [str(c) for c in range(setting.n_clients) if c not in picked]
-        assert re.findall(r"\d+", row[4].text) == left_out
+        assert re.findall(r"\d+", row[4].text) == left_out and row[4].note == f"seed {group.runs[0].seed}"
         counts = [np.bincount(run.pick_client, minlength=setting.n_clients) for run in group.runs]
         assert float(row[2].text) == pytest.approx(np.mean([(c == 0).sum() for c in counts]), rel=1e-2)
 
 
 def test_json_has_no_nan(experiment):
-    board = leaderboard(load_bundle([experiment]).settings[0])
-    found = json.loads(json.dumps(board_json(board), allow_nan=False))
+    (board,) = leaderboards(load(experiment))
+    found = json.loads(json.dumps(board.to_dict(), allow_nan=False))
     assert {row["label"] for row in found["rows"]} == {row.label for row in board.rows}
 
 
 def test_an_unknown_format_is_refused():
     with pytest.raises(ParameterError, match="latex, markdown, csv"):
         render(NASTY, "word")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_text_fits_and_leaves_out_the_least_important_first(experiment, width):
+    (board,) = leaderboards(load(experiment))
+    text = to_text(leaderboard_table(board), width)
+    assert max(map(len, text.splitlines())) <= width
+    for row in board.rows:
+        assert row.label in text and f"{100 * row.terminal.mean:.1f}%" in text
+    if width == 80:
+        assert "pts" in text and "Speed-up" in text and "Not shown in 80 columns" in text
+    if width == 160:
+        assert "Queries" in text and "Not shown" not in text
+
+
+def test_a_place_too_narrow_for_three_columns_gets_them_stacked():
+    wide = Table("t", "Title", ("Selector", "Long heading", "Other"), ((Cell("name"), Cell("x" * 30), Cell("y" * 9)),))
+    lines = to_text(wide, 30).splitlines()
+    assert lines[:2] == ["Title", "name"] and "  Other: yyyyyyyyy" in lines and max(map(len, lines)) <= 30
+
+
+@pytest.mark.parametrize("value", [0.00123, 0.5, 9.996, 99.97, 123456.7, 9.9e9])
+def test_megabytes_are_never_in_exponent_form(value):
+    assert "e" not in megabytes(value)
+    assert float(megabytes(value).replace(",", "")) == pytest.approx(value, rel=0.05)

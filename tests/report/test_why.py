@@ -23,7 +23,7 @@ def test_picked_and_nearly_picked_are_the_journals(experiment):
     scores = dict(zip(arrays["client"].tolist(), arrays["score"].tolist(), strict=True))
     others = sorted((c for c in scores if c not in row.clients), key=lambda c: -scores[c])
     assert [r.client for r in why.nearly] == others[:3]
-    assert why.parts == ["kept", "exploration"]
+    assert why.parts == ["estimate", "exploration"]
     for r in (*why.picked, *why.nearly):
         assert r.score == pytest.approx(sum(r.parts.values()))
     assert why.total == 20

@@ -14,10 +14,10 @@ from fedcohort.journal import read_journal
 from fedcohort.simulate import results
 from fedcohort.simulate.checkpoint import Checkpoint, found
 from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.leaderboard import leaderboards
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import ResultsError, load
 from fedcohort.simulate.runner import Simulation, default_out, prepare, run_experiment
-from fedcohort.simulate.summary import summarise
 from fedcohort.simulate.tables import to_toml
 
 TABLE = {
@@ -250,35 +250,35 @@ def test_a_diverged_run_is_marked_and_the_others_finish(tmp_path):
         "wild-s0": "diverged",
         "wild-s1": "diverged",
     }
-    summary = summarise(load(tmp_path / "x"))
-    wild = next(row for row in summary.rows if row.label == "wild")
+    (board,) = leaderboards(load(tmp_path / "x"))
+    wild = next(row for row in board.rows if row.label == "wild")
     assert wild.diverged == 2
-    json.dumps(summary.to_dict())
+    json.dumps(board.to_dict(), allow_nan=False)
 
 
-def test_summary_of_targets_and_baseline(whole):
+def test_leaderboard_of_targets_and_baseline(whole):
     curves = load(whole).curves
     target = float(np.median(curves["uniform-s0"].accuracy))
-    summary = summarise(load(whole), targets=[target], terminal=3)
-    assert summary.baseline == "uniform"
-    uniform = next(row for row in summary.rows if row.label == "uniform")
+    (board,) = leaderboards(load(whole), targets=[target], terminal=3)
+    assert board.baseline == "uniform"
+    uniform = next(row for row in board.rows if row.label == "uniform")
     reached = [curves[f"uniform-s{seed}"].rounds_to(target) for seed in (0, 1)]
     known = [r for r in reached if r is not None]
     assert uniform.to_target[0].rounds.mean == pytest.approx(np.mean(known))
     assert uniform.best.mean == pytest.approx(np.mean([curves[f"uniform-s{s}"].best for s in (0, 1)]))
-    assert uniform.seeds == 2
-    cor = next(row for row in summary.rows if row.label == "fedcor")
+    assert uniform.runs == 2
+    cor = next(row for row in board.rows if row.label == "fedcor")
     assert cor.query_share > 0 and uniform.query_share == 0
-    assert cor.improvement == pytest.approx((cor.terminal.mean - uniform.terminal.mean) / uniform.terminal.mean)
+    assert cor.paired.difference == pytest.approx(cor.terminal.mean - uniform.terminal.mean)
 
 
 def test_improvement_is_measured_against_the_iid_setting(tmp_path):
     settings = [{"name": "skewed"}, {"name": "iid", "scenario": {"partition": {"name": "iid", "clients": 12}}}]
     config = table(selectors={"uniform": {}, "fedcbs": {}}, settings=settings, run={"reference": "iid", "terminal": 4})
     assert run(tmp_path / "x", config) == "finished"
-    summary = summarise(load(tmp_path / "x"))
-    terminal = {(row.setting, row.label): row.terminal.mean for row in summary.rows}
-    row = next(row for row in summary.rows if (row.setting, row.label) == ("skewed", "fedcbs"))
+    rows = {(b.setting, row.label): row for b in leaderboards(load(tmp_path / "x")) for row in b.rows}
+    terminal = {key: row.terminal.mean for key, row in rows.items()}
+    row = rows["skewed", "fedcbs"]
     lost = terminal["iid", "uniform"] - terminal["skewed", "uniform"]
     assert row.improvement == pytest.approx((terminal["skewed", "fedcbs"] - terminal["skewed", "uniform"]) / lost)
     assert load(tmp_path / "x").run("fedcbs-iid-s0").setting["name"] == "iid"
@@ -359,7 +359,7 @@ def test_directories_that_are_no_experiments(tmp_path, whole):
     (tmp_path / "config.toml").write_text((whole / "config.toml").read_text())
     empty = load(tmp_path)
     assert empty.rounds.num_rows == 0 and empty.runs == [] and empty.curves == {}
-    assert summarise(empty).rows == ()
+    assert leaderboards(empty) == ()
     (tmp_path / "runs.json").write_text("[3]")
     with pytest.raises(ResultsError, match=r"runs\.json is damaged"):
         load(tmp_path)

@@ -19,7 +19,7 @@ from fedcohort.report.data import Group, RunCurve, Setting
 from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, Progress
 from fedcohort.simulate.leaderboard.table import megabytes
-from fedcohort.simulate.leaderboard.words import level, names, number, percent, times
+from fedcohort.simulate.leaderboard.words import counted, level, names, number, percent, times
 
 POINTS = 400  # a curve is drawn with at most so many points
 HEAT_COLUMNS = 250
@@ -170,29 +170,30 @@ def _accuracy_sentence(board: Leaderboard) -> str:
     if not known:
         return "Nobody has a terminal accuracy yet." if not board.finished else "Nobody has a terminal accuracy."
     before = "" if board.finished else f"So far ({board.progress.words}): "
-    ends, at_the_top = ("ends", "ends highest") if board.finished else ("is at", "is highest")
+    at_the_top = "ends highest" if board.finished else "is highest"
     best = known[0]
     value = percent(best.terminal.mean)
     if len(known) == 1:
         text = f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
     elif percent(known[-1].terminal.mean) == value:
-        text = f"All {ends.replace('ends', 'end').replace('is', 'are')}{' at' if board.finished else ''} {value}"
+        text = f"all {'end at' if board.finished else 'are at'} {value}"
     else:
         text = f"{best.label} {at_the_top}, at {value}"
         if not best.baseline and not math.isnan(board.base.terminal.mean):
             text += f" against {percent(board.base.terminal.mean)} for {board.baseline}"
+    opened = text.replace("all ", "All ", 1) if text.startswith("all ") else text
     reached = [row for row in board.rows if row.main.rounds.count == row.runs]
     if math.isnan(board.target):
-        return f"{before}{text}."
+        return f"{before}{opened}."
     if not reached:
         some = any(row.main.rounds.count for row in board.rows)
         nobody = f"nobody {'reaches' if board.finished else 'has reached'} {target}"
-        return f"{before}{text}; {nobody}{' in every seed' if some else ''}."
+        return f"{before}{opened}; {nobody}{' in every seed' if some else ''}."
     quickest = min(row.main.rounds.mean for row in reached)
     first = [row for row in reached if row.main.rounds.mean == quickest]
     every = "" if all(row.runs == 1 for row in reached) else " in every seed"
     quick = f"{names([row.label for row in first])} {'is' if len(first) == 1 else 'are'} first at {target}{every}"
-    quick += f", after {quickest:.0f} rounds" + (" on average" if every else "")
+    quick += f", after {counted(quickest, 'round')}" + (" on average" if every else "")
     gain = first[0].main.speed_up
     if len(first) == 1 and not first[0].baseline and gain > 1:
         quick += f", {times(gain)} times as fast as {board.baseline}"
@@ -349,7 +350,7 @@ def scenario(setting: Setting) -> Figure | None:
     present = (counts > 0).sum(axis=1)
     sentence = (
         f"{len(counts)} clients, {counts.shape[1]} classes: half of the clients hold "
-        f"{number(float(np.median(present)))} classes or fewer, and with half of the clients "
+        f"{counted(float(np.median(present)), 'class', 'classes')} or fewer, and with half of the clients "
         f"{percent(float(np.median(share.max(axis=1))), 0)} or more of the samples are of one class; sizes run from "
         f"{number(float(facts.sizes.min()))} to {number(float(facts.sizes.max()))} samples."
     )

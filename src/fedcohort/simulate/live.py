@@ -15,7 +15,8 @@ from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import RunInfo
 
 _FLUSH_SECONDS = 0.5
-_NUMBERS = ("accuracy", "loss", "qcid", "clock", "seconds")
+_BYTES = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+_NUMBERS = ("accuracy", "loss", "qcid", "clock", "seconds", *_BYTES)
 _LISTS = ("cohort", "statuses", "durations")
 
 

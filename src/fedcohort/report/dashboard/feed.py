@@ -27,9 +27,9 @@ from fedcohort.simulate.results import Results, RunInfo, load
 
 log = logging.getLogger(__name__)
 _DEPTH = 3  # folders below the watched one in which experiments are looked for
-_COLUMNS = ("accuracy", "loss", "qcid", "clock", "seconds")
-_OTHERS = ("query_seconds", "client_seconds", "query_client_seconds", "bytes_down", "bytes_up", "query_bytes_down",
-           "query_bytes_up", "available")  # fmt: skip
+_COLUMNS = ("accuracy", "loss", "qcid", "clock", "seconds", "bytes_down", "bytes_up", "query_bytes_down",
+            "query_bytes_up")  # fmt: skip
+_OTHERS = ("query_seconds", "client_seconds", "query_client_seconds", "available")
 
 
 class Item(Protocol):

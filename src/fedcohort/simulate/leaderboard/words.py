@@ -46,6 +46,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
+def counted(value: float, one: str, many: str | None = None) -> str:
+    """Return a number with the word for what is counted.
+
+    >>> counted(1, "round"), counted(2.4, "round"), counted(2.5, "class", "classes")
+    ('1 round', '2.4 rounds', '2.5 classes')
+    """
+    return f"{number(value)} {one if value == 1 else many or one + 's'}"
+
+
 def times(value: float) -> str:
     """Return a factor with two digits after the point where it is near 1, so that it never reads as none.
 

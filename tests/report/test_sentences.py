@@ -1,0 +1,264 @@
+"""Every sentence of a report against data built so that it is true, and against data built so that the opposite is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedcohort.report import figures, insights
+from fedcohort.report.data import Group, RunCurve, Setting, boards
+from fedcohort.simulate.leaderboard import Options
+from fedcohort.simulate.results import FederationFacts
+
+
+def run(label, accuracy, *, seed=1, state="finished", picks=(), **columns):
+    rounds = np.arange(len(accuracy))
+    empty = ("loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
+             "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", "available")  # fmt: skip
+    values = {name: np.full(len(rounds), np.nan) for name in empty}
+    values |= {name: np.broadcast_to(np.asarray(v, float), len(rounds)).copy() for name, v in columns.items()}
+    values["accuracy"] = np.asarray(accuracy, float)
+    clients = np.array([c for cohort in picks for c in cohort], np.int64)
+    pick_round = np.repeat(np.arange(len(picks)), [len(cohort) for cohort in picks])
+    return RunCurve(
+        f"{label}-s{seed}", label, label, seed, state, "", "f", {}, rounds, values, pick_round, clients, None
+    )
+
+
+def setting(*runs, clients=4, planned=None, federations=None):
+    labels = list(dict.fromkeys(r.label for r in runs))
+    groups = tuple(
+        Group(label, label, tuple(r for r in runs if r.label == label), i, 0) for i, label in enumerate(labels)
+    )
+    return Setting("all runs", groups, clients, federations or {}, max(len(r.round) for r in runs), planned)
+
+
+def accuracy(*runs, planned=None, **options):
+    made = setting(*runs, planned=planned)
+    return figures.accuracy(made, boards([made], Options(**options))[0]).sentence
+
+
+# -- accuracy -------------------------------------------------------------------------------------------------------
+
+
+def test_who_ends_highest_is_said_of_whoever_does():
+    low, high = [0.1, 0.5], [0.1, 0.6]
+    assert "ours ends highest, at 60.0% against 50.0% for uniform" in accuracy(run("uniform", low), run("ours", high))
+    assert "uniform ends highest, at 60.0%" in accuracy(run("uniform", high), run("ours", low))
+    assert "; all end at 50.0%" in accuracy(run("uniform", low), run("ours", low))
+    assert "highest" not in accuracy(run("uniform", low))
+
+
+def test_nothing_ends_while_it_runs():
+    going = [run("uniform", np.full(62, 0.3), state="running"), run("ours", np.full(62, 0.4), state="running")]
+    text = accuracy(*going, planned=2000)
+    assert text.startswith("So far (round 62 of 2,000): ") and "ours is highest, at 40.0%" in text and "end" not in text
+    uneven = accuracy(going[0], run("ours", np.full(9, 0.4), state="running"), planned=2000)
+    assert uneven.startswith("So far (round 9 to 62 of 2,000): ")
+    assert "So far" not in accuracy(run("uniform", np.full(62, 0.3)), run("ours", np.full(62, 0.4)), planned=62)
+
+
+def test_who_is_first_is_said_only_of_who_gets_there_in_every_seed():
+    slow, quick, never = [0.1, 0.2, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1]
+    both = [run("uniform", slow), run("uniform", slow, seed=2)]
+    text = accuracy(*both, run("ours", quick), run("ours", quick, seed=2), targets=(0.5,))
+    assert "ours is first at 50% in every seed, after 1 round on average, 3.00 times as fast as uniform" in text
+    text = accuracy(*both, run("ours", quick), run("ours", never, seed=2), targets=(0.5,))
+    assert text.startswith("uniform is first at 50% in every seed") and "times as fast" not in text
+    assert "ours and uniform are first" in accuracy(run("uniform", slow), run("ours", slow), targets=(0.5,))
+    assert "nobody reaches 90%." in accuracy(run("uniform", slow), run("ours", quick), targets=(0.9,))
+    some = accuracy(run("uniform", slow), run("uniform", never, seed=2), targets=(0.5,))
+    assert "nobody reaches 50% in every seed." in some
+    assert "nobody has reached 90%" in accuracy(run("uniform", slow, state="running"), targets=(0.9,))
+
+
+# -- loss, balance, picks, participation ----------------------------------------------------------------------------
+
+
+def test_loss():
+    one, other = run("uniform", [0.5], loss=2.0), run("ours", [0.5], loss=1.0)
+    assert (
+        figures.loss(setting(one, other)).sentence == "The loss ends lowest with ours (1) and highest with uniform (2)."
+    )
+    swapped = figures.loss(setting(run("uniform", [0.5], loss=1.0), run("ours", [0.5], loss=2.0))).sentence
+    assert swapped == "The loss ends lowest with uniform (1) and highest with ours (2)."
+    going = setting(run("uniform", [0.5], loss=2.0, state="running"), other, planned=9)
+    assert figures.loss(going).sentence.startswith("So far (round 1 of 9): The loss is lowest with ours")
+    assert "with all of them" in figures.loss(setting(one, run("ours", [0.5], loss=2.0))).sentence
+
+
+def test_balance():
+    text = figures.balance(setting(run("uniform", [0.5], qcid=0.5), run("ours", [0.5], qcid=0.1))).sentence
+    assert text.startswith("ours builds the most balanced cohorts (mean QCID 0.1), uniform the least balanced (0.5, 5")
+    text = figures.balance(setting(run("uniform", [0.5], qcid=0.1), run("ours", [0.5], qcid=0.5))).sentence
+    assert text.startswith("uniform builds the most balanced")
+    same = figures.balance(setting(run("uniform", [0.5], qcid=0.1), run("ours", [0.5], qcid=0.1))).sentence
+    assert "most balanced" not in same and "everybody's cohorts is 0.1" in same
+
+
+def test_picks_say_how_often_and_against_what():
+    always = run("ours", [0.5] * 4, seed=7, picks=[[2, 0], [2, 1], [2, 3], [2, 0]])
+    text = figures.picks(setting(always)).sentence
+    assert "client 2 with ours (seed 7): in 100% of the rounds (2.00 times as often as the average client)" in text
+    evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
+    text = figures.picks(setting(evenly)).sentence
+    assert "times as often" not in text and "25% of the rounds, and 3 others as often" in text
+
+
+def test_participation():
+    one = run("ours", [0.5] * 4, picks=[[0]] * 4)
+    all_ = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
+    assert (
+        "uniform is the most even (Gini 0.00), ours the least (0.75)"
+        in figures.participation(setting(one, all_)).sentence
+    )
+    same = figures.participation(setting(all_, run("ours", [0.5] * 4, picks=[[3], [2], [1], [0]]))).sentence
+    assert "most even" not in same and "0.00 with all of them" in same
+
+
+# -- cost -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_bytes_is_not_an_amount():
+    small = run("frugal", [0.5], bytes_up=1e6, query_bytes_up=1e6, seconds=1.0)  # half of its bytes, but few
+    large = run("greedy", [0.5], bytes_up=99e6, query_bytes_up=11e6, seconds=1.0)
+    text = figures.cost(setting(small, large)).sentence
+    assert (
+        "largest share of frugal's own bytes: 50.0%; in amount greedy spends the most on them, 11.0 MB (10.0%" in text
+    )
+    text = figures.cost(setting(run("frugal", [0.5], bytes_up=1e6, query_bytes_up=20e6, seconds=1.0), large)).sentence
+    assert "largest share of frugal's own bytes: 95.2%, and with 20.0 MB the most in amount as well." in text
+    nobody = figures.cost(setting(run("uniform", [0.5], bytes_up=1e6, seconds=1.0))).sentence
+    assert nobody == "Nobody asked clients anything before choosing, so every byte is training."
+
+
+def test_runs_of_unlike_length_are_compared_by_the_round():
+    long, short = (
+        run("uniform", [0.5] * 10, seconds=1.0, bytes_up=1.0),
+        run("ours", [0.5] * 10, seconds=3.0, bytes_up=1.0),
+    )
+    text = figures.cost(setting(long, short)).sentence
+    assert "The whole run takes 3.00 times as long with ours as with uniform." in text
+    stopped = run("ours", [0.5] * 2, seconds=3.0, bytes_up=1.0, state="stopped")  # 6 s in all against 10 s
+    assert (
+        "A round takes 3.00 times as long with ours as with uniform." in figures.cost(setting(long, stopped)).sentence
+    )
+    same = figures.cost(setting(long, run("ours", [0.5] * 10, seconds=1.0, bytes_up=1.0))).sentence
+    assert "times as long" not in same
+
+
+# -- what selectors learned -----------------------------------------------------------------------------------------
+
+
+def source(state, *, noise=None, counts=None, cohorts=(), running=False, rounds=30):
+    n = len(next(iter(state.values()))) if state else 4
+    facts = FederationFacts(
+        np.ones((n, 2)) if counts is None else np.asarray(counts, float),
+        np.ones((n, 2)),
+        np.ones(n),
+        np.zeros(n) if noise is None else np.asarray(noise, float),
+        None,
+    )
+    made = run("ours", np.full(rounds, 0.5), seed=3, state="running" if running else "finished")
+    whole = setting(made, clients=n, federations={"f": facts})
+    journal = SimpleNamespace(state=lambda _: state, last=lambda: (rounds - 1, rounds - 1), cohorts=lambda: cohorts)
+    return insights.Source(whole.groups[0], made, journal, whole)
+
+
+def thompson(kept, dropped):
+    return {"kept": np.asarray(kept, float) + 1, "dropped": np.asarray(dropped, float) + 1}
+
+
+def test_an_estimate_is_not_a_frequency():
+    text = insights.arms([source(thompson([4, 0, 1, 0], [0, 1, 1, 0]))]).sentence
+    assert "client 0 has the highest estimated chance to be kept, 83% (kept 4 of 4 times)" in text
+    assert "client 1 the lowest, 33% (kept 0 of 1 time)" in text
+    text = insights.arms([source(thompson([0, 4, 0], [1, 0, 0]))]).sentence
+    assert "client 1 has the highest" in text and "client 0 the lowest, 33% (kept 0 of 1 time)" in text
+    fresh = insights.arms([source(thompson([0, 0, 0], [0, 0, 0]))]).sentence
+    assert "every client has the same estimated chance" in fresh and "highest" not in fresh
+    ucb = insights.arms([source({"mean": np.array([1.0, 0.0, 0.5]), "pulls": np.array([1.0, 3.0, 2.0])})]).sentence
+    assert "100% (never asked)" in ucb and "0% (asked 2 times)" in ucb
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        ([0.0, 0.2, 0.5], "get lower estimates, as they should (rank correlation −1.00, −1 would be perfect)"),
+        ([0.5, 0.2, 0.0], "get higher estimates, the wrong way round (rank correlation +1.00, −1 would be perfect)"),
+    ],
+)
+def test_a_negative_correlation_with_noise_is_said_to_be_good(noise, expected):
+    assert expected in insights.arms([source(thompson([9, 5, 0], [0, 4, 9]), noise=noise)]).sentence
+
+
+def duels(wins, losses):
+    wins, losses = np.asarray(wins, float), np.asarray(losses, float)
+    return {"wins": wins, "losses": losses, "rounds": np.ones(len(wins))}
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([[5, 5], [7, 3], [9, 1]], "the fewer duels it is expected to win, as it should be (rank correlation −1.00"),
+        ([[9, 1], [7, 3], [5, 5]], "the more duels it is expected to win, the wrong way round (rank correlation +1.00"),
+        ([[7, 3], [7, 3], [7, 3]], "there is nothing to agree with"),
+    ],
+)
+def test_skewness_says_whether_the_ranking_is_right(counts, expected):
+    text = insights.skewness([source(duels([3, 1, 0], [0, 1, 1]), counts=counts)]).sentence
+    assert expected in text
+    assert "client 0 is ranked as the least skewed (won 100% of its duels)" in text  # not 80%, the posterior mean
+    assert "client 2 as the most (won 0% of its duels)" in text
+
+
+def test_skewness_of_somebody_never_seen():
+    assert "(never in a duel)" in insights.skewness([source(duels([0, 0], [0, 1]))]).sentence
+
+
+def test_the_map_compares_with_chance_and_says_when_it_is_worse():
+    corner = np.array([[0, 0], [0.1, 0], [0, 0.1], [9, 9], [9.1, 9], [9, 9.1]], float)
+    alike = [[1, 0]] * 3 + [[0, 1]] * 3
+    text = insights.client_map([source({"embedding": corner, "samples": 9}, counts=alike)]).sentence
+    assert "100% of the clients have a nearest neighbour of the same main class, by chance it would be 40%" in text
+    assert "move together" in text
+    pairs = np.array([[0, 0], [0, 0.1], [5, 0], [5, 0.1], [0, 5], [0, 5.1]], float)
+    text = insights.client_map([source({"embedding": pairs, "samples": 9}, counts=[[1, 0], [0, 1]] * 3)]).sentence
+    assert "0% of the clients" in text and "does not follow the classes" in text and "move together" not in text
+
+
+@pytest.mark.parametrize(("sign", "word"), [(1, "more"), (-1, "less")])
+def test_coefficients_say_which_way(sign, word):
+    rows = [SimpleNamespace(round=r, notes={"theta loss": sign * 2.0, "theta duration": 0.5}) for r in range(3)]
+    text = insights.coefficients([source({}, cohorts=rows)]).sentence
+    assert (
+        "the largest coefficient is that of loss" in text and f"the higher a client's loss, the {word} reward" in text
+    )
+    assert "After" not in text
+    running = insights.coefficients([source({}, cohorts=rows, running=True)]).sentence
+    assert running.startswith("After 30 rounds, with ours (seed 3)")
+    nothing = [SimpleNamespace(round=0, notes={"theta loss": 0.0})]
+    assert "nothing has been learned" in insights.coefficients([source({}, cohorts=nothing)]).sentence
+
+
+# -- the federation -------------------------------------------------------------------------------------------------
+
+
+def test_the_scenario_is_described_by_what_half_of_the_clients_have():
+    def text(counts, noise=0.0):
+        counts = np.asarray(counts, float)
+        facts = FederationFacts(counts, counts, counts.sum(axis=1), np.full(len(counts), noise), None)
+        return figures.scenario(setting(run("uniform", [0.5]), federations={"f": facts})).sentence
+
+    single = text([[10, 0, 0], [0, 5, 0], [0, 0, 7]])
+    assert "hold 1 class or fewer" in single and "100% or more" in single and "from 5 to 10 samples" in single
+    assert "wrong" not in single
+    even = text([[4, 4, 4], [4, 4, 4], [4, 4, 4]], noise=0.25)
+    assert "hold 3 classes or fewer" in even and "33% or more" in even and "25% of a client's labels are wrong" in even
+
+
+def test_numbers_that_are_not_known_do_not_break_sentences():
+    text = accuracy(run("uniform", [0.3, 0.2], state="diverged"))
+    assert "nan" not in text.lower() and text.startswith("Nobody has a terminal accuracy")
