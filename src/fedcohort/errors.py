@@ -34,6 +34,22 @@ class InputError(FedcohortError, ValueError):
     """Data handed to fedcohort (sizes, labels, losses, a request, a report) is not usable."""
 
 
+class CiphertextError(InputError):
+    """Encrypted label counts, or products of them, are truncated, oversize, of another key, or not what they say."""
+
+
+class BudgetError(FedcohortError, PermissionError):
+    """A client's privacy budget does not cover another release."""
+
+    __str__ = FedcohortError.__str__
+
+
+class KeyHolderError(FedcohortError, ConnectionError):
+    """The key holder cannot be reached, or refuses."""
+
+    __str__ = FedcohortError.__str__
+
+
 class UnknownNameError(FedcohortError, KeyError):
     """A selector, client, dataset, model or key of that name does not exist."""
 
