@@ -41,7 +41,7 @@ $(VENV)/.sim: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.sim
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,flower,report,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,flower,report,he,dev]"
 	touch $@
 
 clean:

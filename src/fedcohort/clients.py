@@ -91,10 +91,30 @@ class LabelGram:
         object.__setattr__(self, "classes", int(classes))
 
 
+@dataclass(frozen=True)
+class LabelGramRows:
+    """Rows of S for clients that join a federation described by a :class:`LabelGram`, (m, N + m).
+
+    The first N columns are the products with the clients there before, in their order, the last m those among the new.
+    """
+
+    rows: FloatArray
+    classes: int
+
+    def __init__(self, rows: ArrayLike, classes: int) -> None:
+        array = _matrix("label inner products", rows)
+        if array.shape[1] < array.shape[0]:
+            raise InputError(f"The rows of {array.shape[0]} new clients must have as many columns. Got {array.shape}.")
+        if not np.isfinite(array).all():
+            raise InputError("label inner products must be finite. Got NaN or infinite entries.")
+        object.__setattr__(self, "rows", array)
+        object.__setattr__(self, "classes", int(classes))
+
+
 LabelInfo = LabelCounts | LabelFactor | LabelGram
 
 
-def label_rows(labels: LabelInfo) -> FloatArray:
+def label_rows(labels: LabelInfo | LabelGramRows) -> FloatArray:
     """Return the matrix a label form is made of, one row per client."""
     match labels:
         case LabelCounts():
@@ -103,6 +123,8 @@ def label_rows(labels: LabelInfo) -> FloatArray:
             return labels.factor
         case LabelGram():
             return labels.gram
+        case LabelGramRows():
+            return labels.rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +138,7 @@ class ClientTable:
     sizes : (N,) array, optional
         Training samples per client. Default: the sums of label counts, where they are given.
     labels : LabelCounts, LabelFactor or LabelGram, optional
-        What is known about the clients' labels. A factor or a Gram matrix reveals less than counts.
+        What is known about the clients' labels; LabelGramRows for a table that joins one with a LabelGram.
     n : int, optional
         Number of clients, where nothing else tells it.
 
@@ -137,14 +159,14 @@ class ClientTable:
     n: int
     _names: tuple[str, ...] | None
     _sizes: FloatArray | None
-    _labels: LabelInfo | None
+    _labels: LabelInfo | LabelGramRows | None
     _granted: frozenset[Signal] | None
 
     def __init__(
         self,
         names: Sequence[str] | None = None,
         sizes: ArrayLike | None = None,
-        labels: LabelInfo | None = None,
+        labels: LabelInfo | LabelGramRows | None = None,
         n: int | None = None,
     ) -> None:
         given: dict[str, int] = {}
@@ -224,6 +246,11 @@ class ClientTable:
         """Label counts, a factor or the Gram matrix: whatever form was given."""
         self._read(Signal.LABEL_PRODUCTS, self._labels is not None)
         assert self._labels is not None
+        if isinstance(self._labels, LabelGramRows):
+            raise InputError(
+                "Rows of label inner products describe clients that join; nothing can be chosen from them alone.",
+                hint="pass the table to session.join, or start a session with a LabelGram",
+            )
         return self._labels
 
     @property
@@ -310,13 +337,14 @@ class ClientTable:
                 labels = LabelFactor(
                     _stacked("label factor", self._labels.factor, other._labels.factor), self._labels.classes
                 )
+            case LabelGram(), LabelGramRows():
+                labels = LabelGram(_grown(self._labels.gram, other._labels.rows), self._labels.classes)
             case None, None:
                 pass
             case _:
                 raise InputError(
-                    "A federation described by a matrix of label inner products cannot grow: the products of old "
-                    "and new clients are unknown.",
-                    hint="start a new session with the larger matrix, or use LabelFactor or LabelCounts",
+                    "A federation described by a matrix of label inner products grows by the rows of the new clients.",
+                    hint="give the new clients labels=LabelGramRows(...)",
                 )
         if self._names is None and other._names is not None:
             names: tuple[str, ...] | None = self.names + other._names
@@ -331,6 +359,15 @@ class ClientTable:
 
     def __repr__(self) -> str:
         return f"ClientTable(n={self.n}, signals={{{', '.join(sorted(self.signals))}}})"
+
+
+def _grown(gram: FloatArray, rows: FloatArray) -> FloatArray:
+    before, new = len(gram), len(rows)
+    if rows.shape[1] != before + new:
+        raise InputError(
+            f"The rows of {new} clients that join {before} must have {before + new} columns. Got {rows.shape[1]}."
+        )
+    return np.block([[gram, rows[:, :before].T], [rows]])
 
 
 def _stacked(name: str, ours: FloatArray, theirs: FloatArray) -> FloatArray:

@@ -19,6 +19,7 @@ FAILURE = "failure"
 DATA = "data"
 TRAINING = "training"
 MODEL = "model"
+LABELS = "labels"
 
 
 def stream(seed: int, name: str, *position: int) -> np.random.Generator:

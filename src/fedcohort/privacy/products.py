@@ -119,8 +119,8 @@ class SealedLabels:
             )
         return ciphertext
 
-    def rows(self, sealed: Mapping[str, bytes]) -> list[Row]:
-        """Take the ciphertexts of new clients and return their rows: products with everybody there, and one another.
+    def admit(self, sealed: Mapping[str, bytes]) -> None:
+        """Take ciphertexts whose products are known already, for those of later clients with them.
 
         Parameters
         ----------
@@ -132,16 +132,24 @@ class SealedLabels:
         if len(digests) < len(sealed):
             twice = next(name for name, data in sealed.items() if digests[_digest(data)] != name)
             raise CiphertextError(f"The sealed label counts of client {twice!r} are a copy of another client's.")
-        blocks = self._tidied()
         names, most = list(news), capacity(self.classes)
-        fresh = [self._block({n: news[n] for n in names[start : start + most]}) for start in range(0, len(names), most)]
-        found = []
-        for at, block in enumerate(fresh):
-            for name in block.names:
-                found += [self._row(name, news[name], other) for other in (*blocks, *fresh[at:])]
-        self._blocks = [*blocks, *fresh]
+        self._blocks = [
+            *self._tidied(),
+            *(self._block({n: news[n] for n in names[i : i + most]}) for i in range(0, len(names), most)),
+        ]
         self._ciphertexts.update(news)
         self._digests.update(digests)
+
+    def rows(self, sealed: Mapping[str, bytes]) -> list[Row]:
+        """Take the ciphertexts of new clients and return their rows: products with everybody there, and one another."""
+        self.admit(sealed)
+        found = []
+        for at, block in enumerate(self._blocks):
+            if block.names[0] not in sealed:
+                continue
+            others = [b for k, b in enumerate(self._blocks) if k >= at or b.names[0] not in sealed]
+            for name in block.names:
+                found += [self._row(name, self._ciphertexts[name], other) for other in others]
         return found
 
     def forget(self, clients: Sequence[str]) -> None:

@@ -32,7 +32,7 @@
 
     [selectors.ours]                  # a label; its name is the selector's unless it says otherwise
     name = "flash"
-    local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter
+    local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter, labels
 
     [[settings]]                      # a sweep: each setting changes some keys of the above
     name = "quiet"
@@ -56,6 +56,7 @@ from fedcohort.errors import ParameterError, UnknownNameError
 from fedcohort.filters import FILTERS, Filter
 from fedcohort.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, param, parameters
 from fedcohort.params import Sequence as ListOf
+from fedcohort.privacy.sharing import LABEL_SHARING, LabelSharing
 from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry, nearest
 from fedcohort.scenario import Scenario
@@ -184,6 +185,7 @@ class RunPlan:
     local: LocalTraining
     aggregator: Aggregator
     filter: Filter
+    labels: LabelSharing
     options: RunOptions
     shadows: Mapping[str, Selector[Any]] = field(default_factory=dict)
 
@@ -238,10 +240,10 @@ _SECTIONS: dict[str, type[Any]] = {
     "local": LocalTraining,
     "run": RunOptions,
 }
-_NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS}
+_NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
 _TOP = ["name", "seeds", "data", *_SECTIONS, "scenario", *_NAMED, "selectors", "settings"]
 _PER_SELECTOR = ["local", *_NAMED]
-_DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all"}
+_DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all", "labels": "counts"}
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
@@ -454,6 +456,7 @@ def _runs_of(
         "local": _section("local", whole.get("local", {})),
         "aggregator": _named("aggregator", whole.get("aggregator", {})),
         "filter": _named("filter", whole.get("filter", {})),
+        "labels": _named("labels", whole.get("labels", {})),
         "options": _section("run", whole.get("run", {})),
     }
     stem = _slug(label) + (f"-{_slug(title)}" if title else "")

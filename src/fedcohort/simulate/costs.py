@@ -16,6 +16,8 @@ The rules, all of them:
   and uploads; each trial average goes down to everyone available, is evaluated, and a number comes up. These steps
   follow each other; each lasts as long as its slowest client.
 - Queries are answered by everyone who is available; failures and the deadline concern training alone.
+- What clients tell about their labels before the first round (``[labels]``) is booked with it, as a query: bytes as
+  they would travel, and the seconds encryption and products really took.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.privacy.sharing import Told
 from fedcohort.signals import Signal
 
 BYTES_PER_PARAMETER = 4
@@ -194,6 +197,14 @@ class CostModel:
             cost.query_bytes_up += len(durations) * copies * self.model_bytes + everyone * BYTES_PER_NUMBER
             self._book_query_time(cost, durations)
             self._book_query_time(cost, evaluation)
+
+    @staticmethod
+    def book_labels(cost: RoundCost, told: Told) -> None:
+        """Add what it took to tell about labels."""
+        cost.query_bytes_up += told.bytes_up
+        cost.query_client_seconds += told.client_seconds
+        cost.query_seconds += told.seconds
+        cost.seconds += told.seconds
 
     @staticmethod
     def _book_query_time(cost: RoundCost, durations: FloatArray) -> None:

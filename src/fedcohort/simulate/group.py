@@ -216,6 +216,8 @@ class Group:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
             turn = Turn(run, RoundRequest(run.size, available), available)
+            if run.round == 0:
+                run.costs.book_labels(turn.cost, run.ground.told(run.plan.labels, run.plan.seed))
             if run.asks:
                 turn.query = run.session.query(turn.request)
             turns.append(turn)

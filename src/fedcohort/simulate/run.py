@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort import rng as streams
 from fedcohort.aggregators import Aggregator, Combined, Members, Memory
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.clients import ClientTable
 from fedcohort.early_stop import EarlyStop, Watch
 from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Need
+from fedcohort.privacy.sharing import LabelSharing, Told
 from fedcohort.protocol import Answer, Cohort, Query, RoundRequest, Selector
 from fedcohort.scenario import Always, Federation, NoLatency
 from fedcohort.session import Session
@@ -35,15 +37,6 @@ def host_signals(federation: Federation) -> frozenset[Signal]:
     """What the simulator can supply about a federation; validation losses need held-out data."""
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
     return supplied if federation.validation.any() else supplied - {Signal.VALIDATION_LOSS}
-
-
-def client_table(federation: Federation) -> ClientTable:
-    """What selectors may know of a simulated federation: sizes, label counts as the clients see them, own names."""
-    return ClientTable(
-        names=federation.client_names,
-        sizes=federation.train_sizes,
-        labels=LabelCounts(federation.label_counts(part="train")),
-    )
 
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
@@ -80,9 +73,9 @@ class Ground:
 
     federation: Federation
     index: int  # among the engine's federations
-    table: ClientTable
     share: FloatArray  # (N,) p_k
     true_counts: FloatArray  # (N, B) true labels of the training samples
+    _told: dict[tuple[LabelSharing, int], Told] = field(default_factory=dict)
 
     @classmethod
     def of(cls, federation: Federation, index: int) -> Ground:
@@ -90,7 +83,21 @@ class Ground:
         sizes = federation.train_sizes
         share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
         counts = federation.label_counts(part="train", true=True).astype(np.float64)
-        return cls(federation, index, client_table(federation), share, counts)
+        return cls(federation, index, share, counts)
+
+    def told(self, labels: LabelSharing, seed: int) -> Told:
+        """What the clients tell about their labels, as they see them; runs that share it share its making."""
+        key = (labels, seed)
+        if key not in self._told:
+            counts = self.federation.label_counts(part="train").astype(np.int64)
+            self._told[key] = labels.tell(counts, streams.stream(seed, streams.LABELS))
+        return self._told[key]
+
+    def table(self, labels: LabelSharing, seed: int) -> ClientTable:
+        """What selectors may know of the federation: sizes, own names, and labels in the form they are told in."""
+        federation = self.federation
+        told = self.told(labels, seed)
+        return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=told.labels)
 
 
 class Run:
@@ -147,7 +154,7 @@ class Run:
             return
         self.session = Session(
             self.plan.selector,
-            self.ground.table,
+            self.ground.table(self.plan.labels, self.plan.seed),
             seed=self.plan.seed,
             signals=host_signals(self.federation),
             journal=journal,

@@ -1,0 +1,97 @@
+"""Secret rotation: clients share an orthogonal matrix and send rotated counts, a factor of S, for large federations.
+
+Inner products survive a rotation, so the rows are a factor of S (N x B) and no N x N matrix is ever made. What the
+server learns is exactly S, as with encryption; what it must never learn is the seed, and every client knows it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedcohort.arrays import FloatArray, sealed
+from fedcohort.errors import CiphertextError, InputError
+from fedcohort.privacy.scheme import unwrapped, wrapped
+
+_LEAST_SEED = 16
+
+
+@dataclass(frozen=True)
+class SecretRotation:
+    """A rotation all clients derive from the same secret seed.
+
+    Parameters
+    ----------
+    seed : bytes
+        At least 16 random bytes, known to the clients and nobody else.
+    classes : int
+
+    Examples
+    --------
+    >>> rotation = SecretRotation(b"sixteen bytes ..", 3)
+    >>> rows = np.array([rotation.rotated(c) for c in ([8, 0, 1], [0, 5, 2])])
+    >>> np.round(rows @ rows.T, 9).tolist()
+    [[65.0, 2.0], [2.0, 29.0]]
+    """
+
+    seed: bytes
+    classes: int
+
+    def __post_init__(self) -> None:
+        if len(self.seed) < _LEAST_SEED:
+            raise InputError(f"The secret seed must have at least {_LEAST_SEED} bytes. Got {len(self.seed)}.")
+        if self.classes < 2:
+            raise InputError(f"A rotation is of at least 2 classes. Got {self.classes}.")
+
+    def __repr__(self) -> str:
+        return f"SecretRotation(classes={self.classes})"
+
+    @classmethod
+    def fresh(cls, classes: int) -> SecretRotation:
+        """Return a rotation from a new random seed."""
+        return cls(secrets.token_bytes(32), classes)
+
+    @functools.cached_property
+    def matrix(self) -> FloatArray:
+        """(B, B) orthogonal, uniform over all rotations and reflections; every bit follows from the seed."""
+        b = self.classes
+        stream = hashlib.shake_256(b"fedcohort rotation %d:" % b + self.seed).digest(16 * b * b)
+        uniform = (np.frombuffer(stream, ">u8").astype(np.float64) + 0.5) / 2.0**64
+        normal = np.sqrt(-2 * np.log(uniform[: b * b])) * np.cos(2 * np.pi * uniform[b * b :])
+        q, r = np.linalg.qr(normal.reshape(b, b))
+        return sealed(q * np.sign(np.diag(r)))  # the signs make it uniform (Mezzadri 2007)
+
+    def rotated(self, counts: ArrayLike) -> FloatArray:
+        """Return (B,) counts rotated."""
+        values = np.asarray(counts, np.float64)
+        if values.shape != (self.classes,) or not np.isfinite(values).all() or (values < 0).any():
+            raise InputError(f"A rotation takes {self.classes} counts, not negative. Got {counts!r}.")
+        return values @ self.matrix
+
+    def seal(self, client: str, counts: ArrayLike) -> bytes:
+        """Return a client's rotated counts as they travel."""
+        body = np.ascontiguousarray(self.rotated(counts), "<f8").tobytes()
+        return wrapped("rotated labels", {"classes": self.classes, "client": client}, body)
+
+
+def rotated_row(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
+    """Return the (B,) row a client sent; what cannot be counts of its size is refused."""
+    what = f"The rotated label counts of client {client!r}"
+    header, body = unwrapped("rotated labels", data, what)
+    if header.get("classes") != classes or len(body) != 8 * classes:
+        raise CiphertextError(f"{what} are of {header.get('classes')} classes; the federation has {classes}.")
+    if header.get("client") != client:
+        raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
+    row = np.frombuffer(body, "<f8").astype(np.float64)
+    norm = float(row @ row)
+    slack = 1.0 + 1e-9
+    if not np.isfinite(row).all() or (
+        size is not None and not size * size / classes <= norm * slack + 1e-9 <= size * size * slack**2 + 1e-6
+    ):
+        raise CiphertextError(f"{what} cannot be {size} samples: the product with itself is {norm!r}.")
+    return row
