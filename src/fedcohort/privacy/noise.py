@@ -154,7 +154,7 @@ class CountNoise(Parameterized):
     >>> noise = CountNoise(epsilon=1.0, mechanism="gaussian", delta=1e-5)
     >>> round(noise.deviation, 2)
     5.72
-    >>> noise.release.epsilon is None, round(composed([noise.release], 1e-5), 6)
+    >>> noise.release.epsilon is None, round(composed([noise.release], 1e-5), 3)
     (True, 1.0)
     """
 
