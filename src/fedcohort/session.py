@@ -21,6 +21,7 @@ from fedcohort import rng as streams
 from fedcohort.arrays import AnyArray, BoolArray, IntArray, sealed
 from fedcohort.checks import check_answer, check_cohort, check_report, check_signals
 from fedcohort.clients import ClientTable
+from fedcohort.coverage import Coverage, Guard
 from fedcohort.errors import DuplicateReportError, InputError, TicketError
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
 from fedcohort.journal.codec import sealed_state
@@ -124,6 +125,7 @@ class Session:
             "host": None,
         }
         self._journal = Journal.create(journal, meta, commit)
+        self._guard = Guard(selector.name, clients.n, quiet=commit == "manual")
         self._journal.set_table(clients, self._active)
         for name, state in self._states.items():
             self._journal.save_state(name, state)
@@ -154,7 +156,9 @@ class Session:
         """
         journal = Journal.open(path, commit)
         try:
-            return cls._opened(journal, selector, dict(shadows or {}))
+            self = cls._opened(journal, selector, dict(shadows or {}))
+            self._guard = Guard(self._selector.name, self._table.n, journal.picks(), quiet=commit == "manual")
+            return self
         except BaseException:
             journal.close()
             raise
@@ -279,6 +283,10 @@ class Session:
         """The journal, for reading."""
         return self._journal
 
+    def coverage(self) -> Coverage:
+        """Return how many clients carry the training; its ``warning`` says when it is too few. Changes nothing."""
+        return self._guard.coverage(self._active)
+
     # -- membership ---------------------------------------------------------------------------------------------
 
     def _set_table(self, table: ClientTable, active: BoolArray) -> None:
@@ -318,6 +326,7 @@ class Session:
             self._set_table(old_table, old_active)
             raise
         self._states = states
+        self._guard.grow(table.n)
         self._prepared = None
 
     def _is_known(self, name: str) -> bool:
@@ -477,6 +486,7 @@ class Session:
             for name, state in states.items():
                 self._journal.save_state(name, state)
         self._states = states
+        self._guard.add(cohort.round, cohort.clients, self._active)
         if cohort.size:
             self._open[cohort.ticket] = _Open(cohort, [])
         self._round += 1

@@ -367,6 +367,13 @@ class Journal:
             for t, r, asked, told, wanted, n, c, w, k, notes, stop in rows
         ]
 
+    def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray]]:
+        """Yield the round and the clients of every cohort in order, up to a round."""
+        last = self.last()[0] if upto is None else upto
+        rows = self._db.execute("SELECT round, clients FROM cohorts WHERE round <= ? ORDER BY ticket", (last,))
+        for round_, clients in rows.fetchall():
+            yield round_, unpack(clients)
+
     def candidates(self, ticket: int, n: int) -> IntArray:
         """Return who could have been picked for a cohort."""
         (mask,) = self._db.execute("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,)).fetchone()
