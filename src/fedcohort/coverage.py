@@ -69,8 +69,8 @@ class Coverage:
     def warning(self) -> str | None:
         """One sentence when the federation is badly covered, else None.
 
-        >>> Coverage(539, 40, 12, 466.3, 510, 63.0, 300).warning
-        '12 of 539 clients did all the training since round 40, uniform cohorts would have reached 466; 510 never trained'
+        >>> Coverage(539, 40, 12, 466.3, 0, 63.0, 300).warning
+        '12 of 539 clients did all the training since round 40, uniform cohorts would have reached 466'
         """
         if not (self.narrow or self.starved):
             return None
@@ -121,6 +121,16 @@ class Tally:
             tally.add(round_, cohort)
         return tally
 
+    @classmethod
+    def of_picks(cls, clients: int, rounds: IntArray, pick_round: IntArray, pick_client: IntArray) -> Tally:
+        """Count the cohorts of (T,) ascending rounds, given as one pair (round, client) per pick, rounds ascending."""
+        ends = np.searchsorted(pick_round, rounds, side="right")
+        starts = np.searchsorted(pick_round, rounds, side="left")
+        return cls.of(
+            clients,
+            ((r, pick_client[a:b]) for r, a, b in zip(rounds.tolist(), starts.tolist(), ends.tolist(), strict=True)),
+        )
+
     @property
     def rounds(self) -> int:
         """How many cohorts were counted."""
@@ -160,8 +170,8 @@ class Tally:
 class Guard:
     """Watches a session's cohorts and puts a warning into the log when too few clients carry the training.
 
-    It looks at every quarter of a window, so that a round costs O(cohort) on average, and speaks when the warning begins,
-    not at every look.
+    It looks at every quarter of a window, so that a round costs O(cohort) on average, and speaks when the warning
+    begins, not at every look.
 
     Parameters
     ----------
@@ -203,6 +213,26 @@ class Guard:
     def coverage(self, active: BoolArray) -> Coverage:
         """Return who carried the training so far, among the members."""
         return self._tally.coverage(active)
+
+
+def sentences(runs: Iterable[tuple[str, Coverage]]) -> list[str]:
+    """Return one sentence for each label some of whose runs are badly covered, the first such run's.
+
+    >>> bad, good = Coverage(50, 10, 5, 40.0, 45, 1.0, 99), Coverage(50, 10, 41, 40.0, 0, 1.0, 99)
+    >>> sentences([("flash", good), ("flash", bad), ("uniform", good)])
+    ['flash: 5 of 50 clients did all the training since round 10, uniform cohorts would have reached 40; 45 never \
+trained (1 of 2 runs).']
+    """
+    by_label: dict[str, list[str | None]] = {}
+    for label, coverage in runs:
+        by_label.setdefault(label, []).append(coverage.warning)
+    found = []
+    for label, warnings in by_label.items():
+        bad = [warning for warning in warnings if warning is not None]
+        if bad:
+            share = f" ({len(bad)} of {len(warnings)} runs)" if len(warnings) > 1 else ""
+            found.append(f"{label}: {bad[0]}{share}.")
+    return found
 
 
 def _expected_left_out(clients: int, sizes: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedcohort.cli.output import Format, err, out, print_json, print_table, table
+from fedcohort.coverage import sentences
 from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
 from fedcohort.simulate.listener import Listener
@@ -209,6 +210,8 @@ def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequ
                 out().print()
             print_table(leaderboard_table(board), out())
     console.print(f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}", highlight=False)
+    for text in sentences((_titled(run), results.coverage(run)) for run in results.runs):
+        console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
     diverged = [run for run in results.runs if run.state == "diverged"]
     if diverged:
         for run in diverged[:5]:
@@ -216,3 +219,9 @@ def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequ
         if len(diverged) > 5:
             console.print(f"and {len(diverged) - 5} more diverged", style="red", highlight=False)
         raise typer.Exit(DIVERGED)
+
+
+def _titled(run: RunInfo) -> str:
+    """Return a run's selector, and its setting where there is one."""
+    setting = run.setting.get("name")
+    return f"{run.label or run.selector} in {setting}" if setting else run.label or run.selector

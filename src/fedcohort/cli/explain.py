@@ -47,6 +47,8 @@ def explain(  # the command line's options are this signature
         console.print(
             f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}", highlight=False, markup=False
         )
+    if found.coverage is not None:
+        console.print(f"Warning: {found.coverage}.", style="yellow", highlight=False, markup=False)
     console.print(_table(why))
     for shadow in as_json(why)["shadows"]:
         if shadow["note"]:

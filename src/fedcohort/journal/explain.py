@@ -11,6 +11,7 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable
+from fedcohort.coverage import Tally
 from fedcohort.errors import InputError
 from fedcohort.journal.store import Journal
 from fedcohort.numerics.top import top_k
@@ -65,6 +66,7 @@ class Explanation:
     status : what became of the client, when it was picked and has reported
     shadows : by shadow selector, the names it would have picked (or a note why it could not)
     notes : what the selector noted about the choice
+    coverage : a warning when few clients carried the training up to this round, else None
     """
 
     round: int
@@ -78,6 +80,7 @@ class Explanation:
     status: str | None
     shadows: Mapping[str, tuple[str, ...] | str]
     notes: Mapping[str, Any]
+    coverage: str | None = None
 
     def __str__(self) -> str:
         return self.reason
@@ -161,7 +164,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         last, _ = journal.last()
         raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
     cohort = rows[-1]
-    table, _ = journal.table()
+    table, active = journal.table()
     index = None
     if client is not None:
         index = table.index(client) if isinstance(client, str) else int(table.indices([client])[0])
@@ -215,4 +218,5 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         status=status,
         shadows=MappingProxyType(shadows),
         notes=MappingProxyType(dict(cohort.notes)),
+        coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.coverage import Coverage, Tally, sentences
 from fedcohort.errors import InputError
 from fedcohort.report import palette
 from fedcohort.simulate.leaderboard import Leaderboard, Options, leaderboards_of, planned_rounds, setting_name
@@ -58,6 +59,10 @@ class RunCurve:
     pick_round: IntArray
     pick_client: IntArray
     journal: Path | None
+
+    def coverage(self, clients: int) -> Coverage:
+        """Return how many of the federation's clients carried the run."""
+        return Tally.of_picks(clients, self.round, self.pick_round, self.pick_client).coverage()
 
     @property
     def total_bytes(self) -> FloatArray:
@@ -111,6 +116,10 @@ class Setting:
     def runs(self) -> list[RunCurve]:
         """All runs of all groups."""
         return [run for group in self.groups for run in group.runs]
+
+    def warnings(self) -> list[str]:
+        """Return a sentence for each selector under which too few clients carried the training."""
+        return sentences((run.label, run.coverage(self.n_clients)) for run in self.runs)
 
     def federation(self) -> FederationFacts | None:
         """Return the federation of the first seed, for pictures of the scenario."""

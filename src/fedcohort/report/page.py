@@ -76,6 +76,8 @@ def assemble(
     options = bundle.options.given(targets, None, baseline, None)
     for setting, board in zip(bundle.settings, boards(bundle.settings, options), strict=True):
         tables = (leaderboard_table(board, setting.drawn), participation_table(setting))
+        where = f"{setting.name}, " if len(bundle.settings) > 1 else ""
+        warnings += [f"{where}{text}" for text in setting.warnings()]
         figures: tuple[Figure, ...] = ()
         explanations: list[dict[str, Any]] = []
         if pictures:

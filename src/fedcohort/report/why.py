@@ -115,6 +115,7 @@ def as_json(why: Why) -> dict[str, Any]:
         "asked": [_row(row) for row in found.rows] if found.client is not None else [],
         "recorded": why.total,
         "shadows": [_shadow(name, who, why.picked) for name, who in found.shadows.items()],
+        "coverage": found.coverage,
         "notes": {key: _finite(value) if isinstance(value, float) else value for key, value in found.notes.items()},
     }
 

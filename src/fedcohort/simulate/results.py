@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray, FloatArray
+from fedcohort.coverage import Coverage, Tally
 from fedcohort.errors import FedcohortError, MissingExtraError, UnknownNameError
 from fedcohort.registry import nearest
 from fedcohort.simulate.metrics import Curve
@@ -416,6 +417,14 @@ class Results:
     def curves(self) -> dict[str, Curve]:
         """Accuracy over rounds of every run that has rows, by run id."""
         return {name: Curve(self.column(name, "round"), self.column(name, "accuracy")) for name in self._places}
+
+    def coverage(self, run: RunInfo | str) -> Coverage:
+        """Return how many of its federation's clients carried a run."""
+        places = self._places.get(run if isinstance(run, str) else run.id, np.zeros(0, np.int64))
+        cohorts = self.rounds.column("cohort").take(places).to_pylist()
+        rounds = self.column(run, "round").tolist()
+        clients = len(self.federation(run).sizes)
+        return Tally.of(clients, zip(rounds, (np.asarray(c, np.int64) for c in cohorts), strict=True)).coverage()
 
     def column(self, run: RunInfo | str, name: str) -> AnyArray:
         """Return one numeric column of ``rounds`` for one run, in the order of rounds; NaN where it is null."""

@@ -73,7 +73,7 @@
   }
 
   function head() {
-    $("head").innerHTML = `<h2>${FC.escape(detail.id)} ${pill(detail.state)}</h2><span class="track big"><i style="width:${share(detail)}%"></i></span><p class="note">${FC.escape(progress(detail))}</p>${detail.message ? `<p class="warning">${FC.escape(detail.message)}</p>` : ""}`;
+    $("head").innerHTML = `<h2>${FC.escape(detail.id)} ${pill(detail.state)}</h2><span class="track big"><i style="width:${share(detail)}%"></i></span><p class="note">${FC.escape(progress(detail))}</p>${detail.message ? `<p class="warning">${FC.escape(detail.message)}</p>` : ""}${detail.warnings.map((w) => `<p class="warning">${FC.escape(w)}</p>`).join("")}`;
   }
 
   function runs(name) {

@@ -234,9 +234,10 @@ class ExperimentItem:
 
     def detail(self) -> dict[str, Any]:
         """Return figures, runs and current cohorts."""
-        sections = []
+        sections, warnings = [], []
         settings = list(self._settings())
         for setting, board in zip(settings, boards(settings, Options.of(self._config)), strict=True):
+            warnings += [f"{setting.name}, {text}" for text in setting.warnings()]
             figures = [accuracy(setting, board), balance(setting), picks(setting), participation(setting)]
             sections.append(
                 {
@@ -245,7 +246,12 @@ class ExperimentItem:
                     "figures": [drawn(f) for f in figures if f is not None],
                 }
             )
-        return {**self.overview(), "sections": sections, "table": [self._run_line(info) for info in self._runs]}
+        return {
+            **self.overview(),
+            "warnings": warnings,
+            "sections": sections,
+            "table": [self._run_line(info) for info in self._runs],
+        }
 
     def _run_line(self, info: RunInfo) -> dict[str, Any]:
         live = self._live.get(info.id, LiveRun())

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort.arrays import BoolArray
 from fedcohort.clients import ClientTable
+from fedcohort.coverage import Tally, sentences
 from fedcohort.errors import FedcohortError, JournalError
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
 from fedcohort.report import palette
@@ -35,6 +37,7 @@ class JournalItem:
         self._selector = ""
         self._seed = 0
         self._table: ClientTable | None = None
+        self._active: BoolArray | None = None
         self._cohorts: dict[int, CohortRow] = {}
         self._replies: dict[int, list[ReplyRow]] = {}
         self._metrics: dict[int, dict[str, float]] = {}
@@ -75,7 +78,7 @@ class JournalItem:
                 self._told_upto = ticket
                 self._durations += [d for d in map(self._duration, self._replies[ticket]) if not math.isnan(d)]
         if stamp != self._stamp or self._problem:
-            self._table, _ = journal.table()
+            self._table, self._active = journal.table()
             self._stamp, self._problem = stamp, ""
             self.version += 1
 
@@ -126,9 +129,18 @@ class JournalItem:
         figures = [figure for figure in (self._curves(), *self._pick_figures()) if figure is not None]
         return {
             **self.overview(),
+            "warnings": self._warnings(),
             "sections": [{"name": "session", "figures": [drawn(figure) for figure in figures]}],
             "table": [self._line()],
         }
+
+    def _warnings(self) -> list[str]:
+        """Return a sentence when too few clients carry the training."""
+        if self._table is None:
+            return []
+        rows = [self._cohorts[ticket] for ticket in sorted(self._cohorts)]
+        tally = Tally.of(self._table.n, ((row.round, row.clients) for row in rows))
+        return sentences([(self._selector, tally.coverage(self._active))])
 
     def _curves(self) -> Figure | None:
         keys = sorted({key for values in self._metrics.values() for key in values}, key=lambda k: (k != "accuracy", k))
