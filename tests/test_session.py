@@ -109,6 +109,50 @@ def test_a_client_with_nan_loss_failed_and_the_round_goes_on(bad):
     assert np.isnan(session.state.valuation[0]) and session.state.valuation[1] == 2.0
 
 
+class Listening(type(create("uniform"))):
+    """Uniform, but told how the output layer's bias moved."""
+
+    requires = frozenset({Signal.OUTPUT_BIAS_UPDATE})
+
+    def update(self, state, outcome):
+        HEARD.append(outcome[Signal.OUTPUT_BIAS_UPDATE])
+        return state
+
+
+HEARD = []
+
+
+@pytest.mark.parametrize("bad", [[1.0, float("nan"), 2.0], [1.0, float("inf"), 2.0], [1.0, 2.0], [], 5.0])
+def test_a_client_with_a_bad_vector_failed_and_the_round_goes_on(bad):
+    HEARD.clear()
+    session = Session(Listening(), ClientTable(n=4), seed=1, shadows={"the same": Listening()})
+    cohort = session.ask(RoundRequest(size=3))
+    rows = [[1.0, 2.0, 3.0], bad, [4.0, 5.0, 6.0]]
+    session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={Signal.OUTPUT_BIAS_UPDATE: rows}))
+    replies = {r.client: r for r in session.journal.replies(cohort.ticket)}
+    assert [Status(replies[c].status) for c in cohort.clients] == [Status.OK, Status.INVALID, Status.OK]
+    assert replies[cohort.clients[2]].metrics == {"output-bias-update": (4.0, 5.0, 6.0)}
+    for seen in HEARD:
+        np.testing.assert_array_equal(seen, [[1, 2, 3], [np.nan] * 3, [4, 5, 6]])
+    assert len(HEARD) == 2
+
+
+def test_vectors_of_partial_reports_stand_in_the_cohorts_order():
+    HEARD.clear()
+    session = Session(Listening(), ClientTable(n=4), seed=1)
+    cohort = session.ask(RoundRequest(size=4))
+    first, second, third, fourth = cohort.clients
+
+    def part(clients, rows, complete=False):
+        metrics = {Signal.OUTPUT_BIAS_UPDATE: rows}
+        session.tell(RoundReport(cohort.ticket, clients, metrics=metrics, complete=complete))
+
+    part([third], np.array([[3.0, 3.5]]))
+    part([second, fourth], [[2.0, 2.5], [1.0, 1.0, 1.0]])  # as long as before, or not sound
+    part([first], [[1.0, 1.5]], complete=True)
+    np.testing.assert_array_equal(HEARD, [[[1, 1.5], [2, 2.5], [3, 3.5], [np.nan, np.nan]]])
+
+
 @pytest.mark.parametrize(
     ("report", "error", "message"),
     [
@@ -127,6 +171,21 @@ def test_a_client_with_nan_loss_failed_and_the_round_goes_on(bad):
         (lambda c: RoundReport(c.ticket, c.names, kept=[True]), InputError, "'kept' must be one bool"),
         (lambda c: RoundReport(c.ticket, c.names, metrics={"los": [1, 2]}), InputError, "named by signals"),
         (lambda c: RoundReport(c.ticket, c.names, metrics={Signal.LOSS: [1.0]}), InputError, "one number per"),
+        (
+            lambda c: RoundReport(c.ticket, c.names, metrics={Signal.LOSS: np.ones((2, 3))}),
+            InputError,
+            "one number per",
+        ),
+        (
+            lambda c: RoundReport(c.ticket, c.names, metrics={Signal.UPDATE_SKETCH: np.ones((2, 3))}),
+            InputError,
+            "rows of 64 numbers. Got rows of 3",
+        ),
+        (
+            lambda c: RoundReport(c.ticket, c.names, metrics={Signal.UPDATE_SKETCH: np.ones((3, 64))}),
+            InputError,
+            "one row of numbers per reported client, 2",
+        ),
     ],
 )
 def test_a_bad_report_is_an_error_and_changes_nothing(report, error, message):

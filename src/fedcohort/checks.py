@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedcohort.clients import ClientTable
 from fedcohort.errors import DuplicateReportError, InputError, SelectorError, SignalError
 from fedcohort.journal import ReplyBlock
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
-from fedcohort.signals import REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
 from fedcohort.specs import selector_name
 
 _STATUSES = frozenset(int(status) for status in Status)
@@ -93,10 +94,10 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
             map(np.array_equal, query.cohorts, answer.query.cohorts)
         )
         expected = (len(query.cohorts), n)
-        if same and answer[Signal.LOSS_CHANGE].shape != expected:
+        if same and answer[Trial.answered_with].shape != expected:
             raise InputError(
                 f"The answer to a Trial must give a loss change for every client, shape {expected}. "
-                f"Got {answer[Signal.LOSS_CHANGE].shape}."
+                f"Got {answer[Trial.answered_with].shape}."
             )
     if not same:
         raise InputError("The answer belongs to another question than the one this request led to.")
@@ -124,18 +125,15 @@ def check_report(
             raise InputError(
                 f"A report's metrics are named by signals ({', '.join(sorted(REPORT_SIGNALS))}). Got {signal!r}."
             )
-        column = np.array(values, np.float64)
-        if column.shape != (count,):
-            raise InputError(
-                f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
-            )
-        if not (finite := np.isfinite(column)).all():
-            column[~finite] = np.nan
-            status[(status == Status.OK) & ~finite] = Status.INVALID
+        column = _column(Signal(signal), values, count, earlier)
+        if not np.isfinite(column).all():
+            wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
+            column[wrong] = np.nan
+            status[(status == Status.OK) & wrong] = Status.INVALID
         columns[Signal(signal).value] = sealed(column)
     ok = status == Status.OK
     if ok.any():
-        for signal in sorted((selector.requires & REPORT_SIGNALS) - {Signal.KEPT}):
+        for signal in sorted(selector.requires & METRIC_SIGNALS):
             if signal.value not in columns:
                 raise SignalError(
                     f"The report for ticket {report.ticket} lacks the signal '{signal}' ({signal.meaning}), which "
@@ -161,6 +159,43 @@ def _check_reported(
         if c in seen:
             raise DuplicateReportError(f"Client {table.name(c)!r} was reported already for ticket {ticket}.")
         seen.add(c)
+
+
+def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
+    """Return a metric as a new array, (count,) or (count, V) where the signal is a vector.
+
+    A vector of one number per class is as long as it was in ``earlier`` reports of the round, else as most rows of
+    this one are. A row of another length than the rest becomes NaN, like anything else a client gets wrong.
+    """
+    if signal.width is None:
+        column = np.array(values, np.float64)
+        if column.shape != (count,):
+            raise InputError(
+                f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
+            )
+        return column
+    rows = [np.atleast_1d(np.asarray(row, np.float64)) for row in values]
+    if len(rows) != count or any(row.ndim != 1 for row in rows):
+        raise InputError(
+            f"The metric '{signal}' must have one row of numbers per reported client, {count}. "
+            f"Got shapes {[row.shape for row in rows]}."
+        )
+    widths = Counter(len(row) for row in rows)
+    known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
+    width = widths.most_common(1)[0][0] if rows else 0
+    if known is not None:
+        width = known.shape[1]
+    elif signal.width != "classes":
+        width = signal.width
+    if rows and width not in widths:
+        raise InputError(
+            f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
+        )
+    column = np.full((count, width), np.nan)
+    for at, row in zip(column, rows, strict=True):
+        if len(row) == width:
+            at[:] = row
+    return column
 
 
 def _statuses(report: RoundReport, count: int) -> AnyArray:

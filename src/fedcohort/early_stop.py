@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedcohort.params import Interval, Parameterized, param
+from fedcohort.signals import Signal
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class EarlyStop(Parameterized):
     'the validation loss rose while the training loss fell, 2 rounds in a row'
     """
 
+    watches: ClassVar[tuple[Signal, Signal]] = (Signal.LOSS, Signal.VALIDATION_LOSS)
+
     patience: int = param(5, Interval(int, 1, None), "rounds in a row (N; the paper: 0.5% to 1% of all rounds)")
 
     def after_round(self, watch: Watch, training: float, validation: float) -> tuple[Watch, str | None]:
@@ -46,7 +50,7 @@ class EarlyStop(Parameterized):
         watch : Watch
             What the last call returned; ``Watch()`` at the start.
         training, validation : float
-            Losses of the global model; NaN when they were not measured this round.
+            Means of the two signals it ``watches``; NaN when they were not measured this round.
         """
         if not (math.isfinite(training) and math.isfinite(validation)):
             return Watch(watch.training, watch.validation, 0), None

@@ -98,11 +98,12 @@ class Losses:
     clients : (q,) int array
         Whom to ask.
     signals : frozenset of Signal
-        Which losses (LOSS, VALIDATION_LOSS, ROBUST_LOSS, PSEUDO_LOSS).
+        Which losses: any of :data:`~fedcohort.signals.LOSS_SIGNALS`.
     """
 
     clients: IntArray
     signals: frozenset[Signal] = frozenset({Signal.LOSS})
+    needs: ClassVar[Signal] = Signal.LOSS_QUERY  # what a host that answers such questions supplies
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", frozen(self.clients, np.int64))
@@ -115,6 +116,9 @@ class Trial:
     """Ask what every client's loss change would be if each of ``cohorts`` were trained and averaged, then dropped."""
 
     cohorts: tuple[IntArray, ...]
+    needs: ClassVar[Signal] = Signal.TRIAL_QUERY
+    measured: ClassVar[Signal] = Signal.LOSS  # before and after
+    answered_with: ClassVar[Signal] = Signal.LOSS_CHANGE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cohorts", tuple(frozen(c, np.int64) for c in self.cohorts))
@@ -144,7 +148,7 @@ class Answer:
             case Losses(clients=clients, signals=signals):
                 expected: dict[Signal, tuple[int, ...]] = {s: (len(clients),) for s in signals}
             case Trial(cohorts=cohorts):
-                expected = {Signal.LOSS_CHANGE: (len(cohorts),)}
+                expected = {Trial.answered_with: (len(cohorts),)}
         clean: dict[Signal, FloatArray] = {}
         for signal, shape in expected.items():
             if signal not in self.values:
@@ -228,8 +232,9 @@ class RoundReport:
         Whom this report is about; with ``complete`` all others of the cohort are recorded as missing.
     status : sequence of Status, optional
         One per client; default all OK.
-    metrics : mapping of Signal to (r,) array
-        Numbers per client, in the order of ``clients``. NaN or infinite for an OK client makes it INVALID.
+    metrics : mapping of Signal to (r,) or (r, V) array
+        Numbers per client, in the order of ``clients``, or a row of V numbers per client for a signal that is a vector
+        (``signal.width``). NaN, infinity or a row of another length makes an OK client INVALID.
     kept : (r,) bool array, optional
         Whether the filter kept the client's model in the average; default: every OK client.
     complete : bool
@@ -279,7 +284,7 @@ class Outcome:
         return self._kept
 
     def __getitem__(self, signal: Signal) -> FloatArray:
-        """(k,) numbers of a declared signal; NaN for clients that are not OK."""
+        """(k,) numbers of a declared signal, or (k, V) rows where it is a vector; NaN for clients that are not OK."""
         self._check(signal)
         return self._metrics[signal]
 

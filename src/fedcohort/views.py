@@ -28,7 +28,7 @@ def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
         status[at] = block.status
         kept[at] = block.kept
         for name, column in block.metrics.items():
-            metrics.setdefault(name, np.full(cohort.size, np.nan))[at] = column
+            metrics.setdefault(name, np.full((cohort.size, *column.shape[1:]), np.nan))[at] = column
     return ReplyBlock(
         cohort.ticket,
         max(block.at for block in blocks),
@@ -51,7 +51,9 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
         ok = replies.status == Status.OK
         for signal in read:
             column = replies.metrics.get(signal.value)
-            metrics[signal] = sealed(np.full(cohort.size, np.nan) if column is None else np.where(ok, column, np.nan))
+            if column is None:  # of a vector as many columns as are sure to be there
+                column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
+            metrics[signal] = sealed(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
     return Outcome(
         round=cohort.round,
         clients=cohort.clients,
@@ -67,7 +69,7 @@ def what_was_paid_for(question: Query, answer: Answer | None, n: int) -> Answer:
     """Answer a shadow's question from what the session's own selector paid for; the rest is NaN."""
     if isinstance(question, Trial):
         nothing = np.full((len(question.cohorts), n), np.nan)
-        return Answer(question, {Signal.LOSS_CHANGE: nothing})
+        return Answer(question, {Trial.answered_with: nothing})
     values = {signal: np.full(len(question.clients), np.nan) for signal in question.signals}
     if answer is not None and isinstance(answer.query, Losses):
         known = np.full(n, np.nan)

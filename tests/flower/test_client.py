@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
 from fedcohort.errors import InputError
+from fedcohort.flower import wire
 from fedcohort.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
 from fedcohort.flower.wire import (
     DESCRIBE,
@@ -19,6 +20,7 @@ from fedcohort.flower.wire import (
     RECORD,
     Description,
     ask_record,
+    report_record,
     reported,
     reported_gradient,
 )
@@ -154,6 +156,7 @@ def test_torch_answers() -> None:
     by_label, by_pseudo = (cross_entropy(net(x), z, reduction="none").detach() for z in (y, pseudo))
     expected = {
         "loss": by_label.mean(),
+        "loss-rms": by_label.square().mean().sqrt(),
         "validation-loss": cross_entropy(net(held[0]), held[1]),
         "pseudo-loss": by_pseudo.mean(),
         "robust-loss": (by_label + by_pseudo + 4 * (1 - torch.exp(-by_label))).mean(),
@@ -181,6 +184,22 @@ def test_legacy_client_functions_are_left_alone(kit: Any) -> None:
         app(ask(DESCRIBE), context())
     reply = cohort_client(app)(ask(DESCRIBE), context(**{"client-name": "old"}))
     assert Description.from_record(reply.content[RECORD]).name == "old"
+
+
+def test_vectors_travel_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client measures a vector yet; one that did would be read like this."""
+    sketch, bias = Signal.UPDATE_SKETCH, Signal.OUTPUT_BIAS_UPDATE
+    row = np.arange(64) / 3
+    record = report_record("a", {sketch: row, bias: np.array([1.0, 2.0]), Signal.LOSS: 0.5})
+    assert record["update-sketch"] == row.tolist() and record["loss"] == 0.5
+    assert reported(record) == {Signal.LOSS: 0.5}  # what the server measures, a client cannot claim
+    monkeypatch.setitem(wire._REPORTABLE, "update-sketch", sketch)
+    monkeypatch.setitem(wire._REPORTABLE, "output-bias-update", bias)
+    found = reported(record)
+    np.testing.assert_array_equal(found[sketch], row)
+    np.testing.assert_array_equal(found[bias], [1.0, 2.0])
+    for wrong in ([1.0] * 63, [float("nan")] * 64, 3.0, b"64", []):
+        assert sketch not in reported({**record, "update-sketch": wrong})
 
 
 def test_reports_skip_what_is_no_finite_number() -> None:

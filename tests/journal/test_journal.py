@@ -193,6 +193,8 @@ def test_a_block_of_replies_keeps_every_bit(count):
     rng = np.random.default_rng(count)
     loss = rng.normal(size=count)
     loss[::2] = np.nan
+    rows = rng.normal(size=(count, 64))
+    rows[1::2, 3] = np.nan
     block = ReplyBlock(
         3,
         12.5,
@@ -200,7 +202,7 @@ def test_a_block_of_replies_keeps_every_bit(count):
         rng.integers(0, 1 << 40, count),
         rng.integers(0, 5, count).astype(np.int8),
         rng.random(count) < 0.5,
-        {"loss": loss, "update-norm": np.nextafter(rng.random(count), 1)},
+        {"loss": loss, "update-sketch": rows, "update-norm": np.nextafter(rng.random(count), 1)},
     )
     again = ReplyBlock.decoded(3, 12.5, True, block.encoded())
     for name in ("clients", "status", "kept"):
@@ -209,9 +211,12 @@ def test_a_block_of_replies_keeps_every_bit(count):
         assert found.dtype == getattr(block, name).dtype and not found.flags.writeable
     assert again.metrics.keys() == block.metrics.keys()
     assert all(again.metrics[name].tobytes() == block.metrics[name].tobytes() for name in block.metrics)
+    assert all(again.metrics[name].shape == block.metrics[name].shape for name in block.metrics)
     assert [set(row.metrics) for row in again.rows()] == [
-        {"update-norm"} if np.isnan(value) else {"loss", "update-norm"} for value in loss
+        {"update-norm", "update-sketch"} if np.isnan(value) else {"loss", "update-norm"} for value in loss
     ]
+    for place, row in enumerate(again.rows()[::2]):
+        assert row.metrics["update-sketch"] == tuple(rows[2 * place].tolist())
 
 
 def test_partial_reports_survive_a_restart_between_them(tmp_path):

@@ -12,7 +12,7 @@ SAMPLES = np.array([20, 20, 10])  # what the usual local training goes through
 
 
 def model():
-    return CostModel.of(100, TRAIN, VALIDATION, SAMPLES)
+    return CostModel.of(100, TRAIN, VALIDATION, SAMPLES, classes=10)
 
 
 def test_work_of_a_loss_query_is_forward_passes():
@@ -47,6 +47,22 @@ def test_upload_of_numbers_gradients_and_variates():
     assert costs.upload(frozenset({Signal.GRADIENT_DISTANCE}), 1) == 800
     assert costs.upload(frozenset({Signal.GRADIENT_NORM}), 1) == 408
     assert costs.upload(frozenset(), 2) == 800
+
+
+def test_a_signal_costs_what_it_says():
+    costs = model()
+    free = frozenset({Signal.OUTPUT_BIAS_UPDATE, Signal.UPDATE_SKETCH})  # taken from the update, which comes anyway
+    assert costs.upload(free, 1) == 400
+    assert costs.round_work(np.array([0]), None, free, False) == 1.0
+    # one number, on the pass that the mean loss makes already
+    assert costs.upload(frozenset({Signal.LOSS, Signal.LOSS_RMS}), 1) == 416
+    both = frozenset({Signal.LOSS, Signal.LOSS_RMS})
+    np.testing.assert_allclose(costs.loss_work(np.array([1]), both), costs.loss_work(np.array([1]), {Signal.LOSS}))
+    assert (Signal.UPDATE_SKETCH.numbers(10), Signal.OUTPUT_BIAS_UPDATE.numbers(10), Signal.LOSS.numbers(10)) == (
+        64,
+        10,
+        1,
+    )
 
 
 def test_a_round_of_three_of_whom_one_fails_and_one_has_the_model():

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedcohort.arrays import FloatArray
+from fedcohort.errors import SignalError
 from fedcohort.protocol import Cohort, Losses, Selector, Status, Trial, per_client
 from fedcohort.rng import stream
 from fedcohort.session import Session
@@ -18,6 +19,7 @@ from fedcohort.simulate.engine import train_plain
 from fedcohort.simulate.local import batch_plan
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.runner import prepare
+from fedcohort.vectors import taken
 
 BASE = {
     "seeds": [1],
@@ -82,6 +84,14 @@ class PlainClient:
     def loss(self, vector):
         with torch.no_grad():
             return float(F.cross_entropy(self.module(vector)(self.x), self.y))
+
+    def loss_rms(self, vector):
+        with torch.no_grad():
+            losses = F.cross_entropy(self.module(vector)(self.x), self.y, reduction="none")
+        return math.sqrt(sum(float(loss) ** 2 for loss in losses) / len(losses))
+
+    def output_bias(self, vector):
+        return list(self.module(vector).parameters())[-1].detach()
 
     def validation_loss(self, vector):
         with torch.no_grad():
@@ -261,11 +271,16 @@ def test_every_signal_equals_its_definition():
     expected = {
         Signal.LOSS: [c.loss(old) for c in clients],
         Signal.LOSS_AFTER: [c.loss(w) for c, w in zip(clients, after, strict=True)],
+        Signal.LOSS_RMS: [c.loss_rms(old) for c in clients],
         Signal.VALIDATION_LOSS: [c.validation_loss(old) for c in clients],
         Signal.PSEUDO_LOSS: [c.pseudo_loss(old, old) for c in clients],
         Signal.PSEUDO_LOSS_AFTER: [c.pseudo_loss(w, old) for c, w in zip(clients, after, strict=True)],
         Signal.UPDATE_NORM: updates.norm(dim=1),
         Signal.UPDATE_DISTANCE: (updates - updates.mean(0)).norm(dim=1),
+        Signal.OUTPUT_BIAS_UPDATE: torch.stack(
+            [clients[0].output_bias(w) - clients[0].output_bias(old) for w in after]
+        ),
+        Signal.UPDATE_SKETCH: taken(Signal.UPDATE_SKETCH.how, updates.numpy(), np.ones(3, bool), None),
         Signal.GRADIENT_NORM: gradients.norm(dim=1),
         Signal.GRADIENT_DISTANCE: (gradients - gradients.mean(0)).norm(dim=1),
         Signal.DURATION: [0.0] * 3,
@@ -273,10 +288,45 @@ def test_every_signal_equals_its_definition():
     for signal, values in expected.items():
         np.testing.assert_allclose(report.metrics[signal], np.asarray(values), rtol=2e-4, atol=1e-5, err_msg=signal)
     assert set(report.metrics) == REPORT_SIGNALS - {Signal.KEPT}
+    assert report.metrics[Signal.OUTPUT_BIAS_UPDATE].shape == (3, 4)
+    assert report.metrics[Signal.UPDATE_SKETCH].shape == (3, 64)
     # the robust loss lies above the cross-entropy it contains, before and after
     assert (report.metrics[Signal.ROBUST_LOSS] > report.metrics[Signal.LOSS]).all()
     assert (report.metrics[Signal.ROBUST_LOSS_AFTER] > report.metrics[Signal.LOSS_AFTER]).all()
     made.close()
+
+
+@pytest.mark.parametrize("signal", [Signal.OUTPUT_BIAS_UPDATE, Signal.UPDATE_SKETCH])
+def test_vectors_of_those_who_fail_are_nan_and_cost_nothing(signal):
+    probe = Probe(wants=frozenset({signal}))
+    seen = []
+    object.__setattr__(probe, "update", lambda state, outcome: seen.append(outcome) or state)
+    made, _ = group({"scenario": {"failure": 0.5}, "run": {"rounds": 4}}, selector=probe)
+    while not made.done:
+        made.step()
+    assert any(not outcome.ok.all() for outcome in seen)
+    for outcome in seen:
+        assert outcome[signal].shape == (3, 4 if signal.width == "classes" else 64)
+        np.testing.assert_array_equal(np.isnan(outcome[signal]).any(axis=1), ~outcome.ok)
+    size = 4 * made.engine.n_params
+    assert all(row["bytes_up"] % size == 0 for row in rows(made)[0])
+    made.close()
+
+
+def test_a_model_without_an_output_bias_is_refused():
+    with pytest.raises(SignalError, match=r"'output-bias-update'.*weight \(4, 6\) there is none of shape \(4,\)"):
+        group({"model": {"name": f"{__name__}:NoBias"}}, selector=Probe(wants=frozenset({Signal.OUTPUT_BIAS_UPDATE})))
+
+
+class NoBias(torch.nn.Module):
+    """A linear model without a bias."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(classes, math.prod(shape)))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight.T
 
 
 def test_losses_are_answered_by_available_clients_only():

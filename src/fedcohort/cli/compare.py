@@ -57,7 +57,6 @@ def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any
 def supply(table: dict[str, Any]) -> list[str]:
     """Give all selectors the data that one of them needs, so that the comparison stays fair; say what was changed."""
     from fedcohort.filters import Need
-    from fedcohort.signals import Signal
     from fedcohort.simulate.config import Experiment
 
     experiment = Experiment.from_dict(table)
@@ -66,7 +65,7 @@ def supply(table: dict[str, Any]) -> list[str]:
     if isinstance(scenario, str):
         scenario = table["scenario"] = {"preset": scenario}
     plans = experiment.plans
-    validating = [p.label for p in plans if Signal.VALIDATION_LOSS in p.selector.requires and not p.scenario.validation]
+    validating = [p.label for p in plans if not p.scenario.validation and any(s.held_out for s in p.selector.requires)]
     if validating:
         table.setdefault("scenario", scenario)["validation"] = 0.1
         said.append(f"every client holds out 10% of its data, because {validating[0]} needs validation losses")

@@ -70,10 +70,10 @@ def rendered(name: str, selector: str) -> dict[str, str]:
         )
     requires = create(selector).requires
     scenario, answers, filter_ = "", "", ""
-    if Signal.VALIDATION_LOSS in requires:
+    if any(signal.held_out for signal in requires):
         scenario += "validation = 0.1\n"
         answers += "        validation=task.load_held_out,\n"
-    if requires & {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}:
+    if any(signal.pseudo for signal in requires):
         answers += "        robust=next(iter(task.plans().values())).local,\n"
     if Signal.KEPT in requires:
         scenario += "server_validation = 5\n"

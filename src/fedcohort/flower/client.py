@@ -24,7 +24,6 @@ from flwr.clientapp import ClientApp
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import InputError
 from fedcohort.flower.wire import (
-    AFTER,
     DESCRIBE,
     GRADIENT_SIGNALS,
     LOSSES,
@@ -34,7 +33,8 @@ from fedcohort.flower.wire import (
     only_arrays,
     report_record,
 )
-from fedcohort.signals import LOSS_SIGNALS, Signal
+from fedcohort.protocol import Losses, Trial
+from fedcohort.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 
 if TYPE_CHECKING:
     import torch
@@ -89,9 +89,9 @@ class Answers:
     facts : callable, optional
         ``facts(context)`` returns :class:`Facts`.
     losses : callable, optional
-        ``losses(arrays, context, received)`` returns mean losses of the model ``arrays`` on the client's data, by name
-        (``loss``, ``validation-loss``, ``robust-loss``, ``pseudo-loss``). ``received`` is the model the round started
-        with: pseudo-labels come from it. It is the same as ``arrays`` except after training.
+        ``losses(arrays, context, received)`` returns losses of the model ``arrays`` on the client's data, by name
+        (those of ``signals``). ``received`` is the model the round started with: pseudo-labels come from it. It is the
+        same as ``arrays`` except after training.
     signals : set of Signal
         Which losses that function returns.
     gradient : callable, optional
@@ -118,10 +118,10 @@ class Answers:
         """Every signal a client with these answers can report or be asked for."""
         found: set[Signal] = set()
         if self.losses is not None:
-            found |= {*self.signals, Signal.LOSS_QUERY}
-            found |= {after for after, before in AFTER.items() if before in self.signals}
-            if Signal.LOSS in self.signals:
-                found.add(Signal.TRIAL_QUERY)
+            found |= {*self.signals, Losses.needs}
+            found |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
+            if Trial.measured in self.signals:
+                found.add(Trial.needs)
         if self.gradient is not None:
             found |= GRADIENT_SIGNALS
         return frozenset(found)
@@ -205,7 +205,7 @@ class _CohortClient(ClientApp):
         reply = self._app(message, context)
         seconds = time.monotonic() - begun
         if reply.has_content():
-            after = {AFTER[s]: s for s in wanted if s in AFTER}
+            after = {same_of_received(s): s for s in losses_of(wanted, "own")}
             trained = only_arrays(reply.content)
             if after and trained is not None and received is not None:
                 measured = self._measured(trained, context, received, frozenset(after))
@@ -249,7 +249,8 @@ def torch_answers(
     import torch
     from torch.nn.functional import cross_entropy
 
-    from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss
+    from fedcohort.simulate.engine.losses import reduced
+    from fedcohort.simulate.engine.plain import pseudo_labels
 
     def facts(context: Context) -> Facts:
         labels = np.asarray(data(context)[1])
@@ -267,22 +268,24 @@ def torch_answers(
         with torch.no_grad():
             return torch.cat([module(x[start : start + batch_size]) for start in range(0, len(x), batch_size)])
 
-    def mean_loss(module: torch.nn.Module, inputs: Any, labels: Any) -> float:
-        x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
-        return float(cross_entropy(logits_of(module, x), y)) if len(y) else float("nan")
-
     def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
         module = loaded(arrays, context)
-        inputs, labels = data(context)
-        values = {Signal.LOSS.value: mean_loss(module, inputs, labels)}
-        if validation is not None:
-            values[Signal.VALIDATION_LOSS.value] = mean_loss(module, *validation(context))
-        if robust is not None:
+        teacher = module if received is arrays or robust is None else loaded(received, context)
+        values: dict[str, float] = {}
+        for part, source in sources.items():
+            mine = {signal: measure for signal, measure in measured.items() if measure.part == part}
+            inputs, labels = source(context)
             x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
-            pseudo = pseudo_labels(module if received is arrays else loaded(received, context), x)
+            if not len(y):
+                values.update({signal.value: float("nan") for signal in mine})
+                continue
             logits = logits_of(module, x)
-            values[Signal.ROBUST_LOSS.value] = float(robust_loss(logits, y, pseudo, robust).mean())
-            values[Signal.PSEUDO_LOSS.value] = float(cross_entropy(logits, pseudo))
+            by_label = cross_entropy(logits, y, reduction="none")
+            by_pseudo = None
+            if any(measure.loss != "label" for measure in mine.values()):
+                by_pseudo = cross_entropy(logits, pseudo_labels(teacher, x), reduction="none")
+            columns = reduced(by_label, by_pseudo, torch.tensor([len(y)]), list(mine.values()), robust)
+            values.update({signal.value: float(column) for signal, column in zip(mine, columns, strict=True)})
         return values
 
     def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
@@ -296,9 +299,12 @@ def torch_answers(
             [np.zeros(p.numel()) if p.grad is None else p.grad.numpy().ravel() for p in module.parameters()]
         )
 
-    signals = {Signal.LOSS}
+    sources: dict[str, Callable[[Context], tuple[Any, Any]]] = {"train": data}
     if validation is not None:
-        signals.add(Signal.VALIDATION_LOSS)
-    if robust is not None:
-        signals |= {Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS}
-    return Answers(facts=facts, losses=losses, signals=frozenset(signals), gradient=gradient, name=name)
+        sources["validation"] = validation
+    measured = {
+        signal: measure
+        for signal, measure in losses_of(LOSS_SIGNALS, "received").items()
+        if measure.part in sources and (measure.loss == "label" or robust is not None)
+    }
+    return Answers(facts=facts, losses=losses, signals=frozenset(measured), gradient=gradient, name=name)

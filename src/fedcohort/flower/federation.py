@@ -17,6 +17,7 @@ from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.flower.exchange import exchange
 from fedcohort.flower.roster import Card, Roster, natural
 from fedcohort.flower.wire import LOSSES, RECORD, ask_record, reported
+from fedcohort.protocol import Losses
 from fedcohort.signals import TABLE_SIGNALS, Signal
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class Federation:
         messages = {
             name: Message(content, dst_node_id=online[name].node, message_type=LOSSES, ttl=2 * deadline)
             for name in names
-            if name in online and Signal.LOSS_QUERY in online[name].description.signals
+            if name in online and Losses.needs in online[name].description.signals
         }
         replies = exchange(self.grid, messages, deadline, clock=self.clock, sleep=self.sleep)
         values = {signal: np.full(len(names), np.nan) for signal in signals}

@@ -19,12 +19,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.flower.exchange import Reply
 from fedcohort.flower.npy import Layout
-from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, reported, reported_gradient
+from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, Value, reported, reported_gradient
 from fedcohort.protocol import Status
-from fedcohort.signals import Signal
+from fedcohort.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
+from fedcohort.vectors import output_bias, taken
 
 log = logging.getLogger("flwr.fedcohort")
-MEASURED = frozenset({Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})  # by the server, from the models
+MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))  # by the server, from the models
 # In Python 3.11 reading a member from its enumeration takes longer than comparing it.
 _OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
 _NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
@@ -46,8 +47,9 @@ class Checked(NamedTuple):
     metrics : MetricRecord
         The metrics of an OK reply.
     kind : tuple
-        The names of its records and metrics; only replies of one kind can be averaged together.
-    values : mapping of Signal to float
+        The names of its records and metrics, the sizes of its vectors; only replies of one kind can be averaged
+        together.
+    values : mapping of Signal to float or (V,) array
         What the client reported, and how long it took.
     gradient : (d,) array or None
         The full-batch gradient it reported.
@@ -57,7 +59,7 @@ class Checked(NamedTuple):
     status: Status
     reason: str
     message: Message | None
-    values: Mapping[Signal, float]
+    values: Mapping[Signal, Value]
     gradient: FloatArray | None
     arrays: ArrayRecord
     metrics: MetricRecord
@@ -69,6 +71,12 @@ def flat(arrays: ArrayRecord) -> FloatArray:
     parts = [array.numpy() for array in arrays.values()]
     floats = [part.astype(np.float64).ravel() for part in parts if part.dtype.kind == "f"]
     return np.concatenate(floats) if floats else np.empty(0)
+
+
+def bias_of(arrays: ArrayRecord) -> slice:
+    """Return where the output layer's bias stands in :func:`flat`; an error for a model without one."""
+    shapes = {key: array.numpy() for key, array in arrays.items()}
+    return output_bias({key: array.shape for key, array in shapes.items() if array.dtype.kind == "f"})
 
 
 def _is_finite(values: AnyArray) -> bool:
@@ -99,10 +107,10 @@ class Checker:
     ) -> None:
         self._weight_key = weight_key
         wanted = frozenset(required)
-        self._reported = sorted(wanted - {Signal.KEPT, *MEASURED, *GRADIENT_SIGNALS})
+        self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS)
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._shapes = {key: tuple(array.shape) for key, array in model.items()} if same_shapes else None
-        self._kind: tuple[str, str, frozenset[str], int] = ("", "", frozenset(), 0)  # of the last reply
+        self._kind: tuple[str, str, frozenset[str], tuple[int, ...]] = ("", "", frozenset(), ())  # of the last reply
         self._layouts = {key: Layout.of(array) for key, array in model.items()}
 
     def all(self, replies: Iterable[Reply]) -> list[Checked]:
@@ -142,9 +150,10 @@ class Checker:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         names = numbers.keys()
         kind = self._kind
-        width = 0 if gradient is None else len(gradient)
-        if kind[0] != arrays_key or kind[1] != metrics_key or kind[2] != names or kind[3] != width:
-            kind = self._kind = (arrays_key, metrics_key, frozenset(names), width)
+        vectors = [value for value in values.values() if not isinstance(value, float)]
+        widths = tuple(map(len, vectors if gradient is None else [*vectors, gradient]))
+        if kind[0] != arrays_key or kind[1] != metrics_key or kind[2] != names or kind[3] != widths:
+            kind = self._kind = (arrays_key, metrics_key, frozenset(names), widths)
         return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, kind)
 
     def _unsound(self, model: ArrayRecord) -> str:
@@ -175,7 +184,7 @@ class Checker:
             return f"the metric {self._weight_key!r} must be a number of at least 0, not {weight!r}"
         return ""
 
-    def _unreported(self, values: Mapping[Signal, float], gradient: FloatArray | None) -> str:
+    def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
         """Return what the selector must learn and the client did not report, or an empty string."""
         for signal in self._reported:
             if signal not in values:
@@ -191,7 +200,7 @@ def agreeing(replies: Sequence[Checked]) -> list[Checked]:
     if not kinds or kinds.count(kinds[0]) == len(kinds):
         return list(replies)
     ((usual, _),) = Counter(kinds).most_common(1)
-    reason = "its metrics, records or gradient are named or sized otherwise than those of most replies"
+    reason = "its metrics, records, vectors or gradient are named or sized otherwise than those of most replies"
     return [
         reply._replace(status=_INVALID, reason=reason) if reply.status is _OK and reply.kind != usual else reply
         for reply in replies
@@ -233,25 +242,18 @@ class Measures:
         """(m,) where the OK replies stand."""
         return np.arange(len(self._replies)) if self.all_ok else np.flatnonzero(self.ok)
 
-    def _distances(self, rows: FloatArray) -> FloatArray:
-        if not self.ok.any():
-            return np.full(len(rows), np.nan)
-        return np.asarray(np.linalg.norm(rows - rows[self.ok].mean(axis=0), axis=1))
-
     def column(self, signal: Signal) -> FloatArray:
-        """(r,) one signal over the replies; NaN where a reply is not OK."""
-        match signal:
-            case Signal.UPDATE_NORM:
-                values = np.asarray(np.linalg.norm(self.updates, axis=1))
-            case Signal.UPDATE_DISTANCE:
-                values = self._distances(self.updates)
-            case Signal.GRADIENT_NORM:
-                values = np.asarray(np.linalg.norm(self._gradients, axis=1))
-            case Signal.GRADIENT_DISTANCE:
-                values = self._distances(self._gradients)
-            case _:
-                values = np.array([r.values.get(signal, math.nan) for r in self._replies], np.float64)
-        return values if self.all_ok else np.where(self.ok, values, np.nan)
+        """(r,) one signal over the replies, or (r, V) where it is a vector; NaN where a reply is not OK."""
+        if isinstance(signal.how, VectorOf):
+            rows = self.updates if signal.how.vector == "update" else self._gradients
+            bias = bias_of(self._model) if signal.how.take == "output-bias" else None
+            values = np.asarray(taken(signal.how, rows, self.ok, bias), np.float64)
+        else:
+            found = [reply.values.get(signal) for reply in self._replies]
+            widths = [np.shape(value) for value in found if value is not None]
+            nothing = np.full(widths[0] if widths else (), np.nan)
+            values = np.array([nothing if value is None else value for value in found], np.float64)
+        return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
 
 
 def weight_of(reply: Checked, key: str) -> float:

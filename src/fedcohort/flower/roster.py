@@ -16,8 +16,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.flower.exchange import Outbox, Reply
-from fedcohort.flower.wire import DESCRIBE, RECORD, SERVER_SIGNALS, VERSION, Description
-from fedcohort.signals import Signal
+from fedcohort.flower.wire import DESCRIBE, RECORD, VERSION, Description
+from fedcohort.signals import UNAIDED_SIGNALS, Signal
 
 log = logging.getLogger("flwr.fedcohort")
 _UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
@@ -47,7 +47,7 @@ class Card:
 
     def signals(self, sealed: bool) -> frozenset[Signal]:
         """Return what can be known about this client; ``sealed``: whether encrypted label counts can be opened."""
-        found = set(SERVER_SIGNALS | self.description.signals)
+        found = set(UNAIDED_SIGNALS | self.description.signals)
         if self.description.size is not None:
             found.add(Signal.SIZES)
         if self.description.label_counts is not None:

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
-from fedcohort.errors import InputError
+from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Replies
 from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
@@ -31,6 +31,7 @@ from fedcohort.flower.replies import (
     agreeing,
     alike,
     averaged,
+    bias_of,
     scale_weight,
     weight_of,
 )
@@ -39,7 +40,8 @@ from fedcohort.flower.wire import RECORD, SEED, WORK, ask_record
 from fedcohort.journal import is_blank
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
 from fedcohort.session import Session
-from fedcohort.signals import REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.vectors import needs_output_bias
 
 if TYPE_CHECKING:
     from fedcohort.flower.strategy import CohortStrategy, EvaluateFn
@@ -111,6 +113,7 @@ class Run:
     def play(self, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
         """Run until ``num_rounds`` rounds are on record."""
         begun = self.settings.clock()
+        self._check_model(initial_arrays)
         self.federation.assemble(self.settings.wait_for or needed(self.inner))
         session = self.session = self._open()
         arrays = self._resumed(session, initial_arrays)
@@ -138,6 +141,16 @@ class Run:
         for line in io.StringIO(str(self.result)):
             log.info("\t%s", line.rstrip("\n"))
         return self.result
+
+    def _check_model(self, arrays: ArrayRecord) -> None:
+        """Refuse a model that cannot supply what the selector requires, before anybody trains."""
+        try:
+            if needs_output_bias(self.settings.selector.requires | self.wished):
+                bias_of(arrays)
+        except SignalError:
+            if needs_output_bias(self.settings.selector.requires):
+                raise
+            self.wished = frozenset(s for s in self.wished if not needs_output_bias({s}))
 
     def _open(self) -> Session:
         settings = self.settings
@@ -248,9 +261,9 @@ class Run:
         self, session: Session, query: Trial, cohorts: Sequence[Any], arrays: ArrayRecord, available: Sequence[str]
     ) -> Answer:
         """Train each trial cohort on a copy of the strategy, average, and ask everybody for the change of loss."""
-        ask = frozenset({Signal.LOSS})
+        ask = frozenset({query.measured})
         everyone = session.table.indices(list(available))
-        before = self.federation.losses(arrays, available, ask, self.query_deadline)[Signal.LOSS]
+        before = self.federation.losses(arrays, available, ask, self.query_deadline)[query.measured]
         changes = np.full((len(cohorts), session.table.n), np.nan)
         for row, clients in enumerate(cohorts):
             online = self.federation.online
@@ -269,9 +282,9 @@ class Run:
                 log.warning("a trial of %s brought no model", ", ".join(names))
                 continue
             tried = averaged(models, self.weight_key)
-            after = self.federation.losses(tried, available, ask, self.query_deadline)[Signal.LOSS]
+            after = self.federation.losses(tried, available, ask, self.query_deadline)[query.measured]
             changes[row, everyone] = after - before
-        return Answer(query, {Signal.LOSS_CHANGE: changes})
+        return Answer(query, {query.answered_with: changes})
 
     # -- one round --------------------------------------------------------------------------------------------------
 
@@ -370,7 +383,7 @@ class Run:
         if len(cards) < len(cohort.names):
             reasons.update({name: "not online" for name in cohort.names if name not in online})
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
-        required = session.requires - {Signal.KEPT}
+        required = session.requires & METRIC_SIGNALS
         asked = required | (self.wished & self.federation.supplied())
         messages = self._train_messages(
             self.inner, cohort.round + 1, cards, arrays, seed=session.seed, work=work, report=asked
@@ -461,7 +474,7 @@ class Run:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
         brought = [reply.values for reply in checked if reply.status is _OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
-        signals = (session.requires - {Signal.KEPT}) | extra | (self.wished & MEASURED)
+        signals = (session.requires & METRIC_SIGNALS) | extra | (self.wished & MEASURED)
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
     # -- evaluation -------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedcohort.arrays import FloatArray
-from fedcohort.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.signals import REPORT_SIGNALS, Party, Signal, VectorOf, vectors_of
 
 VERSION = 1
 DESCRIBE = "query.fedcohort_describe"  # who are you, what do you hold, what can you report?
@@ -26,17 +27,11 @@ SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a t
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
 
-AFTER: Mapping[Signal, Signal] = {
-    Signal.LOSS_AFTER: Signal.LOSS,
-    Signal.ROBUST_LOSS_AFTER: Signal.ROBUST_LOSS,
-    Signal.PSEUDO_LOSS_AFTER: Signal.PSEUDO_LOSS,
-}
-"""Losses of the client's own model after training, and the loss function each is measured with."""
-
-_REPORTABLE = {signal.value: signal for signal in REPORT_SIGNALS | LOSS_SIGNALS}
-GRADIENT_SIGNALS = frozenset({Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE})
-SERVER_SIGNALS = frozenset({Signal.KEPT, Signal.DURATION, Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})
-"""What the server measures by itself, from any client."""
+# What clients measure and send as numbers; whatever else one claims to know is not looked at.
+_REPORTABLE = {s.value: s for s in REPORT_SIGNALS if s.by is Party.CLIENT and not isinstance(s.how, VectorOf)}
+GRADIENT_SIGNALS = frozenset(vectors_of(REPORT_SIGNALS, "gradient"))
+"""What the server takes from gradients, which clients send for it."""
+Value = float | FloatArray  # of a signal that is a number; of one that is a vector, (V,)
 
 
 @dataclass(frozen=True)
@@ -121,14 +116,15 @@ def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:
 
 def report_record(
     name: str,
-    values: Mapping[Signal, float],
+    values: Mapping[Signal, Value],
     seconds: float | None = None,
     gradient: FloatArray | None = None,
 ) -> ConfigRecord:
-    """Return a client's numbers as the record that travels; the gradient goes as float32 bytes."""
+    """Return a client's numbers as the record that travels, a vector as a list; the gradient goes as float32 bytes."""
     record = ConfigRecord({"version": VERSION, "name": name})
-    for signal, value in values.items():
-        record[signal.value] = float(value)
+    for signal in sorted(values):
+        value = values[signal]
+        record[signal.value] = float(value) if signal.width is None else np.asarray(value, np.float64).tolist()
     if seconds is not None:
         record[_SECONDS] = float(seconds)
     if gradient is not None:
@@ -136,16 +132,25 @@ def report_record(
     return record
 
 
-def reported(record: Mapping[str, object] | None) -> dict[Signal, float]:
-    """Return the finite numbers of a client's report, by signal."""
-    found: dict[Signal, float] = {}
+def reported(record: Mapping[str, object] | None) -> dict[Signal, Value]:
+    """Return the finite numbers of a client's report, by signal: (V,) arrays of signals that are vectors."""
+    found: dict[Signal, Value] = {}
     if record is None:
         return found
     for key, value in record.items():
         signal = _REPORTABLE.get(key)
-        if signal is not None and isinstance(value, (int, float)) and math.isfinite(value):
-            found[signal] = float(value)
+        if signal is None:
+            continue
+        if signal.width is None:
+            if _is_number(value):
+                found[signal] = float(value)
+        elif isinstance(value, list) and signal.width in ("classes", len(value)) and all(map(_is_number, value)):
+            found[signal] = np.array(value, np.float64)
     return found
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def reported_gradient(record: Mapping[str, object] | None) -> FloatArray | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -28,7 +29,7 @@ class ReplyRow(NamedTuple):
     kept: bool
     late: bool
     at: float
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class ReplyBlock:
     clients : (r,) int array
     status : (r,) int8 array
     kept : (r,) bool array
-    metrics : mapping of str to (r,) float array
-        NaN for a client that gave no finite number.
+    metrics : mapping of str to (r,) or (r, V) float array
+        NaN for a client that gave no finite numbers.
     """
 
     ticket: int
@@ -64,8 +65,12 @@ class ReplyBlock:
         return cls(ticket, at, late, clients, np.full(count, status, np.int8), np.zeros(count, np.bool_), {})
 
     def encoded(self) -> bytes:
-        """Return the columns as bytes: a line with their length and the metrics' names, then one after the other."""
-        head = " ".join([str(len(self.clients)), *self.metrics])
+        """Return the columns as bytes: a line with their length and the metrics' names, then one after the other.
+
+        A metric of V numbers per client stands as ``name:V`` in that line, its rows one after the other.
+        """
+        named = (name if column.ndim == 1 else f"{name}:{column.shape[1]}" for name, column in self.metrics.items())
+        head = " ".join([str(len(self.clients)), *named])
         columns = (self.clients, self.status, self.kept, *self.metrics.values())
         return b"".join([head.encode(), b"\n", *(c.astype(d, copy=False).tobytes() for c, d in _typed(columns))])
 
@@ -75,19 +80,22 @@ class ReplyBlock:
         head, _, _ = data.partition(b"\n")
         count, *names = head.decode().split(" ")
         found, offset = [], len(head) + 1
-        for _, dtype in _typed((None, None, None, *names)):
-            found.append(sealed(np.frombuffer(data, dtype, int(count), offset)))
+        for name, dtype in _typed(("", "", "", *names)):
+            _, vector, width = name.partition(":")
+            shape = (int(count), int(width)) if vector else (int(count),)
+            found.append(sealed(np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)))
             offset += found[-1].nbytes
         clients, status, kept, *columns = found
-        return cls(ticket, at, late, clients, status, kept, dict(zip(names, columns, strict=True)))
+        metrics = {name.partition(":")[0]: column for name, column in zip(names, columns, strict=True)}
+        return cls(ticket, at, late, clients, status, kept, metrics)
 
     def rows(self) -> list[ReplyRow]:
         """Return the replies one by one, each with the numbers it has."""
-        metrics: list[dict[str, float]] = [{} for _ in self.clients]
+        metrics: list[dict[str, float | tuple[float, ...]]] = [{} for _ in self.clients]
         for name, column in self.metrics.items():
-            finite = np.isfinite(column)
+            finite = np.isfinite(column) if column.ndim == 1 else np.isfinite(column).all(axis=1)
             for i, value in zip(np.flatnonzero(finite).tolist(), column[finite].tolist(), strict=True):
-                metrics[i][name] = value
+                metrics[i][name] = tuple(value) if column.ndim > 1 else value
         return [
             ReplyRow(self.ticket, client, status, kept, self.late, self.at, numbers)
             for client, status, kept, numbers in zip(

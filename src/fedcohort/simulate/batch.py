@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,19 +10,11 @@ import torch
 from fedcohort.aggregators import Corrections
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.scenario import Federation
-from fedcohort.signals import Measure, Signal
+from fedcohort.signals import Measure, Signal, VectorOf
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
-from fedcohort.simulate.run import Run, Turn
-
-MEASURES = {
-    Signal.LOSS: Measure(),
-    Signal.VALIDATION_LOSS: Measure("validation"),
-    Signal.ROBUST_LOSS: Measure(loss="robust"),
-    Signal.PSEUDO_LOSS: Measure(loss="pseudo"),
-    Signal.LOSS_AFTER: Measure(),
-    Signal.ROBUST_LOSS_AFTER: Measure(loss="robust"),
-    Signal.PSEUDO_LOSS_AFTER: Measure(loss="pseudo"),
-}
+from fedcohort.simulate.run import Run
+from fedcohort.simulate.stages import Arrived
+from fedcohort.vectors import taken
 
 
 class Batch:
@@ -34,32 +26,35 @@ class Batch:
     models : (R, P) tensor on the engine's device
     prox : float
         Weight of the proximal term that all runs share.
+    output_bias : slice or None
+        Where the output layer's bias stands in a model; None where no run needs to know.
     """
 
-    def __init__(self, engine: Engine, models: torch.Tensor, prox: float) -> None:
+    def __init__(self, engine: Engine, models: torch.Tensor, prox: float, output_bias: slice | None = None) -> None:
         self.engine = engine
         self.models = models
         self._prox = prox
+        self._output_bias = output_bias
 
-    def losses(
+    def measure(
         self,
         models: torch.Tensor,
         rows: Sequence[int],
-        turns: Sequence[Turn],
+        runs: Sequence[Run],
         clients: Sequence[IntArray],
-        signals: frozenset[Signal],
-    ) -> dict[Signal, list[FloatArray]]:
-        """Losses of ``models[rows[i]]`` on ``clients[i]``, one list entry per i, for all i in one batch."""
+        measures: Collection[Measure],
+    ) -> dict[Measure, list[FloatArray]]:
+        """Measure ``models[rows[i]]`` on ``clients[i]`` of ``runs[i]``, a list entry per i, all in one batch."""
         lengths = [len(part) for part in clients]
         values = self.engine.measure(
             models,
             np.repeat(np.asarray(rows, np.int64), lengths),
-            np.repeat([turn.run.ground.index for turn in turns], lengths),
+            np.repeat([run.ground.index for run in runs], lengths),
             np.concatenate(clients),
-            [MEASURES[signal] for signal in signals],
+            measures,
         )
         ends = np.cumsum(lengths)[:-1]
-        return {signal: np.split(values[MEASURES[signal]], ends) for signal in signals}
+        return {measure: np.split(column, ends) for measure, column in values.items()}
 
     def train(
         self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
@@ -86,92 +81,107 @@ class Batch:
         return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)
 
     def signals(
-        self, turns: Sequence[Turn], clients: Sequence[IntArray], params: torch.Tensor
-    ) -> dict[int, torch.Tensor]:
-        """Compute what the runs' selectors declared, nothing else; return full-batch gradients by run row, if any."""
-        by_losses: dict[frozenset[Signal], list[int]] = {}
+        self, turns: Sequence[Arrived], params: torch.Tensor
+    ) -> tuple[list[dict[Signal, FloatArray]], dict[int, torch.Tensor]]:
+        """Compute what the runs' selectors declared, nothing else.
+
+        Parameters
+        ----------
+        turns : sequence of Arrived
+        params : (J, P) tensor
+            Models after training, of all turns.
+
+        Returns
+        -------
+        list of dict
+            For each turn its signals, (m,) or (m, V) over the arrived models.
+        dict
+            Full-batch gradients (m, P) by the row of the run, where something needs them.
+        """
+        found: list[dict[Signal, FloatArray]] = [{} for _ in turns]
         for i, turn in enumerate(turns):
-            if turn.run.before:
-                by_losses.setdefault(turn.run.before, []).append(i)
             if Signal.DURATION in turn.run.needed:
-                turn.metric(Signal.DURATION, turn.durations[turn.arrived])
-        for signals, places in by_losses.items():
-            chosen = [turns[i] for i in places]
-            found = self.losses(self.models, [t.run.row for t in chosen], chosen, [clients[i] for i in places], signals)
-            for signal, values in found.items():
-                for turn, part in zip(chosen, values, strict=True):
-                    turn.metric(signal, part)
-        self._losses_after(turns, clients, params)
-        moved = [turn for turn in turns if turn.run.updates]
+                found[i][Signal.DURATION] = turn.chosen.durations[turn.chosen.arrived]
+        self._before(turns, found)
+        self._after(turns, params, found)
+        moved = [i for i, turn in enumerate(turns) if turn.run.updates]
         if moved:
-            self._distances(
-                moved,
-                [params[turn.jobs] - self.models[turn.run.row] for turn in moved],
-                Signal.UPDATE_NORM,
-                Signal.UPDATE_DISTANCE,
-            )
-        with_gradients = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
-        if not with_gradients:
-            return {}
-        lengths = [len(clients[i]) for i in with_gradients]
-        chosen = [turns[i] for i in with_gradients]
+            updates = [params[turns[i].jobs] - self.models[turns[i].run.row] for i in moved]
+            self._taken(moved, turns, updates, [turns[i].run.updates for i in moved], found)
+        pulled = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
+        if not pulled:
+            return found, {}
+        lengths = [len(turns[i].clients) for i in pulled]
         stacked = self.engine.client_gradients(
             self.models,
-            np.repeat([turn.run.row for turn in chosen], lengths),
-            np.repeat([turn.run.ground.index for turn in chosen], lengths),
-            np.concatenate([clients[i] for i in with_gradients]),
+            np.repeat([turns[i].run.row for i in pulled], lengths),
+            np.repeat([turns[i].run.ground.index for i in pulled], lengths),
+            np.concatenate([turns[i].clients for i in pulled]),
         )
-        split = list(torch.split(stacked, lengths))
-        reported = [(t, g) for t, g in zip(chosen, split, strict=True) if t.run.gradients]
-        if reported:
-            self._distances(
-                [t for t, _ in reported], [g for _, g in reported], Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE
-            )
-        return {turn.run.row: part for turn, part in zip(chosen, split, strict=True)}
+        gradients = torch.split(stacked, lengths)
+        self._taken(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
+        return found, {turns[i].run.row: part for i, part in zip(pulled, gradients, strict=True)}
 
-    def _losses_after(self, turns: Sequence[Turn], clients: Sequence[IntArray], params: torch.Tensor) -> None:
-        by_signals: dict[frozenset[Signal], list[int]] = {}
-        for i, turn in enumerate(turns):
-            if turn.run.after:
-                by_signals.setdefault(turn.run.after, []).append(i)
-        for signals, places in by_signals.items():
-            asked = [MEASURES[signal] for signal in signals]
+    def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
+        """Add losses of the received models, of runs that measure the same in one batch."""
+        for measures, places in _alike([turn.run.before for turn in turns]).items():
+            runs = [turns[i].run for i in places]
+            values = self.measure(
+                self.models, [run.row for run in runs], runs, [turns[i].clients for i in places], measures
+            )
+            for at, i in enumerate(places):
+                found[i].update({s: values[measure][at] for s, measure in turns[i].run.before.items()})
+
+    def _after(self, turns: Sequence[Arrived], params: torch.Tensor, found: Sequence[dict[Signal, FloatArray]]) -> None:
+        """Add losses of the clients' own models; pseudo-labels come from the models they received."""
+        for measures, places in _alike([turn.run.after for turn in turns]).items():
             jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
-            lengths = [len(clients[i]) for i in places]
-            rows = np.repeat([turns[i].run.row for i in places], lengths)
+            lengths = [len(turns[i].clients) for i in places]
             received = None
-            if any(measure.loss != "label" for measure in asked):
+            if any(measure.loss != "label" for measure in measures):
+                rows = np.repeat([turns[i].run.row for i in places], lengths)
                 received = self.models[torch.as_tensor(rows, device=self.models.device)]
             values = self.engine.measure(
                 params[torch.as_tensor(jobs, device=params.device)],
                 np.arange(len(jobs)),
                 np.repeat([turns[i].run.ground.index for i in places], lengths),
-                np.concatenate([clients[i] for i in places]),
-                asked,
+                np.concatenate([turns[i].clients for i in places]),
+                measures,
                 pseudo_models=received,
             )
             ends = np.cumsum(lengths)[:-1]
-            for signal in signals:
-                for i, part in zip(places, np.split(values[MEASURES[signal]], ends), strict=True):
-                    turns[i].metric(signal, part)
+            parts = {measure: np.split(column, ends) for measure, column in values.items()}
+            for at, i in enumerate(places):
+                found[i].update({s: parts[measure][at] for s, measure in turns[i].run.after.items()})
 
-    @staticmethod
-    def _distances(turns: Sequence[Turn], vectors: Sequence[torch.Tensor], norm: Signal, distance: Signal) -> None:
-        """Report L2 norms of vectors (m, P) and their distances to the mean of the sound replies, in one transfer."""
-        columns = []
-        for turn, rows in zip(turns, vectors, strict=True):
-            if norm in turn.run.needed:
-                columns.append(torch.linalg.vector_norm(rows, dim=1))
-            if distance in turn.run.needed:
-                sound = rows if turn.sound.all() else rows[torch.as_tensor(turn.sound, device=rows.device)]
-                columns.append(torch.linalg.vector_norm(rows - sound.mean(dim=0), dim=1))
-        values = torch.cat(columns).cpu().numpy().astype(np.float64)
+    def _taken(
+        self,
+        places: Sequence[int],
+        turns: Sequence[Arrived],
+        vectors: Sequence[torch.Tensor],
+        wanted: Sequence[Mapping[Signal, VectorOf]],
+        found: Sequence[dict[Signal, FloatArray]],
+    ) -> None:
+        """Add what is taken from the turns' updates or gradients (m, P), in one transfer."""
+        parts: list[tuple[int, Signal, torch.Tensor]] = []
+        for i, rows, signals in zip(places, vectors, wanted, strict=True):
+            parts += [(i, s, taken(how, rows, turns[i].sound, self._output_bias)) for s, how in signals.items()]
+        if not parts:
+            return
+        values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)
         at = 0
-        for turn, rows in zip(turns, vectors, strict=True):
-            for signal in (norm, distance):
-                if signal in turn.run.needed:
-                    turn.metric(signal, values[at : at + len(rows)])
-                    at += len(rows)
+        for i, signal, part in parts:
+            found[i][signal] = values[at : at + part.numel()].reshape(part.shape)
+            at += part.numel()
+
+
+def _alike(wanted: Sequence[Mapping[Signal, Measure]]) -> dict[frozenset[Measure], list[int]]:
+    """Return the places of equal, not empty sets of measures."""
+    found: dict[frozenset[Measure], list[int]] = {}
+    for i, measures in enumerate(wanted):
+        if measures:
+            found.setdefault(frozenset(measures.values()), []).append(i)
+    return found
 
 
 def client_data(federation: Federation) -> ClientData:

@@ -2,14 +2,16 @@
 
 The rules, all of them:
 
-- A model is 4 bytes per parameter, a reported number 8 bytes. SCAFFOLD sends two vectors each way.
+- A model is 4 bytes per parameter, a reported number 8 bytes. SCAFFOLD sends two vectors each way. Which numbers and
+  vectors a client sends for a signal, the signal says; a row of V numbers costs V times as much as one.
 - A client gets the current global model at most once a round: one that was asked a question before the cohort was
   chosen has it already.
 - Who fails in mid-round uploads nothing; who is late uploads, after the deadline.
 - Client compute is counted in sample passes: a forward pass over one sample is 1, forward and backward together 3. The
   scenario says how many seconds a client's usual local training lasts; everything else it does in that round takes
   time in proportion to the sample passes.
-- A loss on a client's data is a forward pass over it, a full-batch gradient a forward and a backward pass.
+- A loss on a client's data is a forward pass over it, a full-batch gradient a forward and a backward pass. Losses of
+  one model on the same samples share their pass.
 - A :class:`~fedcohort.protocol.Losses` query: the model goes down to everyone asked, one number per signal comes up;
   it lasts as long as its slowest client.
 - A :class:`~fedcohort.protocol.Trial` query: everyone available evaluates the current model; each trial cohort trains
@@ -22,22 +24,17 @@ The rules, all of them:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.privacy.sharing import Told
-from fedcohort.signals import Signal
+from fedcohort.signals import BACKWARD, FORWARD, GRADIENT_PASS, Pass, Signal
 
 BYTES_PER_PARAMETER = 4
 BYTES_PER_NUMBER = 8
-FORWARD, BACKWARD = 1.0, 2.0  # sample passes
-
-_AT_START = frozenset({Signal.LOSS, Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS})
-_AT_END = frozenset({Signal.LOSS_AFTER, Signal.ROBUST_LOSS_AFTER, Signal.PSEUDO_LOSS_AFTER})
-_GRADIENT = frozenset({Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE})
-_SENT_AS_NUMBER = _AT_START | _AT_END | {Signal.VALIDATION_LOSS, Signal.GRADIENT_NORM}
 
 
 @dataclass
@@ -66,35 +63,40 @@ class CostModel:
         Samples of each client.
     usual : (N,) float array
         Sample passes of a client's usual local training, 3 for every sample of every step; at least 1.
+    classes : int
+        Length of a signal that is one number per class.
     """
 
     parameters: int
     train: FloatArray
     validation: FloatArray
     usual: FloatArray
+    classes: int
 
     @classmethod
-    def of(cls, parameters: int, train: IntArray, validation: IntArray, samples: IntArray) -> CostModel:
+    def of(cls, parameters: int, train: IntArray, validation: IntArray, samples: IntArray, classes: int) -> CostModel:
         """Build from sizes and from the number of samples (N,) that the usual local training goes through."""
         usual = np.maximum((FORWARD + BACKWARD) * np.asarray(samples, np.float64), 1.0)
-        return cls(parameters, np.asarray(train, np.float64), np.asarray(validation, np.float64), usual)
+        return cls(parameters, np.asarray(train, np.float64), np.asarray(validation, np.float64), usual, classes)
 
     @property
     def model_bytes(self) -> int:
         """Bytes of one model."""
         return self.parameters * BYTES_PER_PARAMETER
 
-    def loss_work(self, clients: IntArray, signals: frozenset[Signal]) -> FloatArray:
+    def _work(self, clients: IntArray, passes: Set[Pass]) -> FloatArray:
+        """(k,) work of some passes over clients' data, as a share of the usual local training."""
+        total = np.zeros(len(clients))
+        for one in passes:
+            total += one.weight * getattr(self, one.part)[clients]
+        return np.asarray(total / self.usual[clients])
+
+    def loss_work(self, clients: IntArray, signals: Iterable[Signal]) -> FloatArray:
         """(k,) work of answering a Losses query, as a share of the usual local training."""
-        passes = np.zeros(len(clients))
-        if signals & _AT_START:
-            passes += FORWARD * self.train[clients]
-        if Signal.VALIDATION_LOSS in signals:
-            passes += FORWARD * self.validation[clients]
-        return np.asarray(passes / self.usual[clients])
+        return self._work(clients, passes_of(signals))
 
     def round_work(
-        self, clients: IntArray, work: FloatArray | None, signals: frozenset[Signal], gradients: bool
+        self, clients: IntArray, work: FloatArray | None, signals: Iterable[Signal], gradients: bool
     ) -> FloatArray | float:
         """(k,) work of a round as a share of the usual: local training, and what the report needs besides.
 
@@ -103,29 +105,22 @@ class CostModel:
         clients : (k,) int array
         work : (k,) float array or None
             Multiple of the usual number of steps; None is 1 for all.
-        signals : frozenset of Signal
+        signals : collection of Signal
             What the report carries.
         gradients : bool
             Whether the aggregator wants full-batch gradients.
         """
-        passes = self.loss_work(clients, signals) if signals & (_AT_START | {Signal.VALIDATION_LOSS}) else 0.0
-        extra = 0.0
-        if signals & _AT_END:
-            extra += FORWARD
-        if gradients or signals & _GRADIENT:
-            extra += FORWARD + BACKWARD
-        if extra:
-            passes = passes + extra * self.train[clients] / self.usual[clients]
-        return (1.0 if work is None else work) + passes
+        passes = passes_of(signals) | ({GRADIENT_PASS} if gradients else frozenset())
+        training = 1.0 if work is None else work
+        return training + self._work(clients, passes) if passes else training
 
-    def upload(self, signals: frozenset[Signal], copies: int) -> int:
-        """Bytes one client sends at the end of its round.
-
-        The distance to the cohort's mean gradient is computed by the server, so the gradient itself travels.
-        """
-        numbers = len(signals & _SENT_AS_NUMBER)
-        vectors = copies + (Signal.GRADIENT_DISTANCE in signals)
-        return vectors * self.model_bytes + numbers * BYTES_PER_NUMBER
+    def upload(self, signals: Iterable[Signal], copies: int) -> int:
+        """Bytes one client sends at the end of its round."""
+        numbers, models = 0, copies
+        for signal in signals:
+            numbers += signal.numbers_sent(self.classes)
+            models += signal.models_sent
+        return models * self.model_bytes + numbers * BYTES_PER_NUMBER
 
     def book_round(
         self,
@@ -166,7 +161,7 @@ class CostModel:
         """Add a Losses query answered by ``len(durations)`` clients."""
         asked = len(durations)
         cost.query_bytes_down += asked * self.model_bytes
-        cost.query_bytes_up += asked * len(signals) * BYTES_PER_NUMBER
+        cost.query_bytes_up += asked * sum(s.numbers_sent(self.classes) for s in signals) * BYTES_PER_NUMBER
         self._book_query_time(cost, durations)
 
     def book_trial(
@@ -212,6 +207,11 @@ class CostModel:
         cost.query_seconds += slowest
         cost.seconds += slowest
         cost.query_client_seconds += float(durations.sum())
+
+
+def passes_of(signals: Iterable[Signal]) -> frozenset[Pass]:
+    """Return what a client computes for some signals together."""
+    return frozenset[Pass]().union(*(signal.passes for signal in signals))
 
 
 def holders(cohort: IntArray, asked: BoolArray | IntArray | None) -> int:

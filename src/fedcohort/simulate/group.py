@@ -30,7 +30,9 @@ from fedcohort.simulate.metrics import imbalance
 from fedcohort.simulate.queries import answer
 from fedcohort.simulate.results import ResultsError, RunInfo
 from fedcohort.simulate.rows import RowBuffer
-from fedcohort.simulate.run import Ground, Run, Turn
+from fedcohort.simulate.run import Ground, Run
+from fedcohort.simulate.stages import Answered, Arrived, Asked, Averaged, Chosen, Evaluated, Test
+from fedcohort.vectors import needs_output_bias, output_bias
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,10 +94,15 @@ class Group:
             if len(ground.federation.server_validation)
         }
         size = self.engine.n_params
-        self.runs = [Run(plan, i, grounds[key], size) for i, (plan, key) in enumerate(zip(plans, keys, strict=True))]
+        self.runs = [
+            Run(plan, i, grounds[key], size, dataset.classes)
+            for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
+        ]
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
         models = torch.stack([fresh[plan.seed] for plan in plans])
-        self.batch = Batch(self.engine, models, first.aggregator.prox)
+        needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
+        bias = output_bias(self.engine.shapes, dataset.classes) if needs_output_bias(needed) else None
+        self.batch = Batch(self.engine, models, first.aggregator.prox, bias)
         for run in self.runs:
             run.memory = run.aggregator.memory(len(run.federation), self.models[run.row])
         self._rows = RowBuffer()
@@ -186,24 +193,17 @@ class Group:
         """Advance by one round every run that is furthest behind: all of them, save after a crash."""
         began = time.perf_counter()
         behind = min(run.round for run in self.runs if run.running)
-        turns = self._requests([run for run in self.runs if run.running and run.round == behind])
-        answer(self.batch, turns)
-        for turn in turns:
-            self._choose(turn)
-        training = [turn for turn in turns if len(turn.arrived)]
-        if training:
-            self._train(training)
-        for turn in turns:
-            run = turn.run
-            if run.early_stop is not None:
-                losses = turn.mean(Signal.LOSS), turn.mean(Signal.VALIDATION_LOSS)
-                run.watch, turn.stop = run.early_stop.after_round(run.watch, *losses)
-        self._evaluate(turns)
-        share = (time.perf_counter() - began) / len(turns)
-        for turn in turns:
+        asked = self._requests([run for run in self.runs if run.running and run.round == behind])
+        chosen = [_choose(turn) for turn in answer(self.batch, asked)]
+        training = [turn for turn in chosen if len(turn.arrived)]
+        trained = iter(self._train(training) if training else ())
+        averaged = [next(trained) if len(turn.arrived) else Averaged.unchanged(turn) for turn in chosen]
+        evaluated = self._evaluate(averaged)
+        share = (time.perf_counter() - began) / len(evaluated)
+        for turn in evaluated:
             self._finish(turn, share, on_round)
 
-    def _requests(self, runs: Sequence[Run]) -> list[Turn]:
+    def _requests(self, runs: Sequence[Run]) -> list[Asked]:
         masks: dict[tuple[int, int, Any], BoolArray] = {}
         turns = []
         for run in runs:
@@ -215,98 +215,72 @@ class Group:
                 if available is None:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
-            turn = Turn(run, RoundRequest(run.size, available), available)
-            if run.round == 0:
-                run.costs.book_labels(turn.cost, run.ground.told(run.plan.labels, run.plan.seed))
-            if run.asks:
-                turn.query = run.session.query(turn.request)
-            turns.append(turn)
+            request = RoundRequest(run.size, available)
+            turns.append(Asked(run, request, available, run.session.query(request) if run.asks else None))
         return turns
-
-    # -- choosing ----------------------------------------------------------------------------------------------
-
-    def _choose(self, turn: Turn) -> None:
-        """Get the cohort, and find out who will answer in time."""
-        run, plan = turn.run, turn.run.plan
-        cohort = turn.cohort = run.session.ask(turn.request, turn.answer)
-        count = len(cohort.clients)
-        turn.kept = np.zeros(count, np.bool_)
-        turn.weight = np.zeros(count)
-        if not count:
-            return
-        if run.instant:
-            turn.durations = np.zeros(count)
-            turn.status = np.zeros(count, np.int8)
-            seconds = 0.0
-        else:
-            work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
-            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
-            turn.durations, turn.status, seconds = events.durations, events.status.copy(), events.seconds
-        turn.arrived = np.flatnonzero(turn.status == Status.OK)
-        run.costs.book_round(
-            turn.cost,
-            seconds,
-            turn.durations,
-            uploads=int((turn.status != Status.FAILED).sum()),
-            holders=holders(cohort.clients, turn.asked),
-            cohort=count,
-            signals=run.needed,
-            copies=run.aggregator.model_copies,
-        )
 
     # -- training ----------------------------------------------------------------------------------------------
 
-    def _train(self, turns: Sequence[Turn]) -> None:
+    def _train(self, turns: Sequence[Chosen]) -> list[Averaged]:
         """Train everyone who will answer, gather signals, filter, average."""
-        clients = [turn.clients[turn.arrived] for turn in turns]
+        runs = [turn.run for turn in turns]
+        clients = [turn.clients for turn in turns]
         lengths = [len(part) for part in clients]
         steps = None
-        if any(turn.cohort is not None and turn.cohort.work is not None for turn in turns):
+        if any(turn.cohort.work is not None for turn in turns):
             steps = np.concatenate([_steps(turn) for turn in turns])
-        seeds = np.repeat([turn.run.plan.seed for turn in turns], lengths)
-        trained = self.batch.train([turn.run for turn in turns], clients, seeds, steps)
+        seeds = np.repeat([run.plan.seed for run in runs], lengths)
+        trained = self.batch.train(runs, clients, seeds, steps)
         params = trained.params
         # NaN and infinity survive a sum, which is one pass over the models; (J,)
         sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
         if not sound.all():
             sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # a sum may also overflow
             params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+        arrived = []
         start = 0
-        for turn, length in zip(turns, lengths, strict=True):
-            turn.start = start
-            start += length
-            turn.sound = sound[turn.jobs]
-            turn.status[turn.arrived[~turn.sound]] = Status.INVALID
-        gradients = self.batch.signals(turns, clients, params)
-        new = self._average(turns, params, trained.steps)
         for turn, part in zip(turns, clients, strict=True):
-            run = turn.run
+            jobs = slice(start, start + len(part))
+            arrived.append(Arrived(turn, part, jobs, sound[jobs]))
+            start = jobs.stop
+        signals, gradients = self.batch.signals(arrived, params)
+        new, shares = self._average(arrived, params, trained.steps)
+        for come in arrived:
+            run = come.run
             if isinstance(run.memory, Corrections):
-                good = torch.as_tensor(turn.sound, device=params.device)
+                good = torch.as_tensor(come.sound, device=params.device)
+                sure = come.clients[come.sound]
                 run.memory.absorb(
-                    part[turn.sound],
+                    sure,
                     self.models[run.row],
-                    params[turn.jobs][good],
-                    _rate_sums(turn, trained.steps[turn.jobs][turn.sound], part[turn.sound]),
+                    params[come.jobs][good],
+                    _rate_sums(run, trained.steps[come.jobs][come.sound], sure),
                     gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
-        self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)] = new
+        self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
+        return [
+            _averaged(come, kept, weights, found)
+            for come, (kept, weights), found in zip(arrived, shares, signals, strict=True)
+        ]
 
     # -- filter and average ------------------------------------------------------------------------------------
 
-    def _average(self, turns: Sequence[Turn], params: torch.Tensor, steps: IntArray) -> torch.Tensor:
-        """Return the next global models (E, P) of these turns."""
+    def _average(
+        self, turns: Sequence[Arrived], params: torch.Tensor, steps: IntArray
+    ) -> tuple[torch.Tensor, list[tuple[BoolArray, FloatArray]]]:
+        """Return the next global models (E, P), and for each turn who is kept and with what weight, (m,) each."""
         logits = self._logits(turns, params)
         mixes: list[Mix] = []
+        shares: list[tuple[BoolArray, FloatArray]] = []
         special: dict[int, torch.Tensor] = {}
         for i, turn in enumerate(turns):
             kept = self._kept(turn, params, logits.get(i))
-            turn.kept[turn.arrived[kept]] = True
+            weights = np.zeros(len(kept))
+            shares.append((kept, weights))
             if not kept.any():
-                mixes.append(Mix(np.zeros(len(kept)), 1.0))
+                mixes.append(Mix(weights, 1.0))
                 continue
-            members = turn.members(turn.arrived[kept], steps[turn.jobs][kept])
-            run, weights = turn.run, np.zeros(len(kept))
+            run, members = turn.run, turn.members(kept, steps[turn.jobs])
             if isinstance(run.aggregator, WeightedSum):
                 mix = run.aggregator.mix(members)
                 weights[kept] = mix.weights
@@ -317,11 +291,10 @@ class Group:
                 weights[kept] = combined.weights
                 special[i] = combined.model
                 mixes.append(Mix(weights))
-            turn.weight[turn.arrived] = weights
-        return self._mixed(turns, params, mixes, special)
+        return self._mixed(turns, params, mixes, special), shares
 
     def _mixed(
-        self, turns: Sequence[Turn], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
+        self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
         lengths = {len(mix.weights) for mix in mixes}
@@ -344,7 +317,7 @@ class Group:
             new[i] = model
         return new
 
-    def _logits(self, turns: Sequence[Turn], params: torch.Tensor) -> dict[int, torch.Tensor]:
+    def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
         """Logits on the server's validation set where a run's filter wants them; one batch per federation."""
         wanting: dict[int, list[int]] = {}
         for i, turn in enumerate(turns):
@@ -354,10 +327,10 @@ class Group:
         for places in wanting.values():
             stacked = torch.cat([params[turns[i].jobs] for i in places])
             logits = self.engine.logits(stacked, turns[places[0]].run.federation.server_validation.astype(np.int64))
-            found |= zip(places, torch.split(logits, [len(turns[i].arrived) for i in places]), strict=True)
+            found |= zip(places, torch.split(logits, [len(turns[i].clients) for i in places]), strict=True)
         return found
 
-    def _kept(self, turn: Turn, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """(m,) which of the arrived models enter the average."""
         run = turn.run
         good = turn.sound
@@ -373,37 +346,45 @@ class Group:
 
     # -- evaluation and reports --------------------------------------------------------------------------------
 
-    def _evaluate(self, turns: Sequence[Turn]) -> None:
-        due = [turn for turn in turns if _evaluates(turn)]
-        if not due:
-            return
-        rows = torch.as_tensor([turn.run.row for turn in due], device=self.models.device)
-        losses, accuracies = self.engine.evaluate(self.models[rows])
-        for turn, loss, accuracy in zip(due, np.asarray(losses).tolist(), np.asarray(accuracies).tolist(), strict=True):
-            turn.loss, turn.accuracy = float(loss), float(accuracy)
+    def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
+        """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
+        stops = [_stop(turn) for turn in turns]
+        due = [i for i, turn in enumerate(turns) if stops[i] is not None or _is_due(turn.run)]
+        tests: dict[int, Test] = {}
+        if due:
+            rows = torch.as_tensor([turns[i].run.row for i in due], device=self.models.device)
+            losses, accuracies = self.engine.evaluate(self.models[rows])
+            numbers = zip(np.asarray(losses).tolist(), np.asarray(accuracies).tolist(), strict=True)
+            tests = {i: Test(loss, accuracy) for i, (loss, accuracy) in zip(due, numbers, strict=True)}
+        return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
 
-    def _finish(self, turn: Turn, wall: float, on_round: OnRound | None) -> None:
+    def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, write the rows, see whether the run is over."""
-        run, cohort = turn.run, turn.cohort
-        assert cohort is not None
+        averaged, chosen = turn.averaged, turn.averaged.chosen
+        run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
         if len(cohort):
             run.session.tell(
-                RoundReport(cohort.ticket, cohort.clients, status=turn.status, metrics=turn.metrics, kept=turn.kept)
+                RoundReport(
+                    cohort.ticket,
+                    cohort.clients,
+                    status=averaged.status,
+                    metrics=averaged.metrics,
+                    kept=averaged.kept,
+                )
             )
-        finite = turn.loss is not None and bool(np.isfinite(turn.loss))
-        if finite:
-            run.session.record(cohort.round, {"accuracy": turn.accuracy, "loss": turn.loss})
-        cost = turn.cost
+        sound = turn.test if turn.test is not None and np.isfinite(turn.test.loss) else None
+        if sound is not None:
+            run.session.record(cohort.round, {"accuracy": sound.accuracy, "loss": sound.loss})
         run.clock += cost.seconds
         qcid = imbalance(run.ground.true_counts[cohort.clients].sum(0)) if len(cohort) else None
         row = {
             "run": run.plan.id,
             "round": run.round,
-            "accuracy": turn.accuracy if finite else None,
-            "loss": turn.loss if finite else None,
+            "accuracy": None if sound is None else sound.accuracy,
+            "loss": None if sound is None else sound.loss,
             "qcid": qcid,
             "cohort": cohort.clients,
-            "kept": turn.kept,
+            "kept": averaged.kept,
             "seconds": cost.seconds,
             "clock": run.clock,
             "bytes_down": cost.bytes_down,
@@ -413,11 +394,11 @@ class Group:
             "client_seconds": cost.client_seconds,
             "query_client_seconds": cost.query_client_seconds,
             "query_seconds": cost.query_seconds,
-            "available": len(run.federation) if turn.available is None else int(turn.available.sum()),
+            "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
             "wall_seconds": wall,
             # Not columns of the rounds, but what listeners show beside them.
-            "statuses": turn.status,
-            "durations": turn.durations,
+            "statuses": averaged.status,
+            "durations": chosen.durations,
         }
         self._rows.add_round(row)
         if len(cohort):
@@ -425,56 +406,76 @@ class Group:
                 run.plan.id,
                 run.round,
                 cohort.clients,
-                status=turn.status,
-                kept=turn.kept,
-                seconds=turn.durations,
-                loss=turn.metrics.get(Signal.LOSS),
-                weight=turn.weight,
+                status=averaged.status,
+                kept=averaged.kept,
+                seconds=chosen.durations,
+                loss=averaged.metrics.get(Signal.LOSS),
+                weight=averaged.weight,
             )
-        self._conclude(turn, finite)
+        _conclude(turn, diverged=turn.test is not None and sound is None)
         run.round += 1
         if on_round is not None:
             on_round(run.info(self._keys[run.row]), row)
 
-    @staticmethod
-    def _conclude(turn: Turn, finite: bool) -> None:
-        run, cohort = turn.run, turn.cohort
-        assert cohort is not None
-        broken = len(turn.arrived) > 0 and not (turn.status == Status.OK).any()
-        if broken or (turn.loss is not None and not finite):
-            what = "every client's model" if broken else "the global model's test loss"
-            run.end("diverged", f"{what} became NaN or infinite in round {run.round}")
-        elif cohort.stop is not None:
-            run.end("stopped", cohort.stop)
-        elif turn.stop is not None:
-            run.end("stopped", turn.stop)
-        elif run.round + 1 >= run.rounds:
-            run.end("finished")
+
+# -- one turn --------------------------------------------------------------------------------------------------
 
 
-# -- helpers ---------------------------------------------------------------------------------------------------
+def _choose(turn: Answered) -> Chosen:
+    """Get the cohort, and find out who will answer in time."""
+    (run, request, available, _), cost = turn.asked, turn.cost
+    plan = run.plan
+    if run.round == 0:
+        run.costs.book_labels(cost, run.ground.told(plan.labels, plan.seed))
+    cohort = run.session.ask(request, turn.answer)
+    count = len(cohort.clients)
+    if run.instant or not count:
+        durations, status, seconds = np.zeros(count), np.zeros(count, np.int8), 0.0
+    else:
+        work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
+        events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        durations, status, seconds = events.durations, events.status, events.seconds
+    if count:
+        run.costs.book_round(
+            cost,
+            seconds,
+            durations,
+            uploads=int((status != Status.FAILED).sum()),
+            holders=holders(cohort.clients, turn.holders),
+            cohort=count,
+            signals=run.needed,
+            copies=run.aggregator.model_copies,
+        )
+    return Chosen(run, available, cohort, cost, durations, status, np.flatnonzero(status == Status.OK))
 
 
-def _evaluates(turn: Turn) -> bool:
-    run = turn.run
-    stops = turn.stop is not None or (turn.cohort is not None and turn.cohort.stop is not None)
-    return stops or run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
+def _averaged(turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]) -> Averaged:
+    """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
+    chosen = turn.chosen
+    count, arrived = chosen.cohort.size, chosen.arrived
+    status = chosen.status
+    if not turn.sound.all():
+        status = status.copy()
+        status[arrived[~turn.sound]] = Status.INVALID
+    in_average, weight = np.zeros(count, np.bool_), np.zeros(count)
+    in_average[arrived] = kept
+    weight[arrived] = weights
+    metrics = {signal: turn.column(values) for signal, values in found.items()}
+    return Averaged(chosen, status, in_average, weight, metrics)
 
 
-def _steps(turn: Turn) -> IntArray:
+def _steps(turn: Chosen) -> IntArray:
     """(m,) local steps of each arrived client: the usual number times its work, at least one."""
-    assert turn.cohort is not None
-    clients = turn.clients[turn.arrived]
-    usual = turn.run.steps[clients]
+    usual = turn.run.steps[turn.clients]
     if turn.cohort.work is None:
         return usual
     scaled = np.floor(usual * turn.cohort.work[turn.arrived] + 0.5).astype(np.int64)
     return np.where(usual > 0, np.maximum(scaled, 1), 0)
 
 
-def _rate_sums(turn: Turn, steps: IntArray, clients: IntArray) -> FloatArray:
+def _rate_sums(run: Run, steps: IntArray, clients: IntArray) -> FloatArray:
     """(m,) sum of the learning rates over each client's local steps."""
-    local, run = turn.run.plan.local, turn.run
+    local = run.plan.local
     sizes = run.federation.train_sizes
     if local.epochs_of_largest is not None:
         batches = [local.batches_per_epoch(int(sizes.max()))] * len(clients)
@@ -482,3 +483,31 @@ def _rate_sums(turn: Turn, steps: IntArray, clients: IntArray) -> FloatArray:
         batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
     sums = [local.lr_schedule(run.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
     return np.array(sums, np.float64)
+
+
+def _stop(turn: Averaged) -> str | None:
+    """Return why the run should end here: what the selector says, else what the early-stop rule says."""
+    run, reason = turn.run, None
+    if run.early_stop is not None:
+        training, validation = run.early_stop.watches
+        run.watch, reason = run.early_stop.after_round(run.watch, turn.mean(training), turn.mean(validation))
+    return reason if turn.chosen.cohort.stop is None else turn.chosen.cohort.stop
+
+
+def _is_due(run: Run) -> bool:
+    """Whether the model is tested after this round in any case."""
+    return run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
+
+
+def _conclude(turn: Evaluated, diverged: bool) -> None:
+    """Mark the run as over where it is; ``diverged``: whether the test loss is NaN or infinite."""
+    averaged = turn.averaged
+    run = averaged.run
+    broken = len(averaged.chosen.arrived) > 0 and not (averaged.status == Status.OK).any()
+    if broken or diverged:
+        what = "every client's model" if broken else "the global model's test loss"
+        run.end("diverged", f"{what} became NaN or infinite in round {run.round}")
+    elif turn.stop is not None:
+        run.end("stopped", turn.stop)
+    elif run.round + 1 >= run.rounds:
+        run.end("finished")

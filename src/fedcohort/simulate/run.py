@@ -1,4 +1,4 @@
-"""One run inside a lock-step group: its session, its federation, its clock; and the scratch of one of its rounds."""
+"""One run inside a lock-step group: its session, its federation, its clock."""
 
 from __future__ import annotations
 
@@ -12,31 +12,25 @@ import numpy as np
 
 from fedcohort import rng as streams
 from fedcohort.aggregators import Aggregator, Combined, Members, Memory
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable
 from fedcohort.early_stop import EarlyStop, Watch
 from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Need
 from fedcohort.privacy.sharing import LabelSharing, Told
-from fedcohort.protocol import Answer, Cohort, Query, RoundRequest, Selector
+from fedcohort.protocol import Selector
 from fedcohort.scenario import Always, Federation, NoLatency
 from fedcohort.session import Session
-from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal, losses_of, vectors_of
 from fedcohort.simulate.config import RunPlan, values_of
-from fedcohort.simulate.costs import CostModel, RoundCost
+from fedcohort.simulate.costs import CostModel
 from fedcohort.simulate.results import RunInfo
-
-BEFORE = frozenset({Signal.LOSS, Signal.VALIDATION_LOSS, Signal.ROBUST_LOSS, Signal.PSEUDO_LOSS})
-AFTER = frozenset({Signal.LOSS_AFTER, Signal.ROBUST_LOSS_AFTER, Signal.PSEUDO_LOSS_AFTER})
-UPDATES = frozenset({Signal.UPDATE_NORM, Signal.UPDATE_DISTANCE})
-GRADIENTS = frozenset({Signal.GRADIENT_NORM, Signal.GRADIENT_DISTANCE})
-_NO_ONE = np.zeros(0, np.int64)
 
 
 def host_signals(federation: Federation) -> frozenset[Signal]:
-    """What the simulator can supply about a federation; validation losses need held-out data."""
+    """What the simulator can supply about a federation: everything, if the clients hold out data where it is needed."""
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
-    return supplied if federation.validation.any() else supplied - {Signal.VALIDATION_LOSS}
+    return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
 
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
@@ -47,14 +41,15 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             f"The cohort of run {plan.id!r} is {size} clients, its federation has {len(federation)}.",
             hint='lower run.cohort, or set it to "all"',
         )
-    if Signal.VALIDATION_LOSS not in host_signals(federation):
+    if not federation.validation.any():
         hint = "set scenario.validation, for example to 0.1"
-        if Signal.VALIDATION_LOSS in plan.selector.requires:
-            raise SignalError(
-                f"The selector of run {plan.id!r} requires the signal 'validation-loss', but the clients hold out no "
-                "data.",
-                hint=hint,
-            )
+        for signal in sorted(plan.selector.requires):
+            if signal.held_out:
+                raise SignalError(
+                    f"The selector of run {plan.id!r} requires the signal '{signal}', but the clients hold out no "
+                    "data.",
+                    hint=hint,
+                )
         if plan.options.patience is not None:
             raise InputError(
                 f"The early stop of run {plan.id!r} watches validation losses, but the clients hold out no data.",
@@ -103,7 +98,7 @@ class Ground:
 class Run:
     """A run's facts and everything about it that changes, except its model, which is a row of the group's tensor."""
 
-    def __init__(self, plan: RunPlan, row: int, ground: Ground, parameters: int) -> None:
+    def __init__(self, plan: RunPlan, row: int, ground: Ground, parameters: int, classes: int) -> None:
         self.plan = plan
         self.row = row  # of the group's models
         self.ground = ground
@@ -129,16 +124,15 @@ class Run:
         steps = np.array([local.steps_for(int(n), largest) for n in distinct], np.int64)
         self.steps: IntArray = steps[place]  # (N,) usual local steps
         self.costs = CostModel.of(
-            parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size)
+            parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size), classes
         )
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = Watch()
-        needed = plan.selector.requires & REPORT_SIGNALS
+        self.needed = plan.selector.requires & REPORT_SIGNALS
         if self.early_stop is not None:
-            needed |= {Signal.LOSS, Signal.VALIDATION_LOSS}
-        self.needed = needed
-        self.before, self.after = needed & BEFORE, needed & AFTER
-        self.updates, self.gradients = needed & UPDATES, needed & GRADIENTS
+            self.needed |= frozenset(self.early_stop.watches)
+        self.before, self.after = losses_of(self.needed, "received"), losses_of(self.needed, "own")
+        self.updates, self.gradients = vectors_of(self.needed, "update"), vectors_of(self.needed, "gradient")
         self.wants_gradients = bool(self.gradients) or plan.aggregator.needs_gradients
 
     @property
@@ -204,75 +198,3 @@ class Run:
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else value
-
-
-@dataclass
-class Turn:
-    """One run's round while it goes on. k = clients of the cohort, m = those whose model arrived."""
-
-    run: Run
-    request: RoundRequest
-    available: BoolArray | None  # (N,), None is everybody
-    query: Query | None = None
-    answer: Answer | None = None
-    asked: BoolArray | IntArray | None = None  # who got the current model through a query
-    cohort: Cohort | None = None
-    cost: RoundCost = field(default_factory=RoundCost)
-    durations: FloatArray = field(default_factory=lambda: np.zeros(0))  # (k,)
-    status: AnyArray = field(default_factory=lambda: np.zeros(0, np.int8))  # (k,)
-    arrived: IntArray = field(default_factory=lambda: _NO_ONE)  # (m,) places in the cohort
-    start: int = 0  # first of its jobs in the group's batch
-    sound: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))  # (m,) whose model is finite
-    kept: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))  # (k,)
-    weight: FloatArray = field(default_factory=lambda: np.zeros(0))  # (k,) in the average
-    metrics: dict[Signal, FloatArray] = field(default_factory=dict)  # (k,) each
-    accuracy: float | None = None
-    loss: float | None = None
-    stop: str | None = None  # why the early-stop rule ends the run
-
-    @property
-    def clients(self) -> IntArray:
-        """(k,) the cohort."""
-        return _NO_ONE if self.cohort is None else self.cohort.clients
-
-    @property
-    def jobs(self) -> slice:
-        """Where the arrived models stand in the group's batch."""
-        return slice(self.start, self.start + len(self.arrived))
-
-    def members(self, kept: IntArray, steps: IntArray) -> Members:
-        """Describe the kept models to the aggregator.
-
-        Parameters
-        ----------
-        kept : (j,) int array
-            Places in the cohort.
-        steps : (j,) int array
-            Local steps each made.
-        """
-        run, clients = self.run, self.clients[kept]
-        assert self.cohort is not None
-        weights = self.cohort.weights
-        return Members(
-            clients=clients,
-            share=run.ground.share[clients],
-            steps=steps.astype(np.float64),
-            federation=len(run.federation),
-            multiplicity=np.ones(len(clients)) if weights is None else weights[kept],
-            momentum=run.plan.local.momentum,
-        )
-
-    def mean(self, signal: Signal) -> float:
-        """Mean of a signal over the clients that reported it, by size; NaN when nobody did."""
-        values = self.metrics.get(signal)
-        if values is None:
-            return float("nan")
-        weights = np.where(np.isnan(values), 0.0, self.run.ground.share[self.clients])
-        total = weights.sum()
-        return float(np.nansum(weights * values) / total) if total > 0 else float("nan")
-
-    def metric(self, signal: Signal, values: FloatArray) -> None:
-        """Store one number per arrived model; everybody else has none."""
-        column = np.full(len(self.clients), np.nan)
-        column[self.arrived] = values
-        self.metrics[signal] = column

@@ -13,7 +13,7 @@ from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status
 from fedcohort.session import Session
-from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, LossOf, Signal
 
 Trace = list[tuple[int, ...]]  # the cohort of each round
 
@@ -74,14 +74,18 @@ class ScriptedHost:
         everybody = np.arange(self.n)
         change = self.losses(round_ + 1, everybody) - self.losses(round_, everybody)
         pull = np.stack([-0.01 * np.isin(everybody, cohort) for cohort in query.cohorts])
-        return Answer(query, {Signal.LOSS_CHANGE: change + pull})
+        return Answer(query, {query.answered_with: change + pull})
 
     def report(self, cohort: Cohort, status: Sequence[int] | None = None) -> RoundReport:
         """Report every signal for the whole cohort."""
         loss = self.losses(cohort.round, cohort.clients)
-        metrics: dict[Signal, Any] = {
-            signal: loss * (0.9 if "after" in signal else 1.0) for signal in REPORT_SIGNALS - {Signal.KEPT}
-        }
+        metrics: dict[Signal, Any] = {}
+        for signal in METRIC_SIGNALS:
+            own = isinstance(signal.how, LossOf) and signal.how.model == "own"
+            values = loss * (0.9 if own else 1.0)
+            if signal.width is not None:
+                values = np.cos(np.outer(values, np.arange(signal.numbers(self.classes))))
+            metrics[signal] = values
         kept = (self.facts["who"][cohort.clients] + cohort.round) % 3 != 0
         return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics, kept=kept)
 

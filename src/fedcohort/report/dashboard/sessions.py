@@ -85,7 +85,7 @@ class JournalItem:
     def _duration(self, reply: ReplyRow) -> float:
         """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
         reported = reply.metrics.get("duration")
-        return float(reported) if reported is not None else reply.at - self._cohorts[reply.ticket].asked_at
+        return reported if isinstance(reported, float) else reply.at - self._cohorts[reply.ticket].asked_at
 
     @property
     def _last(self) -> CohortRow | None:

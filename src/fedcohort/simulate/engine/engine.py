@@ -130,6 +130,7 @@ class Engine:
             module = build_model(model, self.sample, classes)
         flat = FlatModel(module)
         self.n_params = flat.n_params
+        self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
         self.store = Store(x_train, x_test, y_test, federations)
         self._backend = self._choose(module, flat, workers or usable_cores(), tf32)

@@ -47,7 +47,7 @@ def reduced(
     by_pseudo: torch.Tensor | None,
     lengths: torch.Tensor,
     measures: Sequence[Measure],
-    local: LocalTraining,
+    local: LocalTraining | None,
 ) -> torch.Tensor:
     """Return the measures (len(measures), q) of q clients.
 
@@ -59,8 +59,8 @@ def reduced(
     lengths : torch.Tensor
         (q,) samples of each client, at least one.
     measures : sequence of Measure
-    local : LocalTraining
-        The weights of the robust loss.
+    local : LocalTraining or None
+        The weights of the robust loss; not needed where no measure is made of it.
     """
     by_label = by_label.double()
     columns = []
@@ -70,6 +70,7 @@ def reduced(
             assert by_pseudo is not None
             values = by_pseudo.double()
             if measure.loss == "robust":
+                assert local is not None
                 values = robust_of(by_label, values, local)
         square = measure.mean == "root-mean-square"
         # By segments, one after the other: the same whatever stands beside them, and the same twice on a GPU.
