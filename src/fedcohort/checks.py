@@ -165,7 +165,8 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
     """Return a metric as a new array, (count,) or (count, V) where the signal is a vector.
 
     A vector of one number per class is as long as it was in ``earlier`` reports of the round, else as most rows of
-    this one are. A row of another length than the rest becomes NaN, like anything else a client gets wrong.
+    this one are. A row of another length than the rest becomes NaN, like anything else a client gets wrong; NaN alone
+    stands for a whole row.
     """
     if signal.width is None:
         column = np.array(values, np.float64)
@@ -180,14 +181,14 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
             f"The metric '{signal}' must have one row of numbers per reported client, {count}. "
             f"Got shapes {[row.shape for row in rows]}."
         )
-    widths = Counter(len(row) for row in rows)
+    widths = Counter(len(row) for row in rows if np.isfinite(row).all())  # of those that could be sound
     known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
-    width = widths.most_common(1)[0][0] if rows else 0
+    width = widths.most_common(1)[0][0] if widths else 1
     if known is not None:
         width = known.shape[1]
     elif signal.width != "classes":
         width = signal.width
-    if rows and width not in widths:
+    if widths and width not in widths:
         raise InputError(
             f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
         )
