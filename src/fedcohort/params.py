@@ -133,6 +133,23 @@ class Boolean(Constraint):
 
 
 @dataclass(frozen=True)
+class Text(Constraint):
+    """A text that is not empty."""
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a text."""
+        return isinstance(value, str) and bool(value.strip())
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return "a text that is not empty"
+
+    def bad_values(self) -> list[object]:
+        """Return things that are no text."""
+        return ["", " ", 3, None]
+
+
+@dataclass(frozen=True)
 class Optional(Constraint):
     """None, or what ``inner`` admits."""
 

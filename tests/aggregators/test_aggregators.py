@@ -136,7 +136,7 @@ def test_torch_tensors_flow_through(name):
     for _ in range(2):
         ours = aggregator.combine(OLD, MODELS, members(), plain, LinearServer())
         theirs = aggregator.combine(
-            torch.tensor(OLD), torch.tensor(MODELS), members(), tensors, LinearServer(torch.tensor)
+            torch.tensor(OLD), torch.tensor(MODELS), members(), tensors, LinearServer(torch.DoubleTensor)
         )
         np.testing.assert_allclose(theirs.model.numpy(), ours.model, rtol=1e-12)
         np.testing.assert_allclose(theirs.weights, ours.weights, rtol=1e-12)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedcohort.aggregators import AGGREGATORS
-
-pytest.importorskip("torch")
-
+from fedcohort.aggregators.distillation import confidences
+from fedcohort.filters import Filter, Verdict
+from fedcohort.signals import Signal
 from fedcohort.simulate.checkpoint import found
 from fedcohort.simulate.checkpoint import load as load_checkpoint
 from fedcohort.simulate.config import Experiment
@@ -44,6 +44,13 @@ class StopAfter(Listener):
             self.simulation.stop()
 
 
+class Nobody(Filter):
+    """Keeps no model."""
+
+    def judge(self, replies):
+        return Verdict(np.zeros(len(replies), bool))
+
+
 def last_checkpoints(out):
     """Models and memories of every group, by group and name."""
     arrays = {}
@@ -73,14 +80,14 @@ def test_every_aggregator_continues_exactly_where_it_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_a_filter_that_keeps_nobody_leaves_the_old_model(name, monkeypatch):
-    config = table(selectors={"uniform": {"aggregator": {"name": name}, "filter": {"name": "cmfl"}}})
+def test_a_filter_that_keeps_nobody_leaves_the_old_model(name):
+    config = table(selectors={"uniform": {"aggregator": {"name": name}}})
     group = prepare(Experiment.from_dict(config)).group(0, journals=None, device="cpu", workers=1)
     group.start()
     before = group.models.clone()
     remembered = {} if group.runs[0].memory is None or name == "scaffold" else group.runs[0].memory.arrays()
     remembered = {key: np.asarray(value).copy() for key, value in remembered.items()}
-    monkeypatch.setattr(type(group), "_kept", lambda self, turn, *rest: np.zeros(len(turn.arrived), bool))
+    group.runs[0].filter = Nobody()
     group.step()
     np.testing.assert_array_equal(group.models.numpy(), before.numpy())
     for key, value in remembered.items():
@@ -114,4 +121,50 @@ def test_a_trial_cohort_leaves_no_trace_in_the_memory():
     group.step()
     assert [trial for trial, _ in calls] == [True, False]
     np.testing.assert_allclose(run.memory.first.numpy(), calls[1][1], atol=1e-6)  # of the round alone
+    group.close()
+
+
+def test_rhfl_gets_the_losses_it_requires_and_they_are_paid_for():
+    rules = {"mean": {"name": "mean"}, "rhfl": {"name": "rhfl", "steps": 0, "impact": 3.0}}
+    selectors = {label: {"name": "uniform", "aggregator": rule} for label, rule in rules.items()}
+    group = prepare(Experiment.from_dict(table(selectors=selectors))).group(0, journals=None, device="cpu", workers=1)
+    group.start()
+    _, rhfl = group.runs
+    real, seen = rhfl.combine, []
+
+    def watched(old, models, members, **more):
+        seen.append((members, real(old, models, members, **more)))
+        return seen[-1][1]
+
+    rhfl.combine = watched
+    rows = {}
+    group.step(lambda info, row: rows.setdefault(info.label, row))
+    members, combined = seen[0]
+    before, after = (members.metrics[signal] for signal in (Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER))
+    assert (before > 0).all()
+    assert (before != after).all()
+    np.testing.assert_allclose(combined.weights, confidences(before, after, 3.0))
+    assert combined.weights.std() > 0
+    assert rows["rhfl"]["bytes_up"] == rows["mean"]["bytes_up"] + 4 * 2 * 8  # two numbers of each of four clients
+    group.close()
+
+
+def test_fedbio_finds_the_clients_whose_labels_are_wrong():
+    scenario = {
+        "partition": {"name": "iid", "clients": 10},
+        "noise": {"level": 0.5, "concentration": 0.2},  # most clients are all right or all wrong
+        "server_validation": 15,
+    }
+    data = {"samples": 800, "classes": 3}
+    config = table(
+        data=data, run={"rounds": 60, "cohort": 10}, selectors={"uniform": {"aggregator": {"name": "fedbio"}}}
+    )
+    config["scenario"] = scenario
+    group = prepare(Experiment.from_dict(config)).group(0, journals=None, device="cpu", workers=1)
+    group.start()
+    while not group.done:
+        group.step()
+    noise, upper = group.runs[0].federation.noise_rate, group.runs[0].memory.upper
+    assert noise.max() - noise.min() > 0.5
+    assert np.corrcoef(noise, upper)[0, 1] < -0.7
     group.close()

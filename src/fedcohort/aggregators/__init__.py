@@ -15,6 +15,9 @@
 ``trimmed-mean``  coordinate-wise mean without the extremes
 ``krum``          the one model with the closest company
 ``multi-krum``    the mean of the models with the closest company
+``feddf``         the mean, distilled from the ensemble on unlabelled samples of the server
+``rhfl``          models count by the confidence in their clients, in the mean and in what is distilled
+``fedbio``        weights of clients are learned from the loss on labelled samples of the server
 ================  =============================================================================================
 """
 
@@ -29,6 +32,8 @@ from fedcohort.aggregators.base import (
     Server,
     WeightedSum,
 )
+from fedcohort.aggregators.distillation import FedDf, Rhfl
+from fedcohort.aggregators.fedbio import Cleaning, FedBio
 from fedcohort.aggregators.fednova import FedNova
 from fedcohort.aggregators.fedopt import FedAdam, FedAvgM, FedYogi, Moments
 from fedcohort.aggregators.linear import FedAvg, FedPdp, FedProx, Mean, SizeMean
@@ -38,12 +43,15 @@ from fedcohort.aggregators.scaffold import ControlVariates, Scaffold
 __all__ = [
     "AGGREGATORS",
     "Aggregator",
+    "Cleaning",
     "Combined",
     "ControlVariates",
     "Corrections",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBio",
+    "FedDf",
     "FedNova",
     "FedPdp",
     "FedProx",
@@ -56,6 +64,7 @@ __all__ = [
     "Mix",
     "Moments",
     "MultiKrum",
+    "Rhfl",
     "Scaffold",
     "Server",
     "SizeMean",

@@ -1,6 +1,6 @@
 """What an aggregator is: a rule for the kept models, perhaps one for local training, perhaps a memory.
 
-Models are flat vectors of parameters; the formulas use only arithmetic, indexing and :mod:`.vectors`, so that NumPy
+Models are flat vectors of parameters; the formulas use only arithmetic, indexing and :mod:`.arithmetic`, so that NumPy
 arrays and torch tensors both flow through. Most aggregators are a :class:`WeightedSum`: the simulator then averages
 all runs of a lock-step group in one operation, from the weights alone. Whoever does more fills in
 :meth:`Aggregator.combine`.
@@ -40,6 +40,8 @@ class Members:
         How often each client counts (1 unless the selector drew with replacement).
     momentum : float
         Of local training; FedNova's normalisation depends on it.
+    rates : (k,) float array
+        Sum of the learning rates over the local steps of each client (K times eta); by default ``steps``, an eta of 1.
     metrics : mapping of Signal to (k,) float array
         What the clients reported of the signals the aggregator :attr:`~Aggregator.requires`; empty for a trial cohort,
         which reports nothing.
@@ -51,7 +53,12 @@ class Members:
     federation: int
     multiplicity: FloatArray
     momentum: float = 0.0
+    rates: FloatArray = None  # type: ignore[assignment]  # filled in below
     metrics: Mapping[Signal, FloatArray] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.rates is None:
+            object.__setattr__(self, "rates", self.steps)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -192,6 +199,11 @@ class Aggregator(Parameterized, ABC):
     def needs_gradients(self) -> bool:
         """Whether clients also compute the full-batch gradient at the received model."""
         return False
+
+    @property
+    def public(self) -> str | None:
+        """A .npy file of unlabelled samples for the server; None: what the host keeps there."""
+        return None
 
     @property
     def requires(self) -> frozenset[Signal]:

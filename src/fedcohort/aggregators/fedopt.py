@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedcohort.aggregators.arithmetic import as_like, average, sign, zeros
 from fedcohort.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
-from fedcohort.aggregators.vectors import as_like, average, sign, zeros
 from fedcohort.arrays import AnyArray
 from fedcohort.params import Interval, OneOf, param
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort.aggregators.arithmetic import ascending, doubles, to_numpy
 from fedcohort.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Mix, Server
-from fedcohort.aggregators.vectors import ascending, doubles, to_numpy
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.params import Interval, Optional, param
 

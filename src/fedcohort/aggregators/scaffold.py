@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedcohort.aggregators.arithmetic import as_like, zeros
 from fedcohort.aggregators.base import AGGREGATORS, Corrections, Members, Mix, WeightedSum
-from fedcohort.aggregators.vectors import as_like, zeros
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.params import Interval, OneOf, param
 

@@ -54,7 +54,7 @@ from typing import Any
 from fedcohort.aggregators import AGGREGATORS, Aggregator
 from fedcohort.errors import ParameterError, UnknownNameError
 from fedcohort.filters import FILTERS, Filter
-from fedcohort.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, param, parameters
+from fedcohort.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param, parameters
 from fedcohort.params import Sequence as ListOf
 from fedcohort.privacy.sharing import LABEL_SHARING, LabelSharing
 from fedcohort.protocol import SELECTORS, Selector
@@ -98,29 +98,12 @@ class _Count(Constraint):
         return [0, -1, 1.5, "some", None, True]
 
 
-@dataclass(frozen=True)
-class _Text(Constraint):
-    """A text that is not empty."""
-
-    def admits(self, value: object) -> bool:
-        """Whether ``value`` is a text."""
-        return isinstance(value, str) and bool(value.strip())
-
-    def describe(self) -> str:
-        """Name the allowed values."""
-        return "a text that is not empty"
-
-    def bad_values(self) -> list[object]:
-        """Return things that are no text."""
-        return ["", " ", 3, None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(Parameterized):
     """Which dataset: the section ``[data]``, whose other keys are the dataset's own parameters."""
 
-    name: str = param("digits", _Text(), "a dataset of fedcohort.simulate.data")
-    folder: str | None = param(None, Optional(_Text()), "where the user keeps datasets; None looks in the usual places")
+    name: str = param("digits", Text(), "a dataset of fedcohort.simulate.data")
+    folder: str | None = param(None, Optional(Text()), "where the user keeps datasets; None looks in the usual places")
     download: bool = param(False, Boolean(), "fetch what is not found")
     source: Source = field(default_factory=Digits)
 
@@ -129,7 +112,7 @@ class DataOptions(Parameterized):
 class ModelOptions(Parameterized):
     """Which model: the section ``[model]``."""
 
-    name: str = param("mlp", _Text(), "a registered model, or 'package.module:Class'")
+    name: str = param("mlp", Text(), "a registered model, or 'package.module:Class'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +133,14 @@ class RunOptions(Parameterized):
         Optional(Interval(int, 1, None)),
         "stop a run after so many rounds in a row of rising validation and falling training loss (FLASH, Sec. 3.2)",
     )
-    baseline: str | None = param(None, Optional(_Text()), "label others are compared with; None: uniform, or the first")
+    baseline: str | None = param(None, Optional(Text()), "label others are compared with; None: uniform, or the first")
     reference: str | None = param(
-        None, Optional(_Text()), "setting that stands for IID data, against which improvement is measured"
+        None, Optional(Text()), "setting that stands for IID data, against which improvement is measured"
     )
     shadows: tuple[str, ...] = param(
-        (), ListOf(_Text()), "labels of selectors that shadow every run: what they would have picked is on record"
+        (), ListOf(Text()), "labels of selectors that shadow every run: what they would have picked is on record"
     )
-    device: str = param("auto", _Text(), "auto, cpu, cuda or cuda:N")
+    device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(None, Optional(Interval(int, 1, None)), "threads for CPU training; None: all cores")
     lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
     checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")
@@ -371,7 +354,7 @@ def _seeds(value: Any) -> list[int]:
 def _build(table: Mapping[str, Any]) -> Experiment:
     _check_top(table)
     name = table.get("name", "experiment")
-    if not _Text().admits(name):
+    if not Text().admits(name):
         raise ConfigError(f"'name' must be a text that is not empty. Got {name!r}.")
     seeds = _seeds(table.get("seeds", [0]))
     selectors = table.get("selectors") or {"uniform": {}}

@@ -31,6 +31,7 @@ from fedcohort.simulate.queries import answer
 from fedcohort.simulate.results import ResultsError, RunInfo
 from fedcohort.simulate.rows import RowBuffer
 from fedcohort.simulate.run import Ground, Run
+from fedcohort.simulate.server import ServerSamples, server_samples
 from fedcohort.simulate.stages import Answered, Arrived, Asked, Averaged, Chosen, Evaluated, Test
 from fedcohort.vectors import needs_output_bias, output_bias
 
@@ -103,9 +104,21 @@ class Group:
         needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
         bias = output_bias(self.engine.shapes, dataset.classes) if needs_output_bias(needed) else None
         self.batch = Batch(self.engine, models, first.aggregator.prox, bias)
+        self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
             run.memory = run.aggregator.memory(len(run.federation), self.models[run.row])
+            if run.aggregator.needs_server:
+                run.server = self._server_samples(run, dataset)
         self._rows = RowBuffer()
+
+    def _server_samples(self, run: Run, dataset: Dataset) -> ServerSamples:
+        """Return the samples a run's aggregator computes on; runs that use the same ones share them."""
+        public = run.aggregator.public
+        key = (-1 if public is not None else run.ground.index, public)
+        if key not in self._servers:
+            positions = run.federation.server_validation.astype(np.int64)
+            self._servers[key] = server_samples(self.engine, dataset, positions, public)
+        return self._servers[key]
 
     @property
     def models(self) -> torch.Tensor:
@@ -244,7 +257,7 @@ class Group:
             arrived.append(Arrived(turn, part, jobs, sound[jobs]))
             start = jobs.stop
         signals, gradients = self.batch.signals(arrived, params)
-        new, shares = self._average(arrived, params, trained.steps)
+        new, shares = self._average(arrived, params, trained.steps, signals)
         for come in arrived:
             run = come.run
             if isinstance(run.memory, Corrections):
@@ -254,7 +267,7 @@ class Group:
                     sure,
                     self.models[run.row],
                     params[come.jobs][good],
-                    _rate_sums(run, trained.steps[come.jobs][come.sound], sure),
+                    run.rate_sums(trained.steps[come.jobs][come.sound], sure),
                     gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
@@ -266,7 +279,11 @@ class Group:
     # -- filter and average ------------------------------------------------------------------------------------
 
     def _average(
-        self, turns: Sequence[Arrived], params: torch.Tensor, steps: IntArray
+        self,
+        turns: Sequence[Arrived],
+        params: torch.Tensor,
+        steps: IntArray,
+        signals: Sequence[Mapping[Signal, FloatArray]],
     ) -> tuple[torch.Tensor, list[tuple[BoolArray, FloatArray]]]:
         """Return the next global models (E, P), and for each turn who is kept and with what weight, (m,) each."""
         logits = self._logits(turns, params)
@@ -280,7 +297,7 @@ class Group:
             if not kept.any():
                 mixes.append(Mix(weights, 1.0))
                 continue
-            run, members = turn.run, turn.members(kept, steps[turn.jobs])
+            run, members = turn.run, turn.members(kept, steps[turn.jobs], signals[i])
             if isinstance(run.aggregator, WeightedSum):
                 mix = run.aggregator.mix(members)
                 weights[kept] = mix.weights
@@ -471,18 +488,6 @@ def _steps(turn: Chosen) -> IntArray:
         return usual
     scaled = np.floor(usual * turn.cohort.work[turn.arrived] + 0.5).astype(np.int64)
     return np.where(usual > 0, np.maximum(scaled, 1), 0)
-
-
-def _rate_sums(run: Run, steps: IntArray, clients: IntArray) -> FloatArray:
-    """(m,) sum of the learning rates over each client's local steps."""
-    local = run.plan.local
-    sizes = run.federation.train_sizes
-    if local.epochs_of_largest is not None:
-        batches = [local.batches_per_epoch(int(sizes.max()))] * len(clients)
-    else:
-        batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
-    sums = [local.lr_schedule(run.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
-    return np.array(sums, np.float64)
 
 
 def _stop(turn: Averaged) -> str | None:

@@ -83,7 +83,7 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
         if start == stop:
             averages.append(old)
             continue
-        described = members(run, clients, trained.steps[start:stop], None)
+        described = members(run, clients, trained.steps[start:stop], None, {})
         averages.append(run.combine(old, trained.params[start:stop], described, trial=True).model)
     after = batch.measure(torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[
         measure

@@ -25,6 +25,7 @@ from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal, losses_of, 
 from fedcohort.simulate.config import RunPlan, values_of
 from fedcohort.simulate.costs import CostModel
 from fedcohort.simulate.results import RunInfo
+from fedcohort.simulate.server import ServerSamples
 
 
 def host_signals(federation: Federation) -> frozenset[Signal]:
@@ -58,6 +59,13 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
     if Need.LOGITS in plan.filter.needs and not len(federation.server_validation):
         raise InputError(
             f"The filter {plan.filter.name!r} of run {plan.id!r} validates models at the server, which holds no data.",
+            hint="set scenario.server_validation, the number of samples of each class to keep there",
+        )
+    aggregator = plan.aggregator
+    if aggregator.needs_server and aggregator.public is None and not len(federation.server_validation):
+        raise InputError(
+            f"The aggregator {aggregator.name!r} of run {plan.id!r} computes on samples of the server's own, and "
+            "it holds none.",
             hint="set scenario.server_validation, the number of samples of each class to keep there",
         )
 
@@ -105,6 +113,7 @@ class Run:
         self.federation = federation = ground.federation
         self.session: Session
         self.memory: Memory | None = None
+        self.server: ServerSamples | None = None  # where the aggregator computes on samples of the server's own
         self.state = "running"
         self.reason = ""
         self.round = 0
@@ -129,6 +138,7 @@ class Run:
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = Watch()
         self.needed = plan.selector.requires & REPORT_SIGNALS
+        self.needed |= plan.aggregator.requires
         if self.early_stop is not None:
             self.needed |= frozenset(self.early_stop.watches)
         self.before, self.after = losses_of(self.needed, "received"), losses_of(self.needed, "own")
@@ -159,7 +169,20 @@ class Run:
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""
         memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
-        return self.aggregator.combine(old, models, members, memory)
+        server = None if self.server is None else self.server.in_round(self.plan.seed, self.round)
+        return self.aggregator.combine(old, models, members, memory, server)
+
+    def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
+        """(k,) sum of the learning rates over the local steps that each of ``clients`` makes in this round."""
+        local, sizes = self.plan.local, self.federation.train_sizes
+        if local.lr_decay_epoch == 1.0:
+            return np.asarray(steps * local.lr_at(self.round), np.float64)
+        if local.epochs_of_largest is not None:
+            batches = [local.batches_per_epoch(int(sizes.max()))] * len(clients)
+        else:
+            batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
+        sums = [local.lr_schedule(self.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
+        return np.array(sums, np.float64)
 
     def end(self, state: str, reason: str = "") -> None:
         """Mark the run as over."""

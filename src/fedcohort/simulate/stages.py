@@ -91,14 +91,25 @@ class Arrived(NamedTuple):
         column[self.chosen.arrived] = values
         return column
 
-    def members(self, kept: BoolArray, steps: IntArray) -> Members:
-        """Describe the models that are kept, of those arrived (m,), to the aggregator; ``steps`` (m,) each made."""
+    def members(self, kept: BoolArray, steps: IntArray, signals: Mapping[Signal, FloatArray]) -> Members:
+        """Describe the models that are kept to the aggregator.
+
+        Parameters
+        ----------
+        kept : (m,) bool array
+            Which of those arrived.
+        steps : (m,) int array
+            Local steps each made.
+        signals : mapping of Signal to (m,) array
+            What is known of each; the aggregator sees what it requires.
+        """
         weights = self.chosen.cohort.weights
         return members(
             self.run,
             self.clients[kept],
             steps[kept],
             None if weights is None else weights[self.chosen.arrived[kept]],
+            {signal: signals[signal][kept] for signal in self.run.aggregator.requires},
         )
 
 
@@ -147,7 +158,13 @@ class Evaluated(NamedTuple):
     test: Test | None
 
 
-def members(run: Run, clients: IntArray, steps: IntArray, multiplicity: FloatArray | None) -> Members:
+def members(
+    run: Run,
+    clients: IntArray,
+    steps: IntArray,
+    multiplicity: FloatArray | None,
+    metrics: Mapping[Signal, FloatArray],
+) -> Members:
     """Describe models to a run's aggregator.
 
     Parameters
@@ -158,6 +175,8 @@ def members(run: Run, clients: IntArray, steps: IntArray, multiplicity: FloatArr
         Local steps each made.
     multiplicity : (j,) float array or None
         How often each counts; None is once.
+    metrics : mapping of Signal to (j,) array
+        What each reported, of what the aggregator requires.
     """
     return Members(
         clients=clients,
@@ -166,4 +185,6 @@ def members(run: Run, clients: IntArray, steps: IntArray, multiplicity: FloatArr
         federation=len(run.federation),
         multiplicity=np.ones(len(clients)) if multiplicity is None else multiplicity,
         momentum=run.plan.local.momentum,
+        rates=run.rate_sums(steps, clients),
+        metrics=metrics,
     )
