@@ -20,6 +20,7 @@ from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, frozen
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError, SignalError
 from fedcohort.params import Parameterized
+from fedcohort.pictures import Picture
 from fedcohort.registry import Registry
 from fedcohort.signals import LOSS_SIGNALS, Signal
 
@@ -316,6 +317,8 @@ class Selector(Parameterized, ABC, Generic[State]):
 
     name: ClassVar[str]
     starves: ClassVar[str | None] = None  # why some clients may never be picked, for selectors that mean it
+    pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
+    default_filter: ClassVar[str] = "fedca"  # where no filter is configured and it learns from Signal.KEPT
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -360,5 +363,5 @@ class Selector(Parameterized, ABC, Generic[State]):
         return dataclasses.replace(fresh, **changes)  # type: ignore[no-any-return]
 
 
-SELECTORS: Registry[Selector[Any]] = Registry("selector", package="fedcohort.selectors")
+SELECTORS: Registry[Selector[Any]] = Registry("selector", package="fedcohort.selectors", base=Selector)
 register = SELECTORS.register

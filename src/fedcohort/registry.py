@@ -4,18 +4,27 @@ A name is registered once; a second registration is refused. A registry knows, b
 import registers what the library brings along, and imports it when somebody first looks something up; whoever asks
 need not know where things come from. Packages of other people join after that, through entry points in the group
 ``fedcohort.<kind>s`` (for example ``fedcohort.selectors``).
+
+Where a registry says so, a class of the user's own is as good as a name: ``module:Class`` for a module that can be
+imported, also from the current folder, or ``path/to/file.py:Class``.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
+import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from fedcohort.errors import ParameterError, RegistryError, UnknownNameError
+from fedcohort.errors import InputError, ParameterError, RegistryError, UnknownNameError
 from fedcohort.params import parameters
 
 T = TypeVar("T")
@@ -32,6 +41,70 @@ def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
     return found[0] if found else None
 
 
+def is_reference(name: str) -> bool:
+    """Whether ``name`` is a reference to a class, ``module:Class`` or ``file.py:Class``, and not a registered name."""
+    return ":" in name
+
+
+def referenced(reference: str) -> tuple[Any, str]:
+    """Return what a reference names, and the reference in a form that is good from any folder.
+
+    Parameters
+    ----------
+    reference : str
+        ``module:Class`` or ``path/to/file.py:Class``; a path is taken from the current folder.
+    """
+    place, _, name = reference.rpartition(":")
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        if not path.is_file():
+            raise UnknownNameError(f"There is no file {place!r}, which {reference!r} names.")
+        module, whole = _module_of_file(path), f"{path}:{name}"
+    else:
+        module, whole = _module_of_name(place, reference), reference
+    if not hasattr(module, name):
+        known = [key for key, value in vars(module).items() if isinstance(value, type)]
+        near = nearest(name, known)
+        raise UnknownNameError(
+            f"{place!r} has no class {name!r}.", hint=f"did you mean '{place}:{near}'?" if near else None
+        )
+    return getattr(module, name), whole
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Import a file once, whatever its name; what stands next to it can be imported by it."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
+            return module
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{path.stem}_{digest}"  # a file called random.py must not stand in for the module random
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise InputError(f"The file {path} cannot be imported: {type(error).__name__}: {error}.") from error
+    return module
+
+
+def _module_of_name(name: str, reference: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        raise UnknownNameError(
+            f"The module {name!r}, which {reference!r} names, cannot be imported: {error}.",
+            hint="name it as module:Class or file.py:Class",
+        ) from error
+
+
 class Registry(Generic[T]):
     """Classes or factories by name.
 
@@ -42,11 +115,15 @@ class Registry(Generic[T]):
     package : str, optional
         Dotted name of the package whose import registers the library's own. Without one, the module that makes the
         registry fills it as well.
+    base : type, optional
+        The class that everything registered derives from. With it, references to classes are as good as names.
     """
 
-    def __init__(self, kind: str, package: str | None = None) -> None:
+    def __init__(self, kind: str, package: str | None = None, base: type[T] | None = None) -> None:
         self.kind = kind
         self.package = package
+        self.base = base
+        self._references: dict[Callable[..., T], str] = {}
         self._items: dict[str, Callable[..., T]] = {}
         self._package_imported = package is None
         self._plugins_loaded = False
@@ -106,12 +183,35 @@ class Registry(Generic[T]):
         return sorted(self._items)
 
     def get(self, name: str) -> Callable[..., T]:
-        """Return what is registered under ``name``; the error names the nearest one."""
+        """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""
+        if self.base is not None and is_reference(name):
+            return self._referenced(name)
         if name not in self:
             near = nearest(name, self.names())
             hint = f"did you mean {near!r}?" if near else None
             raise UnknownNameError(f"There is no {self.kind} {name!r}. Known: {', '.join(self.names())}.", hint=hint)
         return self._items[name]
+
+    def _referenced(self, reference: str) -> Callable[..., T]:
+        assert self.base is not None
+        item, whole = referenced(reference)
+        if not isinstance(item, type) or not issubclass(item, self.base):
+            what = "the class" if isinstance(item, type) else f"a {type(item).__name__}:"
+            raise InputError(
+                f"{reference!r} is {what} {getattr(item, '__name__', item)!s}, not a {self.base.__name__}.",
+                hint=f"name a class that derives from fedcohort.{self.base.__name__}",
+            )
+        if inspect.isabstract(item):
+            missing = ", ".join(sorted(getattr(item, "__abstractmethods__", ())))
+            raise InputError(f"{reference!r} is not finished: it lacks {missing}.")
+        if "name" not in vars(item):  # registered under no name of its own
+            item.name = item.__name__  # type: ignore[attr-defined]
+        self._references.setdefault(item, whole)
+        return item
+
+    def reference(self, item: Callable[..., T]) -> str | None:
+        """Return the reference by which a class came in, good from any folder; None for one that is known by name."""
+        return self._references.get(item)
 
     def create(self, name: str, /, **params: Any) -> T:
         """Build ``name`` with ``params``; an unknown parameter is an error that names the nearest one."""

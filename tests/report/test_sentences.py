@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from fedcohort.report import figures, insights
+from fedcohort import SELECTORS
+from fedcohort.pictures import Record
+from fedcohort.report import figures
 from fedcohort.report.data import Group, RunCurve, Setting, boards
 from fedcohort.simulate.leaderboard import Options
 from fedcohort.simulate.results import FederationFacts
@@ -152,19 +152,21 @@ def test_runs_of_unlike_length_are_compared_by_the_round():
 # -- what selectors learned -----------------------------------------------------------------------------------------
 
 
-def source(state, *, noise=None, counts=None, cohorts=(), running=False, rounds=30):
-    n = len(next(iter(state.values()))) if state else 4
-    facts = FederationFacts(
-        np.ones((n, 2)) if counts is None else np.asarray(counts, float),
-        np.ones((n, 2)),
-        np.ones(n),
-        np.zeros(n) if noise is None else np.asarray(noise, float),
-        None,
-    )
-    made = run("ours", np.full(rounds, 0.5), seed=3, state="running" if running else "finished")
-    whole = setting(made, clients=n, federations={"f": facts})
-    journal = SimpleNamespace(state=lambda _: state, last=lambda: (rounds - 1, rounds - 1), cohorts=lambda: cohorts)
-    return insights.Source(whole.groups[0], made, journal, whole)
+def shown(selector, state, *, noise=None, counts=None, notes=(), running=False):
+    """The sentence of a selector's own picture."""
+    (picture,) = SELECTORS.get(selector).pictures
+    return picture.view(
+        Record(
+            label="ours",
+            seed=3,
+            rounds=30,
+            state=state,
+            notes=notes,
+            label_counts=None if counts is None else np.asarray(counts, float),
+            noise=None if noise is None else np.asarray(noise, float),
+            running=running,
+        )
+    ).text
 
 
 def thompson(kept, dropped):
@@ -172,14 +174,14 @@ def thompson(kept, dropped):
 
 
 def test_an_estimate_is_not_a_frequency():
-    text = insights.arms([source(thompson([4, 0, 1, 0], [0, 1, 1, 0]))]).sentence
+    text = shown("fedcm-ts", thompson([4, 0, 1, 0], [0, 1, 1, 0]))
     assert "client 0 has the highest estimated chance to be kept, 83% (kept 4 of 4 times)" in text
     assert "client 1 the lowest, 33% (kept 0 of 1 time)" in text
-    text = insights.arms([source(thompson([0, 4, 0], [1, 0, 0]))]).sentence
+    text = shown("fedcm-ts", thompson([0, 4, 0], [1, 0, 0]))
     assert "client 1 has the highest" in text and "client 0 the lowest, 33% (kept 0 of 1 time)" in text
-    fresh = insights.arms([source(thompson([0, 0, 0], [0, 0, 0]))]).sentence
+    fresh = shown("fedcm-ts", thompson([0, 0, 0], [0, 0, 0]))
     assert "every client has the same estimated chance" in fresh and "highest" not in fresh
-    ucb = insights.arms([source({"mean": np.array([1.0, 0.0, 0.5]), "pulls": np.array([1.0, 3.0, 2.0])})]).sentence
+    ucb = shown("fedcm-ts", {"mean": np.array([1.0, 0.0, 0.5]), "pulls": np.array([1.0, 3.0, 2.0])})
     assert "100% (never asked)" in ucb and "0% (asked 2 times)" in ucb
 
 
@@ -191,7 +193,7 @@ def test_an_estimate_is_not_a_frequency():
     ],
 )
 def test_a_negative_correlation_with_noise_is_said_to_be_good(noise, expected):
-    assert expected in insights.arms([source(thompson([9, 5, 0], [0, 4, 9]), noise=noise)]).sentence
+    assert expected in shown("fedcm-ts", thompson([9, 5, 0], [0, 4, 9]), noise=noise)
 
 
 def duels(wins, losses):
@@ -208,39 +210,39 @@ def duels(wins, losses):
     ],
 )
 def test_skewness_says_whether_the_ranking_is_right(counts, expected):
-    text = insights.skewness([source(duels([3, 1, 0], [0, 1, 1]), counts=counts)]).sentence
+    text = shown("fedacs", duels([3, 1, 0], [0, 1, 1]), counts=counts)
     assert expected in text
     assert "client 0 is ranked as the least skewed (won 100% of its duels)" in text  # not 80%, the posterior mean
     assert "client 2 as the most (won 0% of its duels)" in text
 
 
 def test_skewness_of_somebody_never_seen():
-    assert "(never in a duel)" in insights.skewness([source(duels([0, 0], [0, 1]))]).sentence
+    assert "(never in a duel)" in shown("fedacs", duels([0, 0], [0, 1]))
 
 
 def test_the_map_compares_with_chance_and_says_when_it_is_worse():
     corner = np.array([[0, 0], [0.1, 0], [0, 0.1], [9, 9], [9.1, 9], [9, 9.1]], float)
     alike = [[1, 0]] * 3 + [[0, 1]] * 3
-    text = insights.client_map([source({"embedding": corner, "samples": 9}, counts=alike)]).sentence
+    text = shown("fedcor", {"embedding": corner, "samples": 9}, counts=alike)
     assert "100% of the clients have a nearest neighbour of the same main class, by chance it would be 40%" in text
     assert "move together" in text
     pairs = np.array([[0, 0], [0, 0.1], [5, 0], [5, 0.1], [0, 5], [0, 5.1]], float)
-    text = insights.client_map([source({"embedding": pairs, "samples": 9}, counts=[[1, 0], [0, 1]] * 3)]).sentence
+    text = shown("fedcor", {"embedding": pairs, "samples": 9}, counts=[[1, 0], [0, 1]] * 3)
     assert "0% of the clients" in text and "does not follow the classes" in text and "move together" not in text
 
 
 @pytest.mark.parametrize(("sign", "word"), [(1, "more"), (-1, "less")])
 def test_coefficients_say_which_way(sign, word):
-    rows = [SimpleNamespace(round=r, notes={"theta loss": sign * 2.0, "theta duration": 0.5}) for r in range(3)]
-    text = insights.coefficients([source({}, cohorts=rows)]).sentence
+    rows = [(t, {"theta loss": sign * 2.0, "theta duration": 0.5}) for t in range(3)]
+    text = shown("flash", {}, notes=rows)
     assert (
         "the largest coefficient is that of loss" in text and f"the higher a client's loss, the {word} reward" in text
     )
     assert "After" not in text
-    running = insights.coefficients([source({}, cohorts=rows, running=True)]).sentence
+    running = shown("flash", {}, notes=rows, running=True)
     assert running.startswith("After 30 rounds, with ours (seed 3)")
-    nothing = [SimpleNamespace(round=0, notes={"theta loss": 0.0})]
-    assert "nothing has been learned" in insights.coefficients([source({}, cohorts=nothing)]).sentence
+    nothing = [(0, {"theta loss": 0.0})]
+    assert "nothing has been learned" in shown("flash", {}, notes=nothing)
 
 
 # -- the federation -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from fedcohort.cli.options import (
     FolderOption,
     FormatOption,
     QuietOption,
+    ScenarioOption,
     SetOption,
 )
 from fedcohort.cli.output import Format, err, out, print_json, table
@@ -66,7 +67,7 @@ def analytics(
     config: BaseArgument = None,
     data: DataOption = None,
     folder: FolderOption = None,
-    scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedacs-high.")] = None,
+    scenario: ScenarioOption = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=2, help="Clients per round.")] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Rounds; default: each client duels 20 times on average.")

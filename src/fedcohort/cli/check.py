@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.options import FormatOption
+from fedcohort.cli.options import FormatOption, complete_selector
 from fedcohort.cli.output import Format, err, out, print_json, table
-from fedcohort.errors import InputError, UnknownNameError
+from fedcohort.errors import UnknownNameError
 
 
-def load_selector(target: str) -> Any:
-    """Return a selector with default parameters from a registered name, ``module:Class`` or ``file.py:Class``."""
-    from fedcohort import create
-    from fedcohort.protocol import Selector
+def _skipped(items: list[str]) -> dict[str, str]:
+    """Return the checks to leave out, each with its reason."""
+    from fedcohort.registry import nearest
+    from fedcohort.testing import CHECKS
 
-    if ":" not in target:
-        return create(target)
-    module_name, _, class_name = target.rpartition(":")
-    if module_name.endswith(".py"):
-        path = Path(module_name)
-        if not path.is_file():
-            raise InputError(f"There is no file {module_name!r} to check.")
-        sys.path.insert(0, str(path.parent.absolute()))
-        module_name = path.stem
-    else:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UnknownNameError(
-            f"The module {module_name!r} cannot be imported: {error}.", hint="name it as module:Class or file.py:Class"
-        ) from error
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        raise UnknownNameError(f"The module {module_name!r} has no class {class_name!r}.")
-    selector = cls() if isinstance(cls, type) else cls
-    if not isinstance(selector, Selector):
-        raise InputError(f"{target} is a {type(selector).__name__}, not a Selector.")
-    return selector
+    found: dict[str, str] = {}
+    for item in items:
+        name, _, reason = item.partition("=")
+        if name not in CHECKS:
+            near = nearest(name, list(CHECKS))
+            raise UnknownNameError(
+                f"There is no check {name!r}. Known: {', '.join(CHECKS)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        found[name] = reason or "left out with --skip"
+    return found
 
 
 def check(
-    target: Annotated[str, typer.Argument(help="A registered name, module:Class or file.py:Class.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SELECTOR",
+            help="A registered name, module:Class or file.py:Class.",
+            autocompletion=complete_selector,
+        ),
+    ],
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--skip", metavar="CHECK[=REASON]", help="Leave out a check that does not apply; may be repeated."
+        ),
+    ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Check that a selector does what every selector must do.
 
-    Examples: fedcohort check uniform; fedcohort check mypackage.mine:MySelector; fedcohort check mine.py:MySelector
+    Examples: fedcohort check uniform; fedcohort check mypackage.mine:MySelector;
+    fedcohort check mine.py:MySelector --skip "documentation=cites no paper"
     """
+    from fedcohort.protocol import SELECTORS
     from fedcohort.testing import CHECKS, ConformanceError
     from fedcohort.testing.conformance import run_check
 
-    selector = load_selector(target)
-    results = []
+    skipped = _skipped(skip or [])
+    selector = SELECTORS.create(target)
+    results: list[dict[str, Any]] = []
     console = err(quiet=format is Format.JSON)
     with console.status(f"checking {target}"):
         for name in CHECKS:
+            if name in skipped:
+                results.append({"check": name, "passed": None, "seconds": 0.0, "problem": skipped[name]})
+                continue
             started = time.perf_counter()
             problem = None
             try:
@@ -70,13 +73,15 @@ def check(
                 problem = error.message
             seconds = time.perf_counter() - started
             results.append({"check": name, "passed": problem is None, "seconds": round(seconds, 3), "problem": problem})
-    failed = [r for r in results if not r["passed"]]
+    failed = [r for r in results if r["passed"] is False]
+    done = len(results) - len(skipped)
     if format is Format.JSON:
         print_json({"selector": target, "passed": not failed, "checks": results})
     else:
-        rows = [(r["check"], "ok" if r["passed"] else "FAILED", f"{r['seconds']:.2f}", r["problem"]) for r in results]
+        words = {True: "ok", False: "FAILED", None: "skipped"}
+        rows = [(r["check"], words[r["passed"]], f"{r['seconds']:.2f}", r["problem"]) for r in results]
         out().print(table(["check", "result", "#seconds", "problem"], rows))
     if failed:
-        console.print(f"{target} fails {len(failed)} of {len(results)} checks.", style="bold red")
+        console.print(f"{target} fails {len(failed)} of {done} checks.", style="bold red")
         raise typer.Exit(1)
-    console.print(f"{target} passes all {len(results)} checks.")
+    console.print(f"{target} passes all {done} checks" + (f"; {len(skipped)} left out." if skipped else "."))

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fedcohort.cli.options import complete_selector
 from fedcohort.cli.output import err, out
 from fedcohort.errors import InputError
 
@@ -28,7 +29,14 @@ def flower() -> None:
 @flower_app.command("new")
 def new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory for the app.")],
-    selector: Annotated[str, typer.Option("--selector", help="Who chooses; see 'fedcohort list'.")] = "power-of-choice",
+    selector: Annotated[
+        str,
+        typer.Option(
+            "--selector",
+            help="Who chooses; see 'fedcohort list'. A selector of yours, file.py:Class, is copied into the app.",
+            autocompletion=complete_selector,
+        ),
+    ] = "power-of-choice",
 ) -> None:
     """Write a complete Flower app with client selection: ServerApp, ClientApp, pyproject, README.
 

@@ -9,10 +9,54 @@ import typer
 
 from fedcohort.cli.output import Format
 
+
+def complete_selector(incomplete: str) -> list[str]:
+    """Complete the name of a selector."""
+    from fedcohort.protocol import SELECTORS
+
+    return [name for name in SELECTORS.names() if name.startswith(incomplete)]
+
+
+def complete_selectors(incomplete: str) -> list[str]:
+    """Complete the last of several selectors, separated by commas, with one not named before."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in complete_selector(last) if name not in before.split(",")]
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Complete the name of a preset."""
+    from fedcohort.scenario import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def complete_dataset(incomplete: str) -> list[str]:
+    """Complete the name of a dataset."""
+    from fedcohort.simulate.data import DATASETS
+
+    return [name for name in DATASETS.names() if name.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Complete the name of a model."""
+    from fedcohort.simulate.models import MODELS
+
+    return [name for name in MODELS.names() if name.startswith(incomplete)]
+
+
 BaseArgument = Annotated[
     str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
 ]
-DataOption = Annotated[str | None, typer.Option("--data", help="Dataset, e.g. digits, synthetic, fashion-mnist.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="Dataset, e.g. digits, synthetic, fashion-mnist.", autocompletion=complete_dataset),
+]
+ScenarioOption = Annotated[
+    str | None, typer.Option("--scenario", help="A preset, e.g. fedcor-1spc.", autocompletion=complete_preset)
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Model, e.g. mlp, logistic, lenet.", autocompletion=complete_model)
+]
 FolderOption = Annotated[str | None, typer.Option("--folder", help="Where the dataset's files are.")]
 SetOption = Annotated[
     list[str] | None,

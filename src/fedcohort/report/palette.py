@@ -1,4 +1,4 @@
-"""Colours: one fixed slot per selector, so that a selector looks the same in every figure and every report.
+"""Colours: one slot per label, by position, the same in every figure of a report.
 
 The slots are CSS custom properties ``--s0`` to ``--s11`` with a light and a dark value; charts, tables and legends
 all use them. Slot 0 is grey and belongs to the baseline everybody compares with.
@@ -6,7 +6,10 @@ all use them. Slot 0 is grey and belongs to the baseline everybody compares with
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+
+from fedcohort.selectors import Uniform
 
 LIGHT = (
     "#767c86", "#2563c9", "#c7620a", "#128a5f", "#b3347f", "#6d4bc4",
@@ -18,44 +21,19 @@ DARK = (
 )  # fmt: skip
 DASHES = 3  # solid, dashed, dotted
 
-_HOME = {
-    "uniform": 0,
-    "fedcor": 1,
-    "fedcm-ts": 2,
-    "fedcbs": 3,
-    "flash": 4,
-    "fedacs": 5,
-    "power-of-choice": 6,
-    "fedcm-ucb": 7,
-    "oort": 8,
-    "afl": 9,
-    "pyramidfl": 10,
-    "weighted": 11,
-}
-
 
 def assign(labels: Iterable[tuple[str, str]]) -> dict[str, tuple[int, int]]:
-    """Give each (label, selector) a colour slot and a dash pattern; well-known selectors keep their own slot.
+    """Give each (label, selector) a colour slot and a dash pattern, by position; uniform selection has slot 0.
 
-    >>> assign([("uniform", "uniform"), ("FedCor", "fedcor"), ("mine", "mine")])
-    {'uniform': (0, 0), 'FedCor': (1, 0), 'mine': (2, 0)}
+    >>> assign([("fedcor", "fedcor"), ("uniform", "uniform"), ("mine", "mine")])
+    {'fedcor': (1, 0), 'uniform': (0, 0), 'mine': (2, 0)}
     >>> assign([("fedcor d=5", "fedcor"), ("fedcor d=15", "fedcor")])
     {'fedcor d=5': (1, 0), 'fedcor d=15': (2, 0)}
     """
-    wanted = list(dict.fromkeys(labels))
-    taken: dict[str, tuple[int, int]] = {}
-    used: set[tuple[int, int]] = set()
-    for label, selector in wanted:
-        home = (_HOME.get(selector, -1), 0)
-        if home[0] >= 0 and home not in used:
-            taken[label] = home
-            used.add(home)
-    free = ((slot, dash) for dash in range(DASHES) for slot in range(1, len(LIGHT)) if (slot, dash) not in used)
-    for label, _ in wanted:
-        if label not in taken:
-            taken[label] = next(free, (len(taken) % len(LIGHT), 0))
-            used.add(taken[label])
-    return {label: taken[label] for label, _ in wanted}
+    wanted = dict(labels)
+    baseline = next((label for label, selector in wanted.items() if selector == Uniform.name), None)
+    free = itertools.cycle((slot, dash) for dash in range(DASHES) for slot in range(1, len(LIGHT)))
+    return {label: (0, 0) if label == baseline else next(free) for label in wanted}
 
 
 def _variables(series: tuple[str, ...], base: dict[str, str]) -> str:

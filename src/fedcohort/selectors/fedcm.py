@@ -19,8 +19,48 @@ from fedcohort.arrays import FloatArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.numerics.thompson import beta_draws
 from fedcohort.numerics.top import top_k
+from fedcohort.pictures import Intervals, Picture, Record, agreement, beta_interval, counted, number, rank_correlation
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.signals import Signal
+
+
+def _arms(record: Record) -> Intervals:
+    """Show each client's estimated chance to be kept: by UCB with the width of its bound, by Thompson with 90%."""
+    state = record.state
+    if "kept" in state:
+        good, bad = state["kept"], state["dropped"]
+        middle = good / (good + bad)
+        low, high = beta_interval(good, bad)
+        notes = [
+            counted("kept", g - 1, g + b - 2) if g + b > 2 else "never asked"
+            for g, b in zip(good.tolist(), bad.tolist(), strict=True)
+        ]
+    else:
+        middle = state["mean"]
+        width = np.sqrt(1.5 * math.log(record.rounds + 1) / state["pulls"])
+        low, high = np.maximum(middle - width, 0), np.minimum(middle + width, 1)
+        asked = (state["pulls"] - 1).tolist()  # one pull is imaginary
+        notes = [f"asked {number(n)} time{'s' * (n != 1)}" if n else "never asked" for n in asked]
+    best, worst = int(middle.argmax()), len(middle) - 1 - int(middle[::-1].argmin())
+    if middle[best] == middle[worst]:
+        text = f"{record.opening} every client has the same estimated chance to be kept"
+    else:
+        text = (
+            f"{record.opening} client {best} has the highest estimated chance to be kept, {middle[best]:.0%} "
+            f"({notes[best]}), and client {worst} the lowest, {middle[worst]:.0%} ({notes[worst]})"
+        )
+    if record.noise is not None:
+        text += "; " + agreement(
+            rank_correlation(middle, record.noise),
+            perfect=-1,
+            good="clients with more wrong labels get lower estimates, as they should",
+            bad="clients with more wrong labels get higher estimates, the wrong way round",
+            none="the estimates say little about who has wrong labels",
+        )
+    return Intervals(middle, low, high, notes, text + ".")
+
+
+ARMS = Picture("fedcm-arms", "FedCM: what each arm is worth", "estimated chance to be kept", _arms, share=True)
 
 
 @dataclass(frozen=True)
@@ -58,6 +98,9 @@ class FedCmUcb(Selector[UcbState]):
     >>> cohort.clients  # client 2 is hardly known, client 1 was nearly always kept
     array([2, 1])
     """
+
+    pictures = (ARMS,)
+    default_filter = "fedca"
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -128,6 +171,9 @@ class FedCmTs(Selector[ThompsonState]):
     >>> cohort.clients
     array([1, 2])
     """
+
+    pictures = (ARMS,)
+    default_filter = "fedca"
 
     @property
     def requires(self) -> frozenset[Signal]:

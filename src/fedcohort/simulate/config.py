@@ -484,6 +484,7 @@ def _complete(
         own = {key: copy.deepcopy(entry.pop(key)) for key in _PER_SELECTOR if key in entry}
         wanted = entry.pop("name", label)
         selector = SELECTORS.create(wanted, **entry)
+        wanted = SELECTORS.reference(type(selector)) or wanted  # good from any folder
         complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
     if settings:
         complete["settings"] = copy.deepcopy(list(settings))

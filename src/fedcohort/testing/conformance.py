@@ -153,11 +153,15 @@ def check_other_process(selector: AnySelector) -> None:
     here = host.play(host.session(selector, seed=5), 12)
     script = (
         "import importlib, json, sys\n"
+        "from fedcohort import SELECTORS\n"
         "from fedcohort.testing import ScriptedHost\n"
         "spec = json.loads(sys.argv[1])\n"
-        "module, _, name = spec['class'].partition(':')\n"
-        "thing = importlib.import_module(module)\n"
-        "for part in name.split('.'): thing = getattr(thing, part)\n"
+        "if spec['reference']:\n"
+        "    thing = SELECTORS.get(spec['reference'])\n"
+        "else:\n"
+        "    module, _, name = spec['class'].partition(':')\n"
+        "    thing = importlib.import_module(module)\n"
+        "    for part in name.split('.'): thing = getattr(thing, part)\n"
         "params = {k: tuple(v) if isinstance(v, list) else v for k, v in spec['params'].items()}\n"
         "host = ScriptedHost()\n"
         "print(json.dumps(host.play(host.session(thing(**params), seed=5), 12)))\n"

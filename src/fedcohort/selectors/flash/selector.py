@@ -19,6 +19,7 @@ from fedcohort.clients import ClientTable
 from fedcohort.errors import ParameterError
 from fedcohort.numerics.top import top_k
 from fedcohort.params import Interval, OneOf, Optional, Sequence, param
+from fedcohort.pictures import Lines, Picture, Record, number
 from fedcohort.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
 from fedcohort.selectors.flash.context import (
     ELEMENTS,
@@ -33,6 +34,31 @@ from fedcohort.selectors.flash.context import (
 from fedcohort.selectors.flash.regression import confidence_width, observed, posterior_draw, solution
 from fedcohort.selectors.flash.reward import READINGS, Reading, rate
 from fedcohort.signals import Signal
+
+_THETA = "theta "  # a cohort's notes have the fitted coefficients under this and the element's name
+
+
+def _coefficients(record: Record) -> Lines | None:
+    """Show the fitted coefficient of each context element over the rounds."""
+    lines: dict[str, tuple[list[int], list[float]]] = {}
+    for t, notes in record.notes:
+        for key, value in notes.items():
+            if key.startswith(_THETA):
+                rounds, values = lines.setdefault(key.removeprefix(_THETA), ([], []))
+                rounds.append(t)
+                values.append(float(value))
+    if not lines:
+        return None
+    last = {name: values[-1] for name, (_, values) in lines.items()}
+    top = max(last, key=lambda name: abs(last[name]))
+    effect = "more" if last[top] > 0 else "less"
+    text = (
+        f"{record.opening} the largest coefficient is that of {top}, {number(last[top])}: the higher a client's {top}, "
+        f"the {effect} reward is expected of it."
+        if last[top]
+        else f"{record.opening} nothing has been learned: all coefficients are 0."
+    )
+    return Lines(lines, text)
 
 
 @register("flash")
@@ -97,6 +123,8 @@ class Flash(Selector[FlashState]):
     """
 
     starves = "a client whose context promises little reward is left out on purpose"
+
+    pictures = (Picture("flash-coefficients", "FLASH: what its score is made of", "coefficient", _coefficients),)
 
     reward: str = param("pseudo-decrease", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
     context: tuple[str, ...] = param(
@@ -209,7 +237,7 @@ class Flash(Selector[FlashState]):
         for part in parts.values():
             score += part
         for name, fitted, drawn in zip(self.context, mean.tolist(), theta.tolist(), strict=True):
-            notes[f"theta {name}"] = fitted
+            notes[f"{_THETA}{name}"] = fitted
             notes[f"drawn {name}"] = drawn
         notes["alpha"] = width
         allowed = score
