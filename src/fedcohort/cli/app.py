@@ -16,6 +16,7 @@ from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.explain import explain
 from fedcohort.cli.flower import flower_app
+from fedcohort.cli.init import init
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
 from fedcohort.cli.report import report
@@ -50,7 +51,7 @@ def root(
     )
 
 
-for _command in (compare, run, report, explain, dashboard, analytics, check):
+for _command in (compare, init, run, report, explain, dashboard, analytics, check):
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")

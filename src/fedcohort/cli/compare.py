@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -16,14 +17,15 @@ from fedcohort.cli.options import (
     EngineOption,
     FolderOption,
     FormatOption,
+    ModelOption,
     OutOption,
     QuietOption,
+    ScenarioOption,
     SetOption,
     TrackOption,
+    complete_selectors,
 )
 from fedcohort.cli.output import Format, err
-
-_FILTERED = ("fedcm-ucb", "fedcm-ts")  # their reward is that the filter kept a model
 
 
 def _listed(text: str, what: str) -> list[str]:
@@ -41,17 +43,45 @@ def _seeds(text: str) -> list[int] | int:
 
 
 def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the [selectors] of these names: as the configuration has them, or with default parameters.
+    """Return the [selectors] of these names: as the configuration has them, or with their documented defaults.
 
-    FedCM learns from which models the FedCA filter kept, so it comes with that filter.
+    A reference to a class of the user's own is labelled with the name of that selector.
     """
+    from fedcohort.protocol import SELECTORS
+    from fedcohort.registry import is_reference
+
     chosen: dict[str, Any] = {}
     for name in names:
-        given = known.get(name)
-        chosen[name] = dict(given) if isinstance(given, Mapping) else {}
-        if given is None and name in _FILTERED:
-            chosen[name] = {"filter": {"name": "fedca"}}
+        if is_reference(name):
+            label = str(getattr(SELECTORS.get(name), "name", name))
+            chosen[name if label in chosen else label] = {"name": name}
+        else:
+            given = known.get(name)
+            chosen[name] = {"name": given} if isinstance(given, str) else dict(given or {})
     return chosen
+
+
+def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
+    """Say which numbers of a base configuration an experiment still has."""
+    run = [
+        (key, base.get("run", {}).get(key), final.get("run", {}).get(key)) for key in ("cohort", "rounds", "targets")
+    ]
+    local = [(key, value, final.get("local", {}).get(key)) for key, value in base.get("local", {}).items()]
+    aggregator = [("aggregator", base.get("aggregator", {}).get("name"), _name(final.get("aggregator", {})))]
+    kept = [
+        f"{key} {_plain(ours)}"
+        for key, ours, theirs in [*run, *local, *aggregator]
+        if ours is not None and ours == theirs
+    ]
+    return ", ".join(kept)
+
+
+def _name(part: Any) -> Any:
+    return part.get("name") if isinstance(part, Mapping) else part
+
+
+def _plain(value: Any) -> str:
+    return " and ".join(f"{item:g}" for item in value) if isinstance(value, list) else str(value)
 
 
 def supply(table: dict[str, Any]) -> list[str]:
@@ -76,16 +106,58 @@ def supply(table: dict[str, Any]) -> list[str]:
     return said
 
 
+def _base(config: str | None, data: str | None, scenario: str | None, chosen: bool) -> tuple[dict[str, Any], str]:
+    """Return the configuration to start from, and where it is from when the user did not name it.
+
+    Parameters
+    ----------
+    chosen : bool
+        Whether the selectors are named on the command line.
+    """
+    from fedcohort.scenario.presets import find_preset, preset_table
+    from fedcohort.simulate.tables import find_table
+
+    if config is not None:
+        return find_table(config), ""
+    demo = find_table("demo")
+    if scenario is None:
+        origin = "the built-in configuration 'demo'" if chosen or data else ""
+        if data is not None:
+            demo.pop("settings", None)  # the demonstration's federations are not what was asked for
+        return {**demo, "selectors": {name: {} for name in demo["selectors"]}} if origin else demo, origin
+    found = find_preset(scenario)
+    data = data or demo["data"]["name"]
+    origin = f"the preset {scenario!r} ({found.source})"
+    if data not in found.training and "" not in found.training:
+        origin += f", as for {next(iter(found.training))}"
+    ours = found.training_on(data).ours
+    if ours:
+        origin += f" (not in the paper: {', '.join([*ours, *(['cohort'] if found.cohort is None else [])])})"
+    selectors: dict[str, Any] = {name: {} for name in demo["selectors"]}
+    return {
+        "seeds": demo["seeds"],
+        "model": {"name": "mlp"},
+        **preset_table(scenario, data),
+        "selectors": selectors,
+    }, origin
+
+
 def compare(
     config: BaseArgument = None,
     selectors: Annotated[
-        str | None, typer.Option("--selectors", help="Names separated by commas, e.g. uniform,fedcor,fedcbs.")
+        str | None,
+        typer.Option(
+            "--selectors",
+            help="Names separated by commas, e.g. uniform,fedcor,mine.py:MySelector; each has its documented "
+            "defaults, or what the configuration says.",
+            autocompletion=complete_selectors,
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds, or a list such as 1,5,7.")] = None,
     data: DataOption = None,
     folder: FolderOption = None,
-    scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedcor-1spc.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Model, e.g. mlp, logistic, lenet.")] = None,
+    scenario: ScenarioOption = None,
+    model: ModelOption = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training.")] = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients per round.")] = None,
     targets: Annotated[str | None, typer.Option("--targets", help="Accuracies, e.g. 0.6,0.7.")] = None,
@@ -100,20 +172,24 @@ def compare(
 ) -> None:
     """Compare selectors on the same federation, with the same seeds, every question to a client paid for.
 
+    Without a configuration, a scenario of a paper brings the paper's cohort, local training, rounds and targets;
+    otherwise those of the built-in demonstration hold. What is taken over is printed, and every option changes it.
+
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
 
     Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc
     """
     from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.tables import find_table, merged, override
+    from fedcohort.simulate.tables import merged, override
 
-    table = find_table(config or "demo")
+    table, origin = _base(config, data, scenario, selectors is not None)
+    base = copy.deepcopy(table)
     changes: dict[str, Any] = {}
     if data is not None:
         changes["data"] = {"name": data}
     if folder is not None:
         changes.setdefault("data", {})["folder"] = folder
-    if scenario is not None:
+    if scenario is not None and config is not None:
         changes["scenario"] = {"preset": scenario}
     if model is not None:
         changes["model"] = {"name": model}
@@ -124,8 +200,6 @@ def compare(
         except ValueError:
             raise typer.BadParameter(f"--targets must be numbers separated by commas. Got {targets!r}.") from None
     changes["run"] = {key: value for key, value in options.items() if value is not None}
-    if config is None and (data is not None or scenario is not None):
-        table.pop("settings", None)  # the demonstration's federations are not what was asked for
     table = merged(table, changes)
     if seeds is not None:
         table["seeds"] = _seeds(seeds)
@@ -136,7 +210,8 @@ def compare(
     if any(value is not None for value in (selectors, data, scenario)) and config is None:
         table["name"] = "compare"
     table = override(table, set_ or [])
-    for text in supply(table):
+    taken = inherited(base, table)
+    for text in [*([f"from {origin}: {taken}"] if origin and taken else []), *supply(table)]:
         err(quiet).print(f"note: {text}", highlight=False)
     launch(
         Experiment.from_dict(table),

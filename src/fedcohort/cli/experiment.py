@@ -154,6 +154,8 @@ def launch(
         simulation: Simulation = runner.Simulation.open(resume, device=device, engine=engine, address=address)
     else:
         assert experiment is not None
+        for text in experiment.notes:
+            err(quiet).print(f"note: {text}", highlight=False)
         simulation = runner.Simulation(
             experiment,
             out_dir or runner.default_out(experiment.name),

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedcohort.errors import ParameterError
-from fedcohort.filters import Filter, KeepAll, Need
+from fedcohort.filters import FILTERS, Filter, KeepAll, Need
 from fedcohort.flower.checkpoint import Checkpoints
 from fedcohort.flower.federation import FederationTimeoutError, Unseal
 from fedcohort.flower.inner import (
@@ -39,6 +39,7 @@ from fedcohort.protocol import (
     SELECTORS,
     Selector,
 )
+from fedcohort.signals import Signal
 
 __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "ServerValidation"]
 log = logging.getLogger("flwr.fedcohort")
@@ -90,7 +91,8 @@ class CohortStrategy(Strategy):
     min_replies : int
         With fewer models than this a round is closed without changing the global model (Krum wants several).
     filter : Filter, optional
-        Decides which models enter the average. Default: all sound ones.
+        Decides which models enter the average. Default: all sound ones, or the default filter of a selector that
+        learns from which models are kept.
     validation : ServerValidation, optional
         For filters that need the models' outputs on the server's validation set.
     shadows : mapping of name to Selector, optional
@@ -140,6 +142,8 @@ class CohortStrategy(Strategy):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
         if wanted(levels(self.strategy), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        if filter is None and Signal.KEPT in self.selector.requires:
+            filter = FILTERS.create(self.selector.default_filter)
         self.filter = KeepAll() if filter is None else filter
         if Need.LOGITS in self.filter.needs and validation is None:
             raise ParameterError(

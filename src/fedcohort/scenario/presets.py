@@ -1,8 +1,10 @@
-"""The settings of the five papers, by name."""
+"""The settings of the five papers, by name: the federation, and how the paper trains on it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fedcohort.errors import UnknownNameError
 from fedcohort.registry import nearest
@@ -22,15 +24,87 @@ from fedcohort.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True)
+class Training:
+    """How a paper trains on one dataset.
+
+    Attributes
+    ----------
+    local : mapping
+        Keys of the section ``[local]`` of an experiment.
+    rounds : int
+    targets : tuple of float
+        Accuracies whose rounds the paper counts.
+    aggregator : str
+    ours : tuple of str
+        What the paper does not say, so that it is our choice.
+    """
+
+    local: Mapping[str, Any]
+    rounds: int
+    targets: tuple[float, ...] = ()
+    aggregator: str = "size-mean"
+    ours: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Preset:
-    """A named scenario, where it comes from, and how many clients the paper picks per round (None: not said)."""
+    """A named scenario, where it comes from, how many clients are picked per round, and how they train.
+
+    ``training`` is by dataset; the first is what other datasets get, without its targets.
+    """
 
     scenario: Scenario
     source: str
     meaning: str
-    cohort: int | None = None
+    cohort: int | None = None  # None: the paper does not say
+    training: Mapping[str, Training] = field(default_factory=lambda: {"": Training({}, 100, ours=("all of it",))})
+
+    def training_on(self, data: str) -> Training:
+        """Return how clients train on a dataset."""
+        if data in self.training:
+            return self.training[data]
+        return replace(next(iter(self.training.values())), targets=())
 
 
+def _fedcor(fashion: float, cifar: float) -> dict[str, Training]:
+    """Return FedCor's training (App. C.1) with the targets of Table 1."""
+    dense = {"batch_size": 64, "steps": 20, "lr": 0.005, "milestones": (150, 300), "milestone_factor": 0.5}
+    convolutional = {"batch_size": 50, "steps": 40, "lr": 0.01, "weight_decay": 3e-4}
+    return {
+        "fashion-mnist": Training({**dense, "weight_decay": 1e-4}, 500, (fashion,), "mean"),
+        "cifar10": Training(convolutional, 2000, (cifar,), "mean"),
+    }
+
+
+_FEDCBS_LOCAL = {"batch_size": 50, "epochs_of_largest": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}
+
+
+def _fedcbs(cifar: tuple[float, ...] = (), fashion: tuple[float, ...] = ()) -> dict[str, Training]:
+    """Return Fed-CBS's training (Sec. 5, App. D.1) with the targets of Tables 1 and 4."""
+    return {
+        "cifar10": Training(_FEDCBS_LOCAL, 3000, cifar),
+        "fashion-mnist": Training(_FEDCBS_LOCAL, 3000, fashion, "fednova"),
+    }
+
+
+_FEDCBS_TARGETS = {0.1: (0.45, 0.78), 0.2: (0.47, 0.80), 0.5: (0.50, 0.82)}
+_FEDCBS_FIGURE_1 = {
+    "cifar10": Training({"batch_size": 50, "epochs": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}, 200)
+}
+_FEDCBS_FEMNIST = {"femnist": Training(_FEDCBS_LOCAL, 2000, (0.75,), ours=("rounds",))}
+_FEDACS = {
+    "cifar10": Training({"batch_size": 400, "epochs": 5, "lr": 0.1, "lr_decay_epoch": 0.9993}, 200, ours=("rounds",))
+}
+_FEDCM_LOCAL = {"epochs": 5, "batch_size": 50, "lr": 0.05}
+_FEDCM_OURS = ("batch_size", "lr", "aggregator")
+
+
+def _fedcm(alpha: float, target: float) -> dict[str, Training]:
+    """Return FedCM's training; the targets of Table 5 are for alpha = 0.1."""
+    return {"cifar10": Training(_FEDCM_LOCAL, 100, (target,) if alpha == 0.1 else (), "fedpdp", _FEDCM_OURS)}
+
+
+_FLASH = {"cifar10": Training({"batch_size": 50, "steps": 20, "lr": 0.05}, 200, ours=("local training", "rounds"))}
 _THIRTY = UniformShare(share=0.3)
 
 
@@ -46,16 +120,25 @@ def _flash(share: float, level: float, straggling: float) -> Scenario:
 PRESETS: dict[str, Preset] = {
     "iid": Preset(Scenario(), "no paper", "100 clients with random parts of equal size"),
     "fedcor-1spc": Preset(
-        Scenario(partition=Shards(clients=100, per_client=1)), "FedCor, Sec. 5.1 (ii)", "one shard per client", 10
+        Scenario(partition=Shards(clients=100, per_client=1)),
+        "FedCor, Sec. 5.1 (ii)",
+        "one shard per client",
+        10,
+        _fedcor(0.62, 0.36),
     ),
     "fedcor-2spc": Preset(
-        Scenario(partition=Shards(clients=100, per_client=2)), "FedCor, Sec. 5.1 (i)", "two shards per client", 5
+        Scenario(partition=Shards(clients=100, per_client=2)),
+        "FedCor, Sec. 5.1 (i)",
+        "two shards per client",
+        5,
+        _fedcor(0.69, 0.62),
     ),
     "fedcor-dir": Preset(
         Scenario(partition=DirichletQp(clients=100, alpha=0.2)),
         "FedCor, Sec. 5.1 (iii), App. C.2",
         "Dirichlet 0.2, sizes from the quadratic programme",
         5,
+        _fedcor(0.64, 0.54),
     ),
     **{
         f"fedcbs-dir-{alpha:g}": Preset(
@@ -63,8 +146,9 @@ PRESETS: dict[str, Preset] = {
             "Fed-CBS, Sec. 5.1",
             f"Dirichlet {alpha:g} of Hsu et al., 30% available",
             10,
+            _fedcbs((cifar,), (fashion,)),
         )
-        for alpha in (0.1, 0.2, 0.5)
+        for alpha, (cifar, fashion) in _FEDCBS_TARGETS.items()
     },
     **{
         f"fedcbs-dir-{alpha:g}-qp": Preset(
@@ -72,8 +156,9 @@ PRESETS: dict[str, Preset] = {
             "Fed-CBS, Sec. 5.1, by its Table 1",
             f"the same with sizes from the quadratic programme, alpha {alpha:g}",
             10,
+            _fedcbs((cifar,), (fashion,)),
         )
-        for alpha in (0.1, 0.2, 0.5)
+        for alpha, (cifar, fashion) in _FEDCBS_TARGETS.items()
     },
     **{
         f"fedcbs-case1-{ratio}": Preset(
@@ -81,6 +166,7 @@ PRESETS: dict[str, Preset] = {
             "Fed-CBS, Sec. 5.2.1, App. C.3",
             f"one class per client, {ratio}:1 clients per class, 30% available",
             10,
+            _fedcbs(),
         )
         for ratio in (3, 5)
     },
@@ -93,6 +179,7 @@ PRESETS: dict[str, Preset] = {
             "Fed-CBS, Sec. 5.2.2, App. C.3",
             f"one class per client, available clients {ratio}:1 by class",
             10,
+            _fedcbs(),
         )
         for ratio in (3, 5)
     },
@@ -101,42 +188,49 @@ PRESETS: dict[str, Preset] = {
         "Fed-CBS, Fig. 1a, App. C.1",
         "one class per client",
         10,
+        _FEDCBS_FIGURE_1,
     ),
     "fedcbs-two-classes": Preset(
         Scenario(partition=ClassesPerClient(clients=100, per_client=2)),
         "Fed-CBS, Fig. 1b, App. C.1",
         "two classes per client",
         10,
+        _FEDCBS_FIGURE_1,
     ),
     "fedcbs-imbalanced": Preset(
         Scenario(partition=Imbalanced(clients=100, ratio=3, out_of=200)),
         "Fed-CBS, Fig. 1c, App. C.1",
         "one class per client, 3:1 clients per class, all available",
         10,
+        _FEDCBS_FIGURE_1,
     ),
     "fedcbs-femnist": Preset(
         Scenario(partition=Writers(), availability=UniformShare(share=0.1)),
         "Fed-CBS, App. D.4",
         "natural writers, 10% available",
         30,
+        _FEDCBS_FEMNIST,
     ),
     "fedacs-low": Preset(
         Scenario(partition=Skewness(clients=200, samples=2000, median=0.2, maximum=3.0)),
         "FedACS, Sec. IV-A",
         "skewness environment, low heterogeneity",
         10,
+        _FEDACS,
     ),
     "fedacs-high": Preset(
         Scenario(partition=Skewness(clients=200, samples=2000, median=0.1, maximum=5.0)),
         "FedACS, Sec. IV-A",
         "skewness environment, high heterogeneity",
         10,
+        _FEDACS,
     ),
     "fedacs-iid": Preset(
         Scenario(partition=Iid(clients=200, samples=2000, replacement=True)),
         "FedACS, Sec. IV-A",
         "the IID reference, as many samples",
         10,
+        _FEDACS,
     ),
     **{
         f"fedcm-client-{alpha:g}": Preset(
@@ -144,6 +238,7 @@ PRESETS: dict[str, Preset] = {
             "FedCM, Sec. 3, App. D",
             f"client heterogeneity {alpha:g}, 500 per class at the server",
             8,
+            _fedcm(alpha, 0.6397),
         )
         for alpha in (0.1, 5.0)
     },
@@ -153,17 +248,25 @@ PRESETS: dict[str, Preset] = {
             "FedCM, Sec. 3, App. D",
             f"class heterogeneity {alpha:g}, 500 per class at the server",
             8,
+            _fedcm(alpha, 0.4024),
         )
         for alpha in (0.1, 5.0)
     },
-    "flash-noniid": Preset(_flash(0.3, 0.0, 1.0), "FLASH, Tables 1 and 2 (upper)", "30% of clients: 80% one class"),
-    "flash-noise": Preset(_flash(0.0, 0.15, 1.0), "FLASH, Tables 1 and 2 (lower)", "label noise of mean 15%"),
-    "flash-both": Preset(_flash(0.3, 0.15, 1.0), "FLASH, Fig. 3", "30% dominant class and label noise of mean 15%"),
+    "flash-noniid": Preset(
+        _flash(0.3, 0.0, 1.0), "FLASH, Tables 1 and 2 (upper)", "30% of clients: 80% one class", training=_FLASH
+    ),
+    "flash-noise": Preset(
+        _flash(0.0, 0.15, 1.0), "FLASH, Tables 1 and 2 (lower)", "label noise of mean 15%", training=_FLASH
+    ),
+    "flash-both": Preset(
+        _flash(0.3, 0.15, 1.0), "FLASH, Fig. 3", "30% dominant class and label noise of mean 15%", training=_FLASH
+    ),
     **{
         f"flash-noniid-latency-{straggling}": Preset(
             _flash(0.3, 0.0, straggling),
             "FLASH, Fig. 7 (a-c)",
             f"30% dominant class, straggling {straggling}",
+            training=_FLASH,
         )
         for straggling in (10, 100)
     },
@@ -172,10 +275,22 @@ PRESETS: dict[str, Preset] = {
             _flash(0.0, 0.15, straggling),
             "FLASH, Fig. 7 (d-f)",
             f"label noise of mean 15%, straggling {straggling}",
+            training=_FLASH,
         )
         for straggling in (10, 100)
     },
 }
+
+
+def find_preset(name: str) -> Preset:
+    """Return a preset by name; the error names the nearest one."""
+    if name not in PRESETS:
+        near = nearest(str(name), list(PRESETS))
+        raise UnknownNameError(
+            f"There is no scenario {name!r}. Known: {', '.join(sorted(PRESETS))}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    return PRESETS[name]
 
 
 def preset(name: str) -> Scenario:
@@ -189,10 +304,34 @@ def preset(name: str) -> Scenario:
     fedcohort.errors.UnknownNameError: There is no scenario 'fedacs-lo'. ...
       hint: did you mean 'fedacs-low'?
     """
-    if name not in PRESETS:
-        near = nearest(str(name), list(PRESETS))
-        raise UnknownNameError(
-            f"There is no scenario {name!r}. Known: {', '.join(sorted(PRESETS))}.",
-            hint=f"did you mean {near!r}?" if near else None,
-        )
-    return PRESETS[name].scenario
+    return find_preset(name).scenario
+
+
+def preset_table(name: str, data: str) -> dict[str, Any]:
+    """Return a preset as the configuration of an experiment: scenario, local training, aggregator, cohort, rounds.
+
+    Parameters
+    ----------
+    name : str
+    data : str
+        The dataset; a paper trains differently on each.
+
+    Examples
+    --------
+    >>> table = preset_table("fedcor-1spc", "fashion-mnist")
+    >>> table["run"]
+    {'rounds': 500, 'cohort': 10, 'targets': [0.62]}
+    """
+    found = find_preset(name)
+    training = found.training_on(data)
+    run: dict[str, Any] = {"rounds": training.rounds, "cohort": found.cohort or 10}
+    if training.targets:
+        run["targets"] = list(training.targets)
+    local = {key: list(value) if isinstance(value, tuple) else value for key, value in training.local.items()}
+    return {
+        "data": {"name": data},
+        "scenario": {"preset": name},
+        "local": local,
+        "aggregator": {"name": training.aggregator},
+        "run": run,
+    }

@@ -34,6 +34,9 @@
     name = "flash"
     local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter, labels
 
+    [selectors.mine]
+    name = "mine.py:MySelector"       # a class of yours, file.py:Class (from this file's folder) or module:Class
+
     [[settings]]                      # a sweep: each setting changes some keys of the above
     name = "quiet"
     scenario.noise.level = 0.0
@@ -60,6 +63,8 @@ from fedcohort.privacy.sharing import LABEL_SHARING, LabelSharing
 from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry, nearest
 from fedcohort.scenario import Scenario
+from fedcohort.selectors import Uniform
+from fedcohort.signals import Signal
 from fedcohort.simulate.data import DATASETS, Digits, Source
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.tables import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
@@ -186,12 +191,15 @@ class Experiment:
         Settings x selectors x seeds, in this order.
     options : RunOptions
         Those of the base configuration.
+    notes : tuple of str
+        What was settled because the configuration did not say it, for people to read.
     """
 
     name: str
     table: dict[str, Any]
     plans: tuple[RunPlan, ...]
     options: RunOptions
+    notes: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> str:
@@ -199,7 +207,7 @@ class Experiment:
         labels = list(dict.fromkeys(plan.label for plan in self.plans))
         if self.options.baseline is not None:
             return self.options.baseline
-        uniform = [plan.label for plan in self.plans if plan.selector.name == "uniform"]
+        uniform = [plan.label for plan in self.plans if isinstance(plan.selector, Uniform)]
         return uniform[0] if uniform else labels[0]
 
     @classmethod
@@ -394,7 +402,21 @@ def _build(table: Mapping[str, Any]) -> Experiment:
             f"The reference {options.reference!r} is no name of a setting. Known: {', '.join(titles) or 'none'}.",
             hint=f"did you mean {near!r}?" if near else None,
         )
-    return Experiment(name, _complete(base, name, seeds, selectors, settings), tuple(plans), options)
+    complete = _complete(base, name, seeds, selectors, settings)
+    return Experiment(name, complete, tuple(plans), options, _notes(complete, selectors))
+
+
+def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say which selectors were given a filter that the configuration does not name."""
+    added = {
+        label: entry["filter"]["name"]
+        for label, entry in complete["selectors"].items()
+        if "filter" in entry and "filter" not in _table(label, selectors[label])
+    }
+    return tuple(
+        f"{label} comes with the filter {name!r}, because it learns from which models a filter keeps"
+        for label, name in added.items()
+    )
 
 
 def _shadows(plan: RunPlan, plans: Sequence[RunPlan]) -> dict[str, Selector[Any]]:
@@ -431,6 +453,8 @@ def _runs_of(
     own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
     selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
     whole = merged(table, own)
+    if not whole.get("filter") and Signal.KEPT in selector.requires:
+        whole["filter"] = selector.default_filter
     shared = {
         "selector": selector,
         "data": _data(whole.get("data", {})),
@@ -463,6 +487,12 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+def _described(section: str, value: Any) -> dict[str, Any]:
+    """Return a part found by name with all its parameters, as plain values."""
+    built = _named(section, value)
+    return {"name": built.name, **values_of(built)}
+
+
 def _complete(
     base: Mapping[str, Any], name: str, seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
 ) -> dict[str, Any]:
@@ -475,9 +505,10 @@ def _complete(
     given = base.get("scenario", {})
     keep = any("scenario" in setting for setting in settings)
     complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given).to_dict()
-    for section in _NAMED:
-        built = _named(section, base.get(section, {}))
-        complete[section] = {"name": built.name, **values_of(built)}
+    filtered = "filter" in base or any("filter" in setting for setting in settings)
+    complete["aggregator"] = _described("aggregator", base.get("aggregator", {}))
+    if not filtered or base.get("filter"):
+        complete["filter"] = _described("filter", base.get("filter", {}))
     complete["selectors"] = {}
     for label, raw in selectors.items():
         entry = _table(label, raw)
@@ -485,6 +516,8 @@ def _complete(
         wanted = entry.pop("name", label)
         selector = SELECTORS.create(wanted, **entry)
         wanted = SELECTORS.reference(type(selector)) or wanted  # good from any folder
+        if not filtered and "filter" not in own and Signal.KEPT in selector.requires:
+            own["filter"] = _described("filter", selector.default_filter)
         complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
     if settings:
         complete["settings"] = copy.deepcopy(list(settings))

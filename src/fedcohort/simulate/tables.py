@@ -22,10 +22,10 @@ class ConfigError(FedcohortError, ValueError):
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file into plain values."""
+    """Read a TOML file into plain values; files it names by a relative path lie beside it."""
     file = Path(path)
     try:
-        return tomllib.loads(file.read_text())
+        return _placed(tomllib.loads(file.read_text()), file.parent)
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {file}.") from None
     except IsADirectoryError:
@@ -34,6 +34,22 @@ def read_table(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+
+
+def _placed(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a configuration whose own selectors, ``file.py:Class``, are found from any folder."""
+    selectors = table.get("selectors")
+    if not isinstance(selectors, dict):
+        return table
+    for label, entry in list(selectors.items()):
+        name = entry.get("name", label) if isinstance(entry, dict) else entry
+        place, _, cls = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+        if place.endswith(".py") and (folder / place).is_file():
+            selectors[label] = {
+                **(entry if isinstance(entry, dict) else {}),
+                "name": f"{(folder / place).resolve()}:{cls}",
+            }
+    return table
 
 
 def builtin_names() -> list[str]:

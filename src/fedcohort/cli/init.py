@@ -1,0 +1,138 @@
+"""``fedcohort init``: a commented experiment.toml to start from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcohort.cli.options import DataOption, complete_preset, complete_selectors
+from fedcohort.cli.output import err, out
+from fedcohort.errors import InputError
+
+if TYPE_CHECKING:
+    from fedcohort.protocol import Selector
+
+
+def init(
+    preset: Annotated[
+        str, typer.Argument(help="A preset; see 'fedcohort list presets'.", autocompletion=complete_preset)
+    ] = "fedcor-2spc",
+    data: DataOption = None,
+    selectors: Annotated[
+        str,
+        typer.Option(
+            "--selectors", help="Names separated by commas; also file.py:Class.", autocompletion=complete_selectors
+        ),
+    ] = "uniform,fedcor",
+    out_: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write; none is overwritten.", dir_okay=False)
+    ] = Path("experiment.toml"),
+) -> None:
+    """Write a commented experiment.toml: a paper's federation and training, and selectors with all their parameters.
+
+    Example: fedcohort init fedcor-1spc --data fashion-mnist --selectors uniform,fedcor,fedcbs
+    """
+    text = written(preset, data or "digits", [name.strip() for name in selectors.split(",") if name.strip()], out_)
+    if out_.exists():
+        raise InputError(f"{out_} exists; nothing is overwritten.", hint="name another file with --out")
+    out_.parent.mkdir(parents=True, exist_ok=True)
+    out_.write_text(text, encoding="utf-8")
+    out().print(str(out_), highlight=False)
+    err().print(f"Run it with: fedcohort run {out_}", highlight=False)
+
+
+def written(name: str, data: str, selectors: list[str], file: Path) -> str:
+    """Return the text of a configuration: checked, complete, every key with its meaning."""
+    from fedcohort.cli.compare import selectors_table, supply
+    from fedcohort.scenario.presets import find_preset, preset_table
+    from fedcohort.simulate.config import Experiment, RunOptions
+    from fedcohort.simulate.data import DATASETS
+    from fedcohort.simulate.local import LocalTraining
+
+    found = find_preset(name)
+    if not selectors:
+        raise InputError("An experiment needs at least one selector.", hint="--selectors uniform,fedcor")
+    table = preset_table(name, data)
+    table["selectors"] = selectors_table(selectors, {})
+    said = supply(table)
+    experiment = Experiment.from_dict({**table, "name": file.stem})
+    training = found.training_on(data)
+    lines = [
+        f"# {name}: {found.meaning} ({found.source}).",
+        f"# Written by 'fedcohort init {name}'; run it with: fedcohort run {file.name}",
+        "# Lines that begin with '#' show what else there is, with its default.",
+        f'name = "{file.stem}"',
+        "seeds = [0, 1, 2, 3, 4]           # one run per seed and selector",
+        "",
+        "[data]",
+        f'name = "{data}"{_note("one of " + ", ".join(DATASETS.names()))}',
+        '# folder = "..."                  # where the files are, when they are not in the usual places',
+        "",
+        *[f"# {text[0].upper()}{text[1:]}." for text in said],
+        "[scenario]",
+        f'preset = "{name}"',
+        *[f"{key} = {_toml(value)}" for key, value in table["scenario"].items() if key != "preset"],
+        *[f"#   {line}" for line in found.scenario.describe().splitlines()],
+        "",
+        "[model]",
+        'name = "mlp"                      # see: fedcohort list models',
+        "",
+    ]
+    if training.ours:
+        lines.append(f"# Not in the paper but our choice: {', '.join(training.ours)}.")
+    lines += _section("local", LocalTraining, table["local"])
+    lines += ["[aggregator]", f'name = "{table["aggregator"]["name"]}"', ""]
+    lines += _section("run", RunOptions, table["run"])
+    for plan in {plan.label: plan for plan in experiment.plans}.values():
+        lines += _selector(plan.label, plan.selector, experiment.table["selectors"][plan.label])
+    text = "\n".join(lines).rstrip() + "\n"
+    Experiment.from_dict(tomllib.loads(text))
+    return text
+
+
+def _note(text: str) -> str:
+    return f"  # {text}" if text else ""
+
+
+def _toml(value: Any) -> str:
+    from fedcohort.simulate.tables import to_toml
+
+    return to_toml({"value": value}).removeprefix("value = ").strip()
+
+
+def _section(name: str, kind: type[Any], given: Mapping[str, Any]) -> list[str]:
+    """Return a section: what is given, then what else there is as comments, each with its meaning."""
+    from fedcohort.params import parameters
+    from fedcohort.simulate.tables import LENGTHS
+
+    lines, others = [f"[{name}]"], []
+    for info in parameters(kind):
+        if info.name in given:
+            lines.append(f"{info.name} = {_toml(given[info.name])}{_note(info.meaning)}")
+        elif name == "local" and info.name in LENGTHS:
+            others.append(f"# {info.name} = ...{_note(f'{info.meaning}; in place of the length above')}")
+        else:
+            shown = "..." if info.default is None else _toml(info.default)
+            others.append(f"# {info.name} = {shown}{_note(info.meaning)}")
+    return [*lines, *others, ""]
+
+
+def _selector(label: str, selector: Selector[Any], entry: Mapping[str, Any]) -> list[str]:
+    """Return the section of a selector, its parameters as comments."""
+    from fedcohort.params import parameters
+    from fedcohort.simulate.tables import to_toml
+
+    head = to_toml({"selectors": {label: {"x": 0}}}).splitlines()[0]
+    lines = [head, *([f"name = {_toml(entry['name'])}"] if entry["name"] != label else [])]
+    if "filter" in entry:
+        lines.append(
+            f"filter = {{name = {_toml(entry['filter']['name'])}}}{_note('it learns from which models are kept')}"
+        )
+    for info in parameters(type(selector)):
+        shown = "..." if info.default is None else _toml(info.default)
+        lines.append(f"# {info.name} = {shown}{_note(info.meaning)}")
+    return [*lines, ""]
