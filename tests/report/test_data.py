@@ -36,19 +36,10 @@ def test_runs_become_arrays(small):
         np.testing.assert_allclose(run.total_bytes, np.cumsum(both))
 
 
-def test_colours_are_the_selectors_own_in_every_report(toy, tmp_path):
-    one = load_bundle(
-        [toy.make_experiment(tmp_path / "a", [toy.Choice("fedcbs")], seeds=1, rounds=3, clients=8, size=2)]
-    )
-    two = load_bundle(
-        [
-            toy.make_experiment(
-                tmp_path / "b", [toy.Choice("fedcm-ts"), toy.Choice("fedcbs")], seeds=1, rounds=3, clients=8, size=2
-            )
-        ]
-    )
-    color = one.settings[0].groups[0].color
-    assert color == next(g.color for g in two.settings[0].groups if g.label == "fedcbs")
+def test_colours_follow_from_position_and_uniform_is_grey(toy, tmp_path):
+    choices = [toy.Choice("fedcm-ts"), toy.Choice("uniform"), toy.Choice("fedcbs")]
+    bundle = load_bundle([toy.make_experiment(tmp_path / "a", choices, seeds=1, rounds=3, clients=8, size=2)])
+    assert {g.label: g.color for g in bundle.settings[0].groups} == {"fedcm-ts": 1, "uniform": 0, "fedcbs": 2}
 
 
 def test_a_running_experiment_says_so(toy, tmp_path):

@@ -65,9 +65,11 @@ def rendered(name: str, selector: str) -> dict[str, str]:
     name : str
         Letters, digits, '-' and '_', beginning with a letter.
     selector : str
-        A registered selector.
+        A registered selector, ``module:Class``, or ``file.py:Class``, whose file becomes part of the app.
     """
     from fedcohort import create
+    from fedcohort.registry import is_reference
+    from fedcohort.selectors import Uniform
     from fedcohort.signals import Signal
 
     package = name.replace("-", "_")
@@ -76,7 +78,8 @@ def rendered(name: str, selector: str) -> dict[str, str]:
             f"The directory's name becomes the app's: letters, digits, '-' and '_', beginning with a letter. "
             f"Got {name!r}."
         )
-    requires = create(selector).requires
+    chosen = create(selector)
+    requires = chosen.requires
     scenario, answers, filter_ = "", "", ""
     if any(signal.held_out for signal in requires):
         scenario += "validation = 0.1\n"
@@ -85,20 +88,28 @@ def rendered(name: str, selector: str) -> dict[str, str]:
         answers += "        robust=next(iter(task.plans().values())).local,\n"
     if Signal.KEPT in requires:
         scenario += "server_validation = 5\n"
-        filter_ = '\n[filter]\nname = "fedca"\n'
-    labels = dict.fromkeys([selector, "uniform"])
+        filter_ = f'\n[filter]\nname = "{chosen.default_filter}"\n'
+    sections = {chosen.name: "", Uniform.name: ""}
+    own: dict[str, str] = {}
+    if is_reference(selector):
+        place, _, cls = selector.rpartition(":")
+        if place.endswith(".py"):
+            inside = f"{package}/{Path(place).stem}_selector.py"
+            own[inside] = Path(place).read_text(encoding="utf-8")
+            selector = f"{inside}:{cls}"
+        sections[chosen.name] = f'\nname = "{selector}"'
     values = {
         "name": name,
         "package": package,
-        "selector": selector,
+        "selector": chosen.name,
         "classes": "10",
         "scenario": scenario,
         "answers": answers,
         "filter": filter_,
-        "selectors": "\n\n".join(f"[selectors.{label}]" for label in labels),
+        "selectors": "\n\n".join(f"[selectors.{label}]{lines}" for label, lines in sections.items()),
     }
     template = importlib.resources.files("fedcohort") / "flower" / "template"
-    files = {}
+    files = dict(own)
     for path, text in _files(template):
         target = path.removesuffix(".txt").replace("package/", f"{package}/")
         files[target] = re.sub(r"@(\w+)@", lambda m: values[m[1]], text)

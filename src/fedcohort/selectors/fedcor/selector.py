@@ -65,8 +65,8 @@ def _client_map(record: Record) -> Points | None:
     else:
         verdict = "the map hardly follows the classes" if near >= chance else "the map does not follow the classes"
     text = (
-        f"{record.opening} {near:.0%} of the clients have a nearest neighbour of the same main class, by chance it would "
-        f"be {chance:.0%}: {verdict}."
+        f"{record.opening} {near:.0%} of the clients have a nearest neighbour of the same main class, by chance it "
+        f"would be {chance:.0%}: {verdict}."
     )
     return Points(embedding, main, names, text)
 
