@@ -34,8 +34,8 @@
     name = "flash"
     local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter, labels
 
-    [selectors.mine]
-    name = "mine.py:MySelector"       # a class of yours, file.py:Class (from this file's folder) or module:Class
+    # [selectors.mine]
+    # name = "mine.py:MySelector"     # a class of yours: file.py:Class, beside this file, or module:Class
 
     [[settings]]                      # a sweep: each setting changes some keys of the above
     name = "quiet"
