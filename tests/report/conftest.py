@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -137,6 +137,24 @@ def _driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     chrome = selenium.Chrome(options=options, service=Service(driver))
     yield chrome
     chrome.quit()
+
+
+@pytest.fixture
+def violations() -> Callable[[Page], list[Any]]:
+    """What axe-core finds on a page: rules of WCAG A and AA, and its best practices; empty where all is well."""
+    code = Path(__file__).with_name("axe").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+    def look(page: Page) -> list[Any]:
+        page.js(code)
+        page.driver.set_script_timeout(60)
+        found: list[Any] = page.driver.execute_async_script(
+            "const done = arguments[0]; axe.run(document, {resultTypes: ['violations']}).then(r => done("
+            "r.violations.map(v => [v.id, v.help, v.nodes.slice(0, 4).map(n => n.html.slice(0, 160) + ' ' + "
+            "n.failureSummary)])), e => done([['axe', String(e), []]]))"
+        )
+        return found
+
+    return look
 
 
 @pytest.fixture

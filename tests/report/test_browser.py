@@ -8,7 +8,7 @@ import pytest
 
 from fedcohort.report.page import assemble, build_report
 
-FIGURES = 11
+FIGURES = 12
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_every_plot_has_data_nothing_leaves_nothing_overflows(page, report_url, 
         page.js("return [...document.querySelectorAll('.chart')].filter(c => c.dataset.state !== 'drawn').length") == 0
     )
     marks = page.js(
-        """return [...document.querySelectorAll('.chart svg')].map(
+        """return [...document.querySelectorAll('.plot svg')].map(
              s => s.querySelectorAll('path, circle, rect, image').length)"""
     )
     assert len(marks) == FIGURES and min(marks) > 0
@@ -131,7 +131,7 @@ def test_settings_switch_and_draw(page, toy, tmp_path):
     for number in ("1", "0"):
         page.js(f"document.querySelector('[data-setting=\"{number}\"]').click(); FC.drawAll()")
         visible = f"document.querySelectorAll('[data-pane=\"{number}\"] .chart[data-state=drawn]').length"
-        page.wait(f"{visible} === 7")
+        page.wait(f"{visible} === 8")
         assert page.js("return document.querySelectorAll('.pane:not([hidden])').length") == 1
         assert page.overflow() == []
     assert page.errors() == []

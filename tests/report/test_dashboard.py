@@ -270,9 +270,60 @@ def test_explanations_on_click_phone_width_and_dark(page, running):
         page.js("document.querySelector('[data-run=\"fedcm-ts-s1\"]').click()")
         page.js("document.querySelector('[data-client]').click()")
         page.wait("document.getElementById('why').innerText.includes('was picked in round 5')")
+        assert "Choose a client" in page.js("return document.getElementById('cohort').innerText")
         assert "exploration" in page.js("return document.getElementById('why').innerText")
         assert page.overflow() == []
         assert page.errors() == []
+        page.driver.get("about:blank")
+
+
+def test_any_round_can_be_opened_by_keyboard_and_stays_open(page, running):
+    from selenium.webdriver.common.keys import Keys
+
+    with Server(running.path.parent) as served:
+        page.driver.get(f"{served.url}/#going")
+        page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
+        link = page.driver.find_element("css selector", "[data-run='fedcm-ts-s1'] button")
+        page.js("arguments[0].focus()", link)
+        link.send_keys(Keys.ENTER)
+        heading = "document.getElementById('cohort-title').innerText"
+        page.wait(f"{heading} === 'Cohort of round 5, fedcm-ts-s1'")
+        field = page.driver.find_element("id", "round")
+        field.send_keys("2", Keys.ENTER)
+        page.wait(f"{heading} === 'Cohort of round 2, fedcm-ts-s1'")
+        page.wait("document.getElementById('why').innerText.includes('Why these clients in round 2?')")
+        shown = page.js("return [...document.querySelectorAll('[data-client]')].map(b => b.dataset.client)")
+        expected = httpx.get(
+            f"{served.url}/api/cohort", params={"item": "going", "run": "fedcm-ts-s1", "round": 2}
+        ).json()
+        assert shown == [member["client"] for member in expected["cohort"]] and len(shown) == 3
+        page.js("document.querySelector('[data-client]').focus()")
+        running.play(1)  # news come in: what was opened stays open, and the keyboard keeps its place
+        rounds = "[...document.querySelectorAll('[data-run] [data-round]')].map(e => +e.textContent)"
+        page.wait(f"Math.max(...{rounds}) === 7")
+        assert page.js(f"return {heading}") == "Cohort of round 2, fedcm-ts-s1"
+        assert page.js("return document.activeElement.dataset.client") == shown[0]
+        page.driver.find_element("id", "after").click()
+        page.wait(f"{heading} === 'Cohort of round 3, fedcm-ts-s1'")
+        page.driver.find_element("id", "latest").click()
+        page.wait(f"{heading} === 'Cohort of round 6, fedcm-ts-s1'")
+        missing = httpx.get(f"{served.url}/api/cohort", params={"item": "going", "run": "fedcm-ts-s1", "round": 99})
+        assert missing.status_code == 404 and "has not been seen" in missing.json()["error"]
+        assert page.errors() == []
+        page.driver.get("about:blank")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_the_dashboard(page, running, violations, scheme):
+    with Server(running.path.parent) as served:
+        page.scheme(scheme)
+        page.driver.get(f"{served.url}/#going")
+        page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
+        page.js("document.querySelector('[data-client]').click()")
+        page.wait("document.getElementById('why').innerText.includes('was picked')")
+        assert violations(page) == []
+        levels = page.js("return [...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")
+        assert levels[0] == 1 and levels.count(1) == 1
         page.driver.get("about:blank")
 
 

@@ -33,7 +33,7 @@ def test_every_picture_is_there_and_is_json(setting, board):
     special, warnings = selector_figures(setting)
     found = [*general_figures(setting, board), *special]
     assert [f.name for f in found] == [
-        "accuracy", "loss", "balance", "picks", "participation", "cost", "scenario",
+        "accuracy", "ranks", "loss", "balance", "picks", "participation", "cost", "scenario",
         "fedcor-map", "fedcm-arms", "fedacs-skewness", "flash-coefficients",
     ]  # fmt: skip
     assert not warnings

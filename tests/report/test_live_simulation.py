@@ -1,9 +1,15 @@
-"""The dashboard's feed follows a real simulation: a round is there within two seconds of its end."""
+"""The dashboard's feed follows a real simulation: a round is there within two seconds of its end, with its reasons."""
 
 import threading
 import time
+from contextlib import closing
 
+from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.errors import FedcohortError
+from fedcohort.journal.live import LiveRounds, read_with_live
+from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.report.dashboard.feed import ExperimentItem
+from fedcohort.session import Session
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.runner import Simulation
@@ -45,3 +51,77 @@ def test_rounds_appear_within_two_seconds(tmp_path):
     before_the_end = [r for r in range(20) if r in seen]  # long before any checkpoint
     assert before_the_end == list(range(20))
     assert max(seen[r] - paced.ended[r] for r in before_the_end) < 2.0
+
+
+def test_every_round_shown_can_be_explained_while_the_simulation_runs(tmp_path):
+    table = {
+        **TABLE,
+        "seeds": [0, 1],
+        "selectors": {"uniform": {}, "fedcbs": {}},
+        "run": {**TABLE["run"], "rounds": 12},
+    }
+    item, failed, asked = ExperimentItem(tmp_path / "out", "out"), [], set()
+
+    class Clicks(Listener):
+        """Clicks on every round the dashboard shows, after each round, before any checkpoint."""
+
+        def on_round(self, run, row):
+            time.sleep(0.06)
+            item.poll()
+            for name, live in item._live.items():
+                for round_, shown in live.rows.items():
+                    if (name, round_) in asked:
+                        continue
+                    asked.add((name, round_))
+                    try:
+                        found = item.why(name, round_, str(shown["cohort"][0]))
+                        assert found["was_picked"] and found["status"] == "OK"
+                        assert [int(r["client"]) for r in item.why(name, round_, None)["picked"]] == sorted(
+                            shown["cohort"], key=[int(r["client"]) for r in found["picked"]].index
+                        )
+                    except FedcohortError as error:
+                        failed.append((name, round_, error.message))
+
+    simulation = Simulation(Experiment.from_dict(table), tmp_path / "out", device="cpu", listeners=[Clicks()])
+    assert simulation.run() == "finished"
+    assert failed == [] and len(asked) > 30
+    assert not (tmp_path / "out" / "live.sqlite").exists()
+    # afterwards the journals alone have every round
+    item.poll()
+    assert all(item.why(name, r, None)["round"] == r for name in item._live for r in range(12))
+
+
+def test_copies_end_with_the_journal_and_begin_after_it(tmp_path):
+    path, live = tmp_path / "run.sqlite", tmp_path / "live.sqlite"
+    session = Session(SELECTORS.create("fedcbs"), table_of(8), seed=1, journal=path, commit="manual")
+    copies = LiveRounds(live)
+
+    def play(rounds):
+        for _ in range(rounds):
+            cohort = session.ask(RoundRequest(size=3))
+            session.tell(RoundReport(cohort.ticket, cohort.clients, [0, 0, 0]))
+
+    def seen():
+        with closing(read_with_live(path, live, "run")) as journal:
+            rows = journal.cohorts()
+            return [row.round for row in rows], [len(journal.replies(row.ticket)) for row in rows]
+
+    play(2)
+    assert seen() == ([], [])  # nothing is durable, nothing copied
+    copies.publish({"run": session.journal})
+    assert seen() == ([0, 1], [3, 3])
+    play(1)
+    copies.publish({"run": session.journal})
+    session.commit()
+    assert seen() == ([0, 1, 2], [3, 3, 3])  # in both, shown once
+    copies.forget()
+    play(1)
+    copies.publish({"run": session.journal, "other": session.journal})
+    assert seen() == ([0, 1, 2, 3], [3, 3, 3, 3])
+    copies.close()
+    assert seen()[0] == [0, 1, 2] and not live.exists()
+    session.close()
+
+
+def table_of(n):
+    return ClientTable(sizes=[10.0] * n, labels=LabelCounts([[5.0, 5.0]] * n))

@@ -28,8 +28,8 @@ def test_small_enough(html):
 
 def test_every_figure_has_a_sentence_and_downloads(html):
     data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
-    assert len(data["figures"]) == 11
-    assert html.count('<figure class="card"') == 11 == html.count('data-save="csv"')
+    assert len(data["figures"]) == 12
+    assert html.count('<figure class="card"') == 12 == html.count('data-save="csv"')
     for figure in data["figures"].values():
         assert figure["sentence"]
 

@@ -264,3 +264,22 @@ def test_the_scenario_is_described_by_what_half_of_the_clients_have():
 def test_numbers_that_are_not_known_do_not_break_sentences():
     text = accuracy(run("uniform", [0.3, 0.2], state="diverged"))
     assert "nan" not in text.lower() and text.startswith("Nobody has a terminal accuracy")
+
+
+def test_ranks_claim_a_difference_only_where_there_is_one():
+    def text(better):
+        runs = [run("uniform", [0.5], seed=s) for s in range(10)]
+        runs += [run("ours", [0.5 + better(s)], seed=s) for s in range(10)]
+        made = setting(*runs)
+        return figures.ranks(made, boards([made], Options())[0]).sentence
+
+    assert text(lambda s: 0.1).startswith(
+        "ours has the best mean rank over 10 blocks (1 of 2; Friedman, p = 0.002); it is"
+    )
+    assert "it is better than uniform by the critical difference of 0.62 or more." in text(lambda s: 0.1)
+    assert text(lambda s: -0.1).startswith("uniform has the best mean rank")
+    assert text(lambda s: 0.1 * (-1) ** s).startswith(
+        "Over 10 blocks the selectors cannot be told apart (Friedman, p = 1"
+    )
+    one = setting(run("uniform", [0.5]), run("ours", [0.6]))
+    assert figures.ranks(one, boards([one], Options())[0]) is None

@@ -96,6 +96,7 @@ class Journal:
         self._manual = commit == "manual"
         self._delta_bytes: dict[tuple[str, str], int] = {}
         self._saved: dict[str, dict[str, AnyArray | Any]] = {}
+        self._durable = (-1, -1)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class Journal:
         lock = _locked(path) if path.exists() else None
         journal = cls(_checked(path, lock), path, lock, commit)
         if commit == "manual":
+            journal._mark_durable()
             journal._db.execute("BEGIN IMMEDIATE")
         return journal
 
@@ -183,7 +185,38 @@ class Journal:
         if self._manual:
             with self._sqlite_errors():
                 self._db.execute("COMMIT")
+                self._mark_durable()
                 self._db.execute("BEGIN IMMEDIATE")
+
+    # -- for readers of what is not durable yet; see fedcohort.journal.live ---------------------------------------
+
+    @property
+    def durable(self) -> tuple[int, int]:
+        """The highest ticket, and the highest number of a block of replies, that other processes can read."""
+        return self._durable
+
+    def _mark_durable(self) -> None:
+        (reply,) = self._db.execute("SELECT COALESCE(MAX(id), -1) FROM replies").fetchone()
+        self._durable = (self.last()[1], int(reply))
+
+    def newer(self, ticket: int, reply: int, columns: Mapping[str, str]) -> dict[str, list[tuple[Any, ...]]]:
+        """Return the rows of cohorts and scores above ``ticket`` and of replies above ``reply``, as they are stored."""
+        above = {"cohorts": ("ticket", ticket), "scores": ("ticket", ticket), "replies": ("id", reply)}
+        return {
+            table: self._db.execute(f"SELECT {columns[table]} FROM {table} WHERE {key} > ?", (value,)).fetchall()
+            for table, (key, value) in above.items()
+        }
+
+    def extend(self, live: str, run: str, columns: Mapping[str, str]) -> None:
+        """Show the rounds of ``run`` in the database ``live`` after the own ones; for a journal opened for reading."""
+        self._db.execute("ATTACH DATABASE ? AS live", (live,))
+        quoted = run.replace("'", "''")
+        for table, names in columns.items():
+            self._db.execute(
+                f"CREATE TEMP VIEW {table} AS SELECT {names} FROM main.{table} UNION ALL SELECT {names} "
+                f"FROM live.{table} WHERE run = '{quoted}' AND ticket > "
+                "(SELECT COALESCE(MAX(ticket), -1) FROM main.cohorts)"
+            )
 
     # -- writing ------------------------------------------------------------------------------------------------
 

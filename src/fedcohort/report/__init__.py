@@ -4,13 +4,18 @@ Nothing here trains or imports torch; everything is read from result directories
 """
 
 from fedcohort.report.data import Bundle, Group, RunCurve, Setting, load_bundle
-from fedcohort.report.page import build_report
+from fedcohort.report.figures import Figure
+from fedcohort.report.page import Report, assemble, build_report, load_figures
 
 __all__ = [
     "Bundle",
+    "Figure",
     "Group",
+    "Report",
     "RunCurve",
     "Setting",
+    "assemble",
     "build_report",
     "load_bundle",
+    "load_figures",
 ]

@@ -171,7 +171,7 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
             hint="wait for the first checkpoint, or follow the run with: fedcohort dashboard",
         )
     entries = _unique_labels(entries)
-    colors = palette.assign((run.label, run.selector) for _, _, run, _ in entries)
+    colors = palette.assign(run.label for _, _, run, _ in entries)
     names = list(dict.fromkeys(setting for _, setting, _, _ in entries))
     settings = tuple(
         _setting(name, [(result, run) for result, setting, run, _ in entries if setting == name], colors, warnings)

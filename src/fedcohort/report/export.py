@@ -16,9 +16,12 @@ import string
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from fedcohort.errors import FedcohortError, MissingExtraError, ParameterError
-from fedcohort.report.page import Report, asset, embedded, figure_files, scripts, styles
+from fedcohort.errors import FedcohortError, MissingExtraError, ParameterError, UnknownNameError
+from fedcohort.registry import nearest
+from fedcohort.report.figures import Figure
+from fedcohort.report.page import Report, asset, embedded, figure_files, figure_html, scripts, styles
 
 FORMATS = ("svg", "png", "pdf")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -81,17 +84,48 @@ def export_figures(report: Report, folder: str | Path, form: str, *, width: int 
     -------
     list of the files written
     """
-    if form not in FORMATS:
-        raise ParameterError(f"Figures can be exported as {', '.join(FORMATS)}. Got {form!r}.")
-    browser = find_browser()
+    _check_format(form)
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"The folder {target} cannot be made: {error.strerror or error}.") from error
+    return _draw(figure_files(report), target, form, width)
+
+
+def save_figure(figure: Figure, path: Path, view: str | None = None, *, width: int = 760) -> Path:
+    """Write one view of one figure, in the format that the path's ending names."""
+    form = path.suffix.removeprefix(".").lower()
+    if form == "html":
+        path.write_text(figure_html(figure), encoding="utf-8")
+        return path
+    if form != "csv":
+        _check_format(form)
+    if view is not None and view not in figure.views:
+        near = nearest(view, list(figure.views))
+        raise UnknownNameError(
+            f"The figure {figure.name!r} has no view {view!r}. Known: {', '.join(figure.views)}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    chosen = [v for v in figure.spec["views"] if view in (None, v["name"])][:1]
+    spec = {"title": figure.title, "sentence": figure.sentence, **figure.spec, "views": chosen, "file": "figure"}
+    with tempfile.TemporaryDirectory(prefix="fedcohort-figure-") as folder:
+        written = _draw([spec], Path(folder), "svg" if form == "csv" else form, width)
+        (made,) = [file for file in written if file.suffix == f".{form}"]
+        path.write_bytes(made.read_bytes())
+    return path
+
+
+def _check_format(form: str) -> None:
+    if form not in FORMATS:
+        raise ParameterError(f"Figures can be exported as {', '.join(FORMATS)}. Got {form!r}.")
+
+
+def _draw(figures: list[dict[str, Any]], target: Path, form: str, width: int) -> list[Path]:
+    browser = find_browser()
     page = string.Template(asset("export.html")).substitute(
         styles=styles(),
-        data=embedded(figure_files(report)),
+        data=embedded(figures),
         options=json.dumps({"width": width, "png": _PIXELS if form == "png" else 0}),
         scripts=scripts("export.js"),
     )

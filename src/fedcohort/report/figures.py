@@ -7,9 +7,11 @@ same spec is drawn in the report, in the dashboard and in exported files.
 from __future__ import annotations
 
 import base64
+import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ import numpy as np
 from fedcohort.arrays import AnyArray, FloatArray
 from fedcohort.report.data import Group, RunCurve, Setting
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Leaderboard, Progress
+from fedcohort.simulate.leaderboard import Leaderboard, Progress, Ranking, ranking
+from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import counted, level, names, number, percent, times
 
@@ -42,6 +45,30 @@ class Figure:
     title: str
     sentence: str
     spec: Mapping[str, Any]
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Names of the pictures it holds: over rounds, over time, one per selector and so on."""
+        return tuple(view["name"] for view in self.spec["views"])
+
+    def save(self, path: str | Path, view: str | None = None) -> Path:
+        """Write it as .svg, .png, .pdf, .csv (its numbers) or .html, by the ending of ``path``.
+
+        All but HTML are drawn by a browser of the Chromium family without a window. ``view`` is one of :attr:`views`;
+        default: the first.
+        """
+        from fedcohort.report.export import save_figure
+
+        return save_figure(self, Path(path), view)
+
+    def _repr_html_(self) -> str:
+        from fedcohort.report.page import figure_html
+
+        page = html.escape(figure_html(self), quote=True)
+        return (
+            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{html.escape(self.title)}" '
+            'style="width:100%;height:520px;border:0"></iframe>'
+        )
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------
@@ -198,6 +225,55 @@ def _accuracy_sentence(board: Leaderboard) -> str:
     if len(first) == 1 and not first[0].baseline and gain > 1:
         quick += f", {times(gain)} times as fast as {board.baseline}"
     return f"{before}{quick}; {text}."
+
+
+def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> Figure | None:
+    """All selectors against each other: mean ranks, the critical difference, and who cannot be told apart."""
+    views, sentences = [], []
+    several = len(every) > 1
+    for name, boards in (("This setting", [board]), ("All settings", list(every) if several else [])):
+        found = ranking(boards)
+        if found is None:
+            continue
+        places = {label: i for i, label in enumerate(found.labels)}
+        views.append(
+            {
+                "name": name,
+                "x": {"label": "mean rank, 1 is best"},
+                "labels": list(found.labels),
+                "ranks": rounded(np.array(found.ranks)),
+                "colors": [setting.drawn[label][0] for label in found.labels],
+                "difference": rounded(np.array([found.difference]))[0],
+                "alike": [[places[group[0]], places[group[-1]]] for group in found.alike],
+                "p": [rounded(np.array([found.p.get((a, b), 1.0) for b in found.labels])) for a in found.labels],
+            }
+        )
+        sentences.append(_rank_sentence(found, f"in {name.lower()}" if several else ""))
+    if not views:
+        return None
+    before = so_far(setting)
+    about = (
+        " Ranks are by terminal accuracy within a seed of a setting; Friedman's test over these blocks, then Nemenyi's "
+        "critical difference at 5%. A bar joins selectors that cannot be told apart; which can depends on who else is "
+        "compared."
+    )
+    spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
+    return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)
+
+
+def _rank_sentence(found: Ranking, where: str) -> str:
+    over = f"over {counted(found.blocks, 'block')}" + (f" {where}" if where else "")
+    p = "p < 0.001" if found.friedman < 0.001 else f"p = {found.friedman:.3f}"
+    best = found.labels[0]
+    if found.friedman >= LEVEL:
+        return f"O{over[1:]} the selectors cannot be told apart (Friedman, {p})."
+    worse = [label for label in found.labels[1:] if found.differ(best, label)]
+    text = f"{best} has the best mean rank {over} ({number(found.ranks[0])} of {len(found.labels)}; Friedman, {p})"
+    if not worse:
+        return f"{text}, but differs from nobody by the critical difference of {number(found.difference)}."
+    alike = [label for label in found.labels[1:] if label not in worse]
+    text += f"; it is better than {names(worse)} by the critical difference of {number(found.difference)} or more"
+    return f"{text}, and cannot be told from {names(alike)}." if alike else f"{text}."
 
 
 def loss(setting: Setting) -> Figure | None:
@@ -445,10 +521,14 @@ def _bytes_split(run: RunCurve) -> tuple[float, float]:
     return _total(run, "bytes_down", "bytes_up"), _total(run, "query_bytes_down", "query_bytes_up")
 
 
-def general_figures(setting: Setting, board: Leaderboard) -> list[Figure]:
-    """Return the pictures every setting has, in reading order; those without data are left out."""
+def general_figures(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> list[Figure]:
+    """Return the pictures every setting has, in reading order; those without data are left out.
+
+    ``every`` are the leaderboards of all settings, for what is said about all of them.
+    """
     found = [
         accuracy(setting, board),
+        ranks(setting, board, every),
         loss(setting),
         balance(setting),
         picks(setting),

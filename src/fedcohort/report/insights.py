@@ -79,6 +79,7 @@ def _figure(picture: Picture, found: Sequence[tuple[str, View]]) -> Figure:
             "kind": "points",
             "views": [_points(label, view) for label, view in clouds],
             "categories": names,
+            "short": [name.split()[-1] if name[-1:].isdecimal() else "" for name in names],
             "colors": [1 + c % slots for c in range(len(names))],
         }
     text = " ".join([view.text for _, view in found if view.text][:2])

@@ -6,17 +6,20 @@ import html
 import json
 import string
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import fedcohort
+from fedcohort.errors import UnknownNameError
+from fedcohort.registry import nearest
 from fedcohort.report import palette
 from fedcohort.report.data import Bundle, Setting, boards, load_bundle
 from fedcohort.report.figures import Figure, general_figures
 from fedcohort.report.insights import selector_figures
+from fedcohort.report.setup import setup_html
 from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
@@ -74,7 +77,8 @@ def assemble(
     warnings = list(bundle.warnings)
     sections = []
     options = bundle.options.given(targets, None, baseline, None)
-    for setting, board in zip(bundle.settings, boards(bundle.settings, options), strict=True):
+    every = boards(bundle.settings, options)
+    for setting, board in zip(bundle.settings, every, strict=True):
         tables = (leaderboard_table(board, setting.drawn), participation_table(setting))
         where = f"{setting.name}, " if len(bundle.settings) > 1 else ""
         warnings += [f"{where}{text}" for text in setting.warnings()]
@@ -84,10 +88,32 @@ def assemble(
             special, unread = selector_figures(setting)
             explanations, unexplained = report_explanations(setting, rounds)
             warnings += unread + unexplained
-            figures = (*general_figures(setting, board), *special)
+            figures = (*general_figures(setting, board, every), *special)
         sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)
+
+
+def load_figures(*paths: str | Path, setting: str | None = None) -> dict[str, Figure]:
+    """Return the pictures of one setting of one or several experiments, by name.
+
+    In a notebook each shows itself; ``load_figures("runs/digits")["accuracy"].save("accuracy.pdf")`` writes one.
+
+    Parameters
+    ----------
+    paths : experiments' directories
+    setting : str, optional
+        Default: the first.
+    """
+    sections = {section.setting.name: section for section in assemble(paths).sections}
+    if setting is not None and setting not in sections:
+        near = nearest(setting, list(sections))
+        raise UnknownNameError(
+            f"There is no setting {setting!r}. Known: {', '.join(sections)}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    section = sections[setting] if setting is not None else next(iter(sections.values()))
+    return {figure.name: figure for figure in section.figures}
 
 
 def asset(name: str) -> str:
@@ -136,8 +162,21 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
         warnings="".join(f'<p class="warning">{html.escape(text)}</p>' for text in report.warnings),
         tabs=_tabs(report),
         sections="".join(parts),
-        provenance=_provenance(report),
+        setup=setup_html(report.bundle),
+        provenance=_provenance(),
         data=embedded(data),
+        scripts=scripts("report.js"),
+    )
+
+
+def figure_html(figure: Figure) -> str:
+    """Return one figure as a page of its own."""
+    spec = {"title": figure.title, "sentence": figure.sentence, "file": figure.name, **figure.spec}
+    return string.Template(asset("figure.html")).substitute(
+        title=html.escape(figure.title),
+        styles=styles(),
+        figure=_figure(figure, 0, ""),
+        data=embedded({"figures": {f"0-{figure.name}": spec}, "explanations": {}}),
         scripts=scripts("report.js"),
     )
 
@@ -186,8 +225,9 @@ def _section(section: Section, number: int, several: bool) -> str:
     board, participation = section.tables
     figures = {figure.name: figure for figure in section.figures}
     blocks = [
-        f'<section class="card"><h2>{html.escape(board.title)}</h2>'
-        f'<div class="downloads"><button data-table="leaderboard.csv">CSV</button></div>{to_html(board)}</section>'
+        f'<section class="card"><h2>{html.escape(board.title)}</h2><div class="downloads">'
+        '<button type="button" data-table="leaderboard.csv" aria-label="Save the leaderboard as CSV">CSV</button></div>'
+        f"{to_html(board)}</section>"
     ]
     for name, figure in figures.items():
         extra = ""
@@ -202,12 +242,15 @@ def _section(section: Section, number: int, several: bool) -> str:
 
 
 def _figure(figure: Figure, number: int, extra: str) -> str:
+    title = html.escape(figure.title)
+    buttons = "".join(
+        f'<button type="button" data-save="{form}" aria-label="Save {title} as {form.upper()}">{form.upper()}</button>'
+        for form in ("csv", "svg", "png")
+    )
     return (
-        f'<figure class="card" id="{number}-{figure.name}"><figcaption><h2>{html.escape(figure.title)}</h2>'
-        f"<p>{html.escape(figure.sentence)}</p></figcaption>"
-        '<div class="downloads"><button data-save="csv">CSV</button><button data-save="svg">SVG</button>'
-        f'<button data-save="png">PNG</button></div><div class="chart" data-figure="{number}-{figure.name}"></div>'
-        f"{extra}</figure>"
+        f'<figure class="card" id="{number}-{figure.name}"><figcaption><h2>{title}</h2>'
+        f'<p>{html.escape(figure.sentence)}</p></figcaption><div class="downloads">{buttons}</div>'
+        f'<div class="chart" data-figure="{number}-{figure.name}"></div>{extra}</figure>'
     )
 
 
@@ -221,17 +264,6 @@ def _explanations(number: int) -> str:
     )
 
 
-def _provenance(report: Report) -> str:
-    lines = []
-    for path, meta in zip(report.bundle.paths, report.bundle.metas, strict=True):
-        keys = ("created", "command", "device", "fedcohort", "torch", "numpy", "python")
-        facts = [f"{key}: {_plain(meta[key])}" for key in keys if meta.get(key)]
-        lines.append(f"<li><b>{html.escape(path.name)}</b> {html.escape('; '.join(facts))}</li>")
+def _provenance() -> str:
     made = time.strftime("%Y-%m-%d %H:%M")
-    return f"<ul>{''.join(lines)}</ul><p>Made by fedcohort {fedcohort.__version__} on {made}. Opens offline.</p>"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {v}" for k, v in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"<p>Made by fedcohort {fedcohort.__version__} on {made}. Opens offline.</p>"

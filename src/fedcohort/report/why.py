@@ -11,6 +11,7 @@ from typing import Any
 
 from fedcohort.errors import FedcohortError, InputError
 from fedcohort.journal import Explanation, Journal, ScoreRow, explain_round, read_journal
+from fedcohort.journal.live import read_with_live
 from fedcohort.registry import nearest
 from fedcohort.report.data import Setting
 
@@ -74,10 +75,16 @@ def find_journal(path: str | Path, run: str | None) -> Path:
     return found[run]
 
 
-def explain(path: str | Path, round_: int, client: str | None = None, *, nearly: int = NEARLY) -> Why:
-    """Explain a round, or one client's part in it, from a journal file."""
-    with closing(read_journal(path)) as journal:
-        return _explain(journal, Path(path).stem, round_, client, nearly)
+def explain(
+    path: str | Path, round_: int, client: str | None = None, *, nearly: int = NEARLY, live: Path | None = None
+) -> Why:
+    """Explain a round, or one client's part in it, from a journal file.
+
+    ``live`` is the file in which a running simulation keeps the rounds that its journals do not show yet.
+    """
+    run = Path(path).stem
+    with closing(read_journal(path) if live is None else read_with_live(path, live, run)) as journal:
+        return _explain(journal, run, round_, client, nearly)
 
 
 def _explain(journal: Journal, run: str, round_: int, client: str | None, nearly: int) -> Why:

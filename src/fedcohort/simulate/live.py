@@ -1,4 +1,4 @@
-"""The live feed: one JSON line per run and round, for the dashboard, long before the next checkpoint."""
+"""The live feed: each round of each run, and why it was chosen, for the dashboard, long before the next checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from fedcohort.journal import Journal
+from fedcohort.journal.live import LiveRounds
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import RunInfo
 
@@ -21,35 +23,66 @@ _LISTS = ("cohort", "statuses", "durations")
 
 
 class LiveFeed(Listener):
-    """Appends rounds to ``live.jsonl`` in an experiment's directory.
+    """Appends rounds to ``live.jsonl`` in an experiment's directory, and makes them explainable in ``live.sqlite``.
 
-    Lines are flushed with the first round that ends half a second or more after the last flush. A resumed experiment
-    goes on in the same file; a round that is made again is written again, and readers take one line per run and round.
+    Lines are written with the first round that ends half a second or more after the last time, and never before the
+    round's scores can be read. A resumed experiment goes on in the same file; a round that is made again is written
+    again, and readers take one line per run and round.
     """
 
     def __init__(self, out: Path) -> None:
-        self._path = out / "live.jsonl"
+        self._out = out
         self._file: IO[str] | None = None
+        self._lines: list[str] = []
         self._flush_due = 0.0
+        self._rounds: LiveRounds | None = None
+        self._journals: Mapping[str, Journal] = {}
 
     def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
         """Open the feed."""
-        self._file = self._path.open("a")
+        self._file = (self._out / "live.jsonl").open("a")
+
+    def follow(self, journals: Mapping[str, Journal]) -> None:
+        """Say whose rounds are being made, so that their scores can be read before the next checkpoint."""
+        self._flush()
+        self._journals = journals
+        if self._rounds is not None:
+            self._rounds.close()
+        self._rounds = LiveRounds(self._out / "live.sqlite")
+
+    def durable(self) -> None:
+        """Say that all journals have been committed."""
+        self._flush()
+        if self._rounds is not None:
+            self._rounds.forget()
 
     def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
-        """Append a line."""
-        assert self._file is not None
+        """Take a line."""
         line: dict[str, Any] = {"run": run.id, "round": int(row["round"])}
         line |= {name: _number(row.get(name)) for name in _NUMBERS}
         line |= {name: np.asarray(row[name]).tolist() for name in _LISTS if row.get(name) is not None}
-        self._file.write(json.dumps(line) + "\n")
+        self._lines.append(json.dumps(line) + "\n")
         now = time.monotonic()
         if now >= self._flush_due:
-            self._file.flush()
+            self._flush()
             self._flush_due = now + _FLUSH_SECONDS
+
+    def _flush(self) -> None:
+        if not self._lines or self._file is None:
+            return
+        if self._rounds is not None:
+            self._rounds.publish(self._journals)
+        self._file.writelines(self._lines)
+        self._file.flush()
+        self._lines.clear()
 
     def on_end(self, state: str) -> None:
         """Close the feed."""
+        self._journals = {}
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None
+        self._flush()
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -18,6 +18,7 @@ Files appear whole or not at all: each is written beside its place and moved the
 from __future__ import annotations
 
 import errno
+import html
 import io
 import json
 import os
@@ -39,7 +40,10 @@ from fedcohort.registry import nearest
 from fedcohort.simulate.metrics import Curve
 
 if TYPE_CHECKING:
+    import pandas
     import pyarrow as pa
+
+    from fedcohort.simulate.leaderboard import Leaderboard
 
 FORMAT_VERSION = 1
 RUN_STATES = ("running", "finished", "stopped", "diverged")
@@ -432,6 +436,43 @@ class Results:
         if places is None:
             return np.zeros(0)
         return np.asarray(self.rounds.column(name).to_numpy()[places])
+
+    def leaderboards(self, **options: Any) -> tuple[Leaderboard, ...]:
+        """Return the leaderboard of each setting; options as in :func:`fedcohort.simulate.leaderboard.leaderboards`."""
+        from fedcohort.simulate.leaderboard import leaderboards
+
+        return leaderboards(self, **options)
+
+    def to_pandas(self, table: str = "rounds") -> pandas.DataFrame:
+        """Return ``rounds`` or ``clients`` as a data frame, with label, selector, seed and setting in every row."""
+        if table not in ("rounds", "clients"):
+            raise UnknownNameError(f"There is no table {table!r}. Known: rounds, clients.")
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("Data frames need pandas.", hint="pip install 'fedcohort[notebook]'") from error
+        from fedcohort.simulate.leaderboard import setting_name
+
+        runs = {run.id: run for run in self.runs}
+        frame = (self.rounds if table == "rounds" else self.clients).to_pandas()
+        who = [runs[name] for name in frame["run"]]
+        facts = {
+            "label": [run.label or run.selector for run in who],
+            "selector": [run.selector for run in who],
+            "seed": [run.seed for run in who],
+            "setting": [setting_name(run.setting) for run in who],
+        }
+        return pandas.concat([pandas.DataFrame(facts, index=frame.index), frame], axis=1)
+
+    def _repr_html_(self) -> str:
+        from fedcohort.simulate.leaderboard import leaderboard_table
+        from fedcohort.simulate.leaderboard.formats import notebook
+
+        done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
+        facts = [str(self.path), str(self.status.get("state", "running")), f"{len(self.runs)} runs"]
+        facts += [f"{done} of {total} rounds"] if done is not None and total else []
+        text = html.escape(", ".join(facts))
+        return f"<p>{text}</p>" + notebook([leaderboard_table(board) for board in self.leaderboards()])
 
 
 def load(path: str | Path) -> Results:

@@ -163,7 +163,8 @@ class Simulation:
     ) -> None:
         self.experiment = experiment
         self.out = out
-        self.listeners = [LiveFeed(out), *listeners]
+        self._feed = LiveFeed(out)
+        self.listeners = [self._feed, *listeners]
         self.device = device or experiment.options.device
         self.address = address
         self._resume = resume
@@ -347,6 +348,7 @@ class Simulation:
         group = self.prepared.group(number, journals=self.out / "journal", device=self.device, workers=options.workers)
         try:
             self.begin(number, group)
+            self._feed.follow({run.plan.id: run.session.journal for run in group.runs})
             due = time.monotonic() + options.checkpoint_seconds
             while not group.done and not self._stop:
                 group.step(self.on_round)
@@ -418,6 +420,7 @@ class Simulation:
         self.writer.append(*group.drain())
         checkpoints.save(self.out / "checkpoint", number, point.to_bytes(), point.round)
         group.commit()
+        self._feed.durable()
         checkpoints.prune(self.out / "checkpoint", number, point.round)
         self._report("running")
         return time.monotonic() - began

@@ -11,12 +11,13 @@ FC.Chart = class {
     this.view = 0;
     this.hidden = new Set();
     this.zoom = null;
-    host.innerHTML = '<div class="controls"><div class="tabs" role="tablist"></div><div class="legend"></div></div><div class="plot"></div>';
+    host.innerHTML = '<div class="controls"><div class="tabs"></div><div class="legend"></div></div><div class="plot" tabindex="0" role="group"></div>';
     this.tabs = host.querySelector(".tabs");
     this.legend = host.querySelector(".legend");
     this.plot = host.querySelector(".plot");
     this.tip = document.createElement("div");
     this.tip.className = "tip";
+    this.tip.setAttribute("role", "status");
     this.tip.hidden = true;
     FC.charts.push(this);
     this.controls();
@@ -36,18 +37,20 @@ FC.Chart = class {
 
   controls() {
     const { spec } = this;
+    this.plot.setAttribute("aria-label", `${spec.title}. Arrow keys read its values, plus and minus zoom, Home shows the whole range.`);
+    this.tabs.removeAttribute("role");
     if (spec.views.length > 8) {
       this.tabs.innerHTML = `<select aria-label="show">${spec.views.map((v, i) => `<option value="${i}">${FC.escape(v.name)}</option>`).join("")}</select>`;
       this.tabs.firstChild.value = String(this.view);
       this.tabs.firstChild.onchange = (e) => this.show(+e.target.value);
     } else {
       this.tabs.innerHTML = spec.views.length < 2 ? "" : spec.views.map((v, i) => `<button role="tab" aria-selected="${i === this.view}">${FC.escape(v.name)}</button>`).join("");
-      this.tabs.querySelectorAll("button").forEach((b, i) => { b.onclick = () => this.show(i); });
+      if (spec.views.length > 1) FC.tabs(this.tabs, `${spec.title}: shown`, (i) => this.show(i));
     }
     const entries = FC.kinds[spec.kind].entries(spec, this.current);
     this.legend.innerHTML = entries.length < 2 ? "" : entries.map((e) => {
-      const swatch = e.part === undefined ? `background:var(--s${e.color})` : `background:var(--ink);opacity:${[0.8, 0.35, 0.2][e.part]}`;
-      return `<button aria-pressed="${!this.hidden.has(e.label)}" title="click: hide or show; double-click: only this one"><span class="swatch" style="${swatch}"></span>${FC.escape(e.label)}</button>`;
+      const swatch = e.part === undefined ? FC.swatch(`var(--s${e.color})`, e.dash) : `<span class="swatch" style="background:var(--ink);opacity:${[0.8, 0.35, 0.2][e.part]}"></span>`;
+      return `<button type="button" aria-pressed="${!this.hidden.has(e.label)}" title="click: hide or show; double-click: only this one">${swatch}${FC.escape(e.label)}</button>`;
     }).join("");
     this.legend.querySelectorAll("button").forEach((b, i) => {
       b.onclick = () => this.toggle(entries[i].label);
@@ -57,14 +60,16 @@ FC.Chart = class {
 
   show(i) {
     this.view = i;
-    this.zoom = null;
+    this.zoom = this.cursor = null;
     this.controls();
     this.render();
   }
 
   toggle(label) {
     if (!this.hidden.delete(label)) this.hidden.add(label);
+    const at = [...this.legend.children].indexOf(document.activeElement);
     this.controls();
+    if (at >= 0) this.legend.children[at].focus();
     this.render();
   }
 
@@ -129,7 +134,32 @@ FC.Chart = class {
       }
     });
     this.plot.addEventListener("dblclick", () => { this.zoom = null; this.render(); });
+    this.plot.addEventListener("keydown", (e) => this.key(e));
+    this.plot.addEventListener("blur", () => { this.tip.hidden = true; this.overlay(""); });
     this.plot.addEventListener("pointerleave", () => { this.tip.hidden = true; this.overlay(""); });
+  }
+
+  // The keyboard's way to what the pointer does: a cursor that reads values, zoom, and back.
+  key(e) {
+    if (!this.drawn || e.target !== this.plot || e.ctrlKey || e.metaKey || e.altKey) return;
+    const { box } = this.drawn.frame;
+    const step = e.shiftKey ? 8 : 1, across = (box.right - box.left) / 60, down = (box.bottom - box.top) / 20;
+    const moves = { ArrowLeft: [-across, 0], ArrowRight: [across, 0], ArrowUp: [0, -down], ArrowDown: [0, down] };
+    const at = this.cursor || [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+    if (moves[e.key]) {
+      const hold = (v, lo, hi) => Math.min(Math.max(v, lo), hi);
+      this.cursor = [hold(at[0] + step * moves[e.key][0], box.left, box.right - 1), hold(at[1] + step * moves[e.key][1], box.top, box.bottom - 1)];
+      this.hover(...this.cursor);
+    } else if ((e.key === "+" || e.key === "-") && this.drawn.zoom) {
+      const [lo, hi] = [box.left, box.right].map((p) => this.drawn.zoom.invert(p)), x = this.drawn.zoom.invert(at[0]);
+      const factor = e.key === "+" ? 0.5 : 2;
+      this.zoom = [x - (x - lo) * factor, x + (hi - x) * factor];
+      this.render();
+    } else if (e.key === "Home" || e.key === "Escape") {
+      this.zoom = this.cursor = null;
+      this.render();
+    } else return;
+    e.preventDefault();
   }
 
   overlay(svg) {
@@ -165,14 +195,36 @@ FC.Chart = class {
 function legendRows(entries, theme, width) {
   let x = 14, y = 14, svg = "";
   for (const e of entries) {
-    const w = FC.textWidth(e.label) + 34;
+    const w = FC.textWidth(e.label) + 45;
     if (x + w > width && x > 14) { x = 14; y += 18; }
-    const fill = e.part === undefined ? theme.series[e.color] : theme.ink;
-    svg += `<rect x="${x}" y="${y - 9}" width="11" height="11" rx="2" fill="${fill}" fill-opacity="${e.part === undefined ? 1 : [0.8, 0.35, 0.2][e.part]}"/><text x="${x + 17}" y="${y}" fill="${theme.ink}">${FC.escape(e.label)}</text>`;
+    svg += e.part === undefined
+      ? `<line x1="${x}" x2="${x + 22}" y1="${y - 4}" y2="${y - 4}" stroke="${theme.series[e.color]}" stroke-width="4" stroke-dasharray="${["", "7 4", "2 3"][(e.dash || 0) % 3]}"/>`
+      : `<rect x="${x}" y="${y - 9}" width="22" height="11" rx="2" fill="${theme.ink}" fill-opacity="${[0.8, 0.35, 0.2][e.part]}"/>`;
+    svg += `<text x="${x + 28}" y="${y}" fill="${theme.ink}">${FC.escape(e.label)}</text>`;
     x += w;
   }
   return { svg, height: y + 10 };
 }
+
+// Buttons with role "tab" in a row: arrow keys move between them, one of them is in the order of the Tab key.
+FC.tabs = (row, label, choose) => {
+  row.setAttribute("role", "tablist");
+  row.setAttribute("aria-label", label);
+  const tabs = [...row.querySelectorAll("[role=tab]")];
+  tabs.forEach((tab, i) => {
+    tab.type = "button";
+    tab.tabIndex = tab.getAttribute("aria-selected") === "true" ? 0 : -1;
+    tab.onclick = () => choose(i);
+    tab.onkeydown = (e) => {
+      const to = { ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: tabs.length - 1 }[e.key];
+      if (to === undefined) return;
+      e.preventDefault();
+      const next = (to + tabs.length) % tabs.length;
+      choose(next);
+      row.querySelectorAll("[role=tab]")[next].focus();
+    };
+  });
+};
 
 FC.redraw = () => FC.charts.forEach((c) => c.render());
 

@@ -3,7 +3,7 @@
 (() => {
   const $ = (id) => document.getElementById(id);
   const STATES = { running: "good", finished: "done", interrupted: "warn", abandoned: "warn", failed: "bad", unreadable: "bad", diverged: "bad", stopped: "done", idle: "warn", waiting: "warn" };
-  let source = null, chosen = decodeURIComponent(location.hash.slice(1)), detail = null, setting = 0, charts = new Map(), shape = "", run = null;
+  let source = null, chosen = decodeURIComponent(location.hash.slice(1)), detail = null, setting = 0, charts = new Map(), shape = "", run = null, round = null;
 
   const pill = (state) => `<span class="pill ${STATES[state] || ""}">${FC.escape(state)}</span>`;
   const duration = (s) => (s === null || s === undefined || !Number.isFinite(s) ? "" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
@@ -27,20 +27,28 @@
     chosen = id;
     detail = null;
     setting = 0;
-    run = null;
+    run = round = null;
     history.replaceState(null, "", `#${encodeURIComponent(id)}`);
     connect();
+  }
+
+  // Replace what an element shows, keeping the keyboard's place: what had the focus has it again, found by its data-key.
+  function put(element, html) {
+    if (element.dataset.shown === html) return;
+    const key = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+    element.innerHTML = element.dataset.shown = html;
+    if (key !== undefined) [...element.querySelectorAll("[data-key]")].find((e) => e.dataset.key === key)?.focus();
   }
 
   function overview(data) {
     $("root").textContent = `Following ${data.root}`;
     if (!data.items.length) {
-      $("items").innerHTML = "";
+      put($("items"), "");
       $("detail").innerHTML = `<section class="card"><h2>Nothing here yet</h2><p>Waiting for an experiment or a session's journal in ${FC.escape(data.root)}. It appears by itself.</p></section>`;
       shape = "";
       return;
     }
-    $("items").innerHTML = data.items.map((d) => `<button data-id="${FC.escape(d.id)}" aria-current="${d.id === chosen}"><b>${FC.escape(d.id)}</b>${pill(d.state)}<span class="track"><i style="width:${share(d)}%"></i></span><span class="note">${FC.escape(progress(d))}</span></button>`).join("");
+    put($("items"), data.items.map((d) => `<button type="button" data-key="${FC.escape(d.id)}" data-id="${FC.escape(d.id)}" aria-current="${d.id === chosen}"><b>${FC.escape(d.id)}</b>${pill(d.state)}<span class="track"><i style="width:${share(d)}%"></i></span><span class="note">${FC.escape(progress(d))}</span></button>`).join(""));
     $("items").querySelectorAll("button").forEach((b) => { b.onclick = () => choose(b.dataset.id); });
     if (!data.items.some((d) => d.id === chosen)) choose(data.items[0].id);
   }
@@ -54,16 +62,23 @@
       shape = wanted;
       FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
       charts = new Map();
-      const cards = figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button data-csv="${f.name}">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`);
-      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>${cards[0] || ""}${section && section.board ? '<section class="card"><h2>Leaderboard</h2><div id="board"></div></section>' : ""}`
-        + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div id="cohort"></div><div id="why"></div><div id="stragglers"></div></section>`
+      const cards = figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button type="button" data-csv="${f.name}" aria-label="Save ${FC.escape(f.title)} as CSV">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`);
+      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>${cards[0] || ""}`
+        + (section && section.board ? '<section class="card"><h2>Leaderboard</h2><div id="board"></div></section>' : "")
+        + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div class="controls"><label>Round <input id="round" class="round" type="number" min="0" step="1" placeholder="latest"></label><button type="button" id="before">Previous</button><button type="button" id="after">Next</button><button type="button" id="latest">Latest</button></div><div id="cohort"></div><div id="why" aria-live="polite"></div><div id="stragglers"></div></section>`
         + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>${cards.slice(1).join("")}`;
-      $("settings").innerHTML = detail.sections.length < 2 ? "" : detail.sections.map((s, i) => `<button role="tab" aria-selected="${i === setting}" data-i="${i}">${FC.escape(s.name)}</button>`).join("");
-      $("settings").querySelectorAll("button").forEach((b) => { b.onclick = () => { setting = +b.dataset.i; run = null; show(); }; });
+      if (detail.sections.length > 1) {
+        $("settings").innerHTML = detail.sections.map((s, i) => `<button role="tab" aria-selected="${i === setting}">${FC.escape(s.name)}</button>`).join("");
+        FC.tabs($("settings"), "Settings", (i) => { setting = i; run = round = null; show(); });
+      }
+      $("round").onchange = () => open($("round").value === "" ? null : +$("round").value);
+      $("before").onclick = () => open((round ?? newest()) - 1);
+      $("after").onclick = () => open((round ?? newest()) + 1);
+      $("latest").onclick = () => open(null);
       $("detail").querySelectorAll("[data-csv]").forEach((b) => { b.onclick = () => FC.download(`${b.dataset.csv}.csv`, "text/csv", charts.get(b.dataset.csv).csv()); });
     }
     head();
-    if (section && section.board && $("board").innerHTML !== section.board) $("board").innerHTML = section.board;
+    if (section && section.board) put($("board"), section.board);
     runs(section ? section.name : null);
     for (const f of figures) {
       $("detail").querySelector(`[data-sentence="${f.name}"]`).textContent = f.sentence;
@@ -76,28 +91,59 @@
     $("head").innerHTML = `<h2>${FC.escape(detail.id)} ${pill(detail.state)}</h2><span class="track big"><i style="width:${share(detail)}%"></i></span><p class="note">${FC.escape(progress(detail))}</p>${detail.message ? `<p class="warning">${FC.escape(detail.message)}</p>` : ""}${detail.warnings.map((w) => `<p class="warning">${FC.escape(w)}</p>`).join("")}`;
   }
 
+  const current = () => detail.table.find((r) => r.id === run);
+  const newest = () => current()?.round ?? 0;
+  const title = (line) => (line.seed === null ? line.label : line.id);
+
   function runs(name) {
     const lines = detail.table.filter((r) => name === null || r.setting === name);
     if (!lines.some((r) => r.id === run)) run = (lines.find((r) => r.state === "running") || lines[0] || {}).id;
-    $("runs").innerHTML = lines.length ? `<div class="table tall"><table><thead><tr><th>Run</th><th>State</th><th>Rounds</th><th>Accuracy</th><th>Best</th><th>Simulated time</th></tr></thead><tbody>${lines.map((r) => `<tr data-run="${FC.escape(r.id)}" class="pick" aria-selected="${r.id === run}"><th scope="row">${FC.escape(r.seed === null ? r.label : r.id)}</th><td>${pill(r.state)}</td><td data-round>${r.round === null ? "–" : r.round + 1}</td><td>${percent(r.accuracy)}</td><td>${percent(r.best)}</td><td>${duration(r.clock) || "–"}</td></tr>`).join("")}</tbody></table></div>` : "<p>No run has finished a round yet.</p>";
-    $("runs").querySelectorAll("[data-run]").forEach((row) => { row.onclick = () => { run = row.dataset.run; $("why").innerHTML = ""; runs(name); }; });
-    const line = lines.find((r) => r.id === run);
+    const heads = ["Run", "State", "Rounds", "Accuracy", "Best", "Simulated time"].map((h) => `<th scope="col">${h}</th>`).join("");
+    put($("runs"), lines.length ? `<div class="table tall" tabindex="0" role="region" aria-label="Runs"><table><thead><tr>${heads}</tr></thead><tbody>${lines.map((r) => `<tr data-run="${FC.escape(r.id)}" class="pick"><th scope="row"><button type="button" class="link" data-key="${FC.escape(r.id)}" aria-pressed="${r.id === run}">${FC.escape(title(r))}</button></th><td>${pill(r.state)}</td><td data-round>${r.round === null ? "–" : r.round + 1}</td><td>${percent(r.accuracy)}</td><td>${percent(r.best)}</td><td>${duration(r.clock) || "–"}</td></tr>`).join("")}</tbody></table></div>` : "<p>No run has finished a round yet.</p>");
+    $("runs").querySelectorAll("[data-run]").forEach((row) => { row.onclick = () => { run = row.dataset.run; $("why").innerHTML = ""; round = null; runs(name); }; });
+    const line = current();
     if (line) cohort(line);
   }
 
+  // The cohort of the newest round, kept current, or of the round that was opened.
   function cohort(line) {
-    $("cohort-title").textContent = line.round === null ? "Current cohort" : `Cohort of round ${line.round}, ${line.seed === null ? line.label : line.id}`;
-    $("cohort").innerHTML = line.cohort.length ? `<p class="note">Click a client to see why it was picked.</p><div class="chips">${line.cohort.map((c) => `<button data-client="${FC.escape(c.client)}" class="${FC.escape(c.status)}">${FC.escape(c.client)} <span>${FC.escape(c.status)}${c.seconds ? ` ${duration(c.seconds) || ""}` : ""}</span></button>`).join("")}</div>` : "<p>Nobody has been picked yet.</p>";
-    $("cohort").querySelectorAll("[data-client]").forEach((b) => { b.onclick = () => why(line, b.dataset.client); });
-    $("stragglers").innerHTML = line.stragglers.length ? `<h3>Stragglers</h3><div class="table"><table><thead><tr><th>Client</th><th>Asked</th><th>Not delivered</th><th>Mean time</th><th>Against the usual</th></tr></thead><tbody>${line.stragglers.map((s) => `<tr><th scope="row">${FC.escape(s.client)}</th><td>${s.asked}</td><td>${s.trouble}</td><td>${s.seconds === null ? "–" : FC.format("seconds", s.seconds)}</td><td>${s.slow === null ? "–" : `${s.slow.toFixed(1)}×`}</td></tr>`).join("")}</tbody></table></div>` : "";
+    if (round === null) members(line, line.round, line.cohort, "Current cohort");
+    put($("stragglers"), line.stragglers.length ? `<h3>Stragglers</h3><div class="table" tabindex="0" role="region" aria-label="Stragglers"><table><thead><tr>${["Client", "Asked", "Not delivered", "Mean time", "Against the usual"].map((h) => `<th scope="col">${h}</th>`).join("")}</tr></thead><tbody>${line.stragglers.map((s) => `<tr><th scope="row">${FC.escape(s.client)}</th><td>${s.asked}</td><td>${s.trouble}</td><td>${s.seconds === null ? "–" : FC.format("seconds", s.seconds)}</td><td>${s.slow === null ? "–" : `${s.slow.toFixed(1)}×`}</td></tr>`).join("")}</tbody></table></div>` : "");
   }
 
-  async function why(line, client) {
-    const query = new URLSearchParams({ item: detail.id, run: line.id, round: line.round, client });
-    const answer = await (await fetch(`/api/explain?${query}`)).json();
+  function members(line, at, clients, otherwise) {
+    $("cohort-title").textContent = at === null ? otherwise : `Cohort of round ${at}, ${title(line)}`;
+    $("round").max = newest();
+    $("before").disabled = at === null || at <= 0;
+    $("after").disabled = at === null || at >= newest();
+    $("latest").disabled = round === null;
+    put($("cohort"), clients.length ? `<p class="note">Choose a client to see why it was picked.</p><div class="chips">${clients.map((c) => `<button type="button" data-key="${FC.escape(c.client)}" data-client="${FC.escape(c.client)}" class="${FC.escape(c.status)}">${FC.escape(c.client)} <span>${FC.escape(c.status)}${c.seconds ? ` ${duration(c.seconds) || ""}` : ""}</span></button>`).join("")}</div>` : "<p>Nobody has been picked yet.</p>");
+    $("cohort").querySelectorAll("[data-client]").forEach((b) => { b.onclick = () => why(line, at, b.dataset.client); });
+  }
+
+  async function open(wanted) {
+    const line = current();
+    if (!line || line.round === null) return;
+    round = wanted === null || wanted >= line.round ? null : Math.max(0, wanted);
+    $("round").value = round === null ? "" : round;
+    $("why").innerHTML = "";
+    if (round === null) return cohort(line);
+    const answer = await ask("cohort", line, round);
+    if (answer.error) { $("why").innerHTML = `<p class="warning">${FC.escape(answer.error)}</p>`; return; }
+    members(line, answer.round, answer.cohort, "");
+    await why(line, answer.round);
+  }
+
+  const ask = async (what, line, at, client) => {
+    const query = new URLSearchParams({ item: detail.id, run: line.id, round: at, ...(client === undefined ? {} : { client }) });
+    return (await fetch(`/api/${what}?${query}`)).json();
+  };
+
+  async function why(line, at, client) {
+    const answer = await ask("explain", line, at, client);
     $("why").innerHTML = answer.error
-      ? `<p class="warning">${FC.escape(answer.error)} A simulation writes its journal at checkpoints, so the newest rounds may not be there yet.</p>`
-      : `<h3>Why client ${FC.escape(client)} in round ${line.round}?</h3>${FC.whyTable(answer)}`;
+      ? `<p class="warning">${FC.escape(answer.error)}</p>`
+      : `<h3>Why ${client === undefined ? "these clients" : `client ${FC.escape(client)}`} in round ${at}?</h3>${FC.whyTable(answer)}`;
   }
 
   FC.themeButton($("theme"));

@@ -7,6 +7,9 @@ FC.kinds = {};
 
 const dashes = ["", "7 4", "2 3"];
 
+// A short piece of the line a series is drawn with, for legends and tooltips.
+FC.swatch = (color, dash) => `<svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="0" x2="22" y1="5" y2="5" stroke="${color}" stroke-width="4" stroke-dasharray="${dashes[(dash || 0) % 3]}"/></svg>`;
+
 // A frame with margins, x and y axes. `labels` reserves room on the right for direct labels.
 FC.frame = (chart, x, y, options = {}) => {
   const { width, height, theme } = chart;
@@ -70,8 +73,10 @@ FC.kinds.lines = {
     const y = spec.y;
     const yDomain = [y.min !== undefined ? Math.max(y.min, lo - pad) : lo - pad, y.max !== undefined ? Math.min(y.max, hi + pad) : hi + pad];
     if (y.zero) yDomain[0] = 0;
-    const direct = chart.width > 620 && shown.length <= 14;
-    const right = direct ? Math.min(190, Math.max(...shown.map((s) => FC.textWidth(s.label, 600)), 0) + 18) : 14;
+    // Every line carries its name; on a phone names take at most a third of the width and long ones are cut.
+    const direct = shown.length <= 14;
+    const room = chart.width > 620 ? 190 : Math.round(chart.width * 0.32);
+    const right = direct ? Math.min(room, Math.max(...shown.map((s) => FC.textWidth(s.label, 600)), 0) + 18) : 14;
     const frame = FC.frame(chart, { ...view.x, domain: xDomain }, { ...y, domain: yDomain }, { right });
     const { box, sx, sy } = frame;
     const clip = `${chart.id}-clip`;
@@ -100,7 +105,7 @@ FC.kinds.lines = {
       body += `<line x1="${box.left}" x2="${box.right}" y1="${p}" y2="${p}" stroke="${theme.ink}" stroke-dasharray="1 4" stroke-opacity="0.7"/>`;
       body += `<text x="${box.left + 6}" y="${+p - 5}" fill="${theme.ink}">${FC.escape(m.label)}</text>`;
     }
-    if (direct) body += endLabels(shown, frame, theme);
+    if (direct) body += endLabels(shown, frame, theme, right - 12);
     const hover = (px) => {
       const at = sx.invert(px);
       const found = shown.filter((s) => s.x.length).map((s) => ({ s, i: FC.nearest(s.x, at) }))
@@ -109,7 +114,7 @@ FC.kinds.lines = {
       const lead = found[0];
       const html = `<b>${FC.escape(view.x.label)} ${FC.format(view.x.format, lead.s.x[lead.i])}</b>` + found.slice(0, 14).map(({ s, i }) => {
         const spread = s.lo && s.hi[i] !== null ? ` <i>${FC.format(y.format, s.lo[i])} to ${FC.format(y.format, s.hi[i])}</i>` : "";
-        return `<div><span class="swatch" style="background:${theme.series[s.color]}"></span>${FC.escape(s.label)} <b>${FC.format(y.format, s.y[i])}</b>${spread}</div>`;
+        return `<div>${FC.swatch(theme.series[s.color], s.dash)}${FC.escape(s.label)} <b>${FC.format(y.format, s.y[i])}</b>${spread}</div>`;
       }).join("");
       return { x: sx(lead.s.x[lead.i]), html, marks: found.map(({ s, i }) => [sx(s.x[i]), sy(s.y[i]), theme.series[s.color]]) };
     };
@@ -126,7 +131,7 @@ FC.kinds.lines = {
 };
 
 // Labels at the right end of each line, pushed apart so that none overlap.
-function endLabels(series, { box, sx, sy }, theme) {
+function endLabels(series, { box, sx, sy }, theme, room) {
   const ends = series.map((s) => {
     let i = s.x.length - 1;
     while (i >= 0 && (s.y[i] === null || sx(s.x[i]) > box.right + 0.5)) i--;
@@ -141,7 +146,7 @@ function endLabels(series, { box, sx, sy }, theme) {
     const color = theme.series[e.s.color];
     const lead = Math.abs(e.y - want[i]) > 3 || e.x < box.right - 4
       ? `<path d="M${e.x.toFixed(1)} ${want[i].toFixed(1)}L${box.right + 8} ${e.y.toFixed(1)}" stroke="${color}" stroke-opacity="0.4" fill="none"/>` : "";
-    return `${lead}<text x="${box.right + 10}" y="${e.y.toFixed(1)}" dy="0.35em" fill="${color}" font-weight="600">${FC.escape(e.s.label)}</text>`;
+    return `${lead}<text x="${box.right + 10}" y="${e.y.toFixed(1)}" dy="0.35em" fill="${color}" font-weight="600">${FC.escape(clipText(e.s.label, room, 600))}</text>`;
   }).join("");
 }
 
@@ -254,11 +259,11 @@ FC.kinds.bars = {
   csv: (spec) => [["view", "series", ...spec.parts], ...spec.views.flatMap((v) => v.rows.map((r) => [v.name, r.label, ...r.parts]))],
 };
 
-const clipText = (text, width) => {
+function clipText(text, width, weight = 400) {
   let t = text;
-  while (t.length > 3 && FC.textWidth(t) > width) t = `${t.slice(0, -2)}…`;
+  while (t.length > 3 && FC.textWidth(t, weight) > width) t = `${t.slice(0, -2)}…`;
   return t;
-};
+}
 
 // ---------------------------------------------------------------- points on a map, coloured by category
 
@@ -276,7 +281,9 @@ FC.kinds.points = {
     let body = "";
     for (const i of shown) {
       const x = sx(view.px[i]).toFixed(1), y = sy(view.py[i]).toFixed(1);
-      body += `<circle cx="${x}" cy="${y}" r="${view.px.length > 400 ? 3 : view.px.length > 100 ? 5 : 7}" fill="${theme.series[spec.colors[view.category[i]]]}" fill-opacity="0.85" stroke="${theme.surface}"/>`;
+      body += `<circle cx="${x}" cy="${y}" r="${view.px.length > 400 ? 3 : view.px.length > 100 ? 5 : 8}" fill="${theme.series[spec.colors[view.category[i]]]}" fill-opacity="0.85" stroke="${theme.surface}"/>`;
+      // Nobody can tell ten colours apart: where there is room, a dot says what it is.
+      if (spec.short && view.px.length <= 100) body += `<text x="${x}" y="${y}" dy="0.35em" text-anchor="middle" font-size="9" font-weight="600" fill="${theme.surface}">${FC.escape(spec.short[view.category[i]])}</text>`;
     }
     const hover = (px, py) => {
       let best = null, distance = 400;
@@ -326,4 +333,44 @@ FC.kinds.intervals = {
   },
 
   csv: (spec) => [["view", "rank", "client", spec.y.label, "low", "high"], ...spec.views.flatMap((v) => v.mid.map((m, i) => [v.name, i + 1, v.names[i], m, v.lo[i], v.hi[i]]))],
+};
+
+// ---------------------------------------------------------------- mean ranks with a critical difference
+
+FC.kinds.ranks = {
+  entries: () => [],
+
+  height: (spec, view) => 104 + 26 * view.labels.length + 12 * view.alike.length,
+
+  draw(chart, spec, view) {
+    const { theme, width } = chart;
+    const count = view.labels.length;
+    const left = Math.min(width * 0.36, Math.max(...view.labels.map((l) => FC.textWidth(l, 600))) + 16);
+    const rows = count + 0.5 * view.alike.length;
+    const frame = FC.frame(chart, { ...view.x, domain: [1, count] }, { label: "", domain: [rows, 0], ticks: [], names: [] }, { left: left + 8, right: 44, top: 44 });
+    const { box, sx, sy } = frame;
+    let body = "";
+    const wide = Math.min(1 + view.difference, count);
+    const ruler = `<path d="M${sx(1).toFixed(1)} 22v8M${sx(1).toFixed(1)} 26H${sx(wide).toFixed(1)}${wide < 1 + view.difference ? "" : "m0 -4v8"}" stroke="${theme.ink}" stroke-width="1.5" fill="none"/>`;
+    body += `${ruler}<text x="${sx(1).toFixed(1)}" y="15" fill="${theme.ink}">critical difference ${FC.plain(view.difference)}</text>`;
+    view.labels.forEach((label, i) => {
+      const y = sy(i + 0.5).toFixed(1), x = sx(view.ranks[i]).toFixed(1), color = theme.series[view.colors[i]];
+      body += `<line x1="${box.left}" x2="${x}" y1="${y}" y2="${y}" stroke="${theme.grid}"/><circle cx="${x}" cy="${y}" r="6" fill="${color}"/>`;
+      body += `<text x="${box.left - 10}" y="${y}" dy="0.35em" text-anchor="end" fill="${theme.ink}" font-weight="600">${FC.escape(clipText(label, left - 8, 600))}</text>`;
+      body += `<text x="${(+x + 11).toFixed(1)}" y="${y}" dy="0.35em" fill="${theme.muted}">${view.ranks[i].toFixed(2)}</text>`;
+    });
+    view.alike.forEach(([from, to], i) => {
+      const y = sy(count + 0.5 * i + 0.25).toFixed(1);
+      body += `<line x1="${(sx(view.ranks[from]) - 7).toFixed(1)}" x2="${(sx(view.ranks[to]) + 7).toFixed(1)}" y1="${y}" y2="${y}" stroke="${theme.ink}" stroke-width="5" stroke-linecap="round"/>`;
+    });
+    const hover = (px, py) => {
+      const i = Math.floor(sy.invert(py));
+      if (i < 0 || i >= count) return null;
+      const others = view.labels.map((label, j) => (j === i ? "" : `<div>against ${FC.escape(label)} p <b>${view.p[i][j] < 0.001 ? "&lt;0.001" : view.p[i][j].toFixed(3)}</b></div>`)).join("");
+      return { x: sx(view.ranks[i]), y: sy(i + 0.5), marks: [], html: `<b>${FC.escape(view.labels[i])}</b><div>mean rank <b>${view.ranks[i].toFixed(2)}</b></div>${others}` };
+    };
+    return { frame, body, hover, empty: !count };
+  },
+
+  csv: (spec) => [["view", "selector", "mean rank", "critical difference", "against", "p"], ...spec.views.flatMap((v) => v.labels.flatMap((label, i) => v.labels.filter((_, j) => j !== i).map((other) => [v.name, label, v.ranks[i], v.difference, other, v.p[i][v.labels.indexOf(other)]])))],
 };

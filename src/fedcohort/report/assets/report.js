@@ -36,12 +36,30 @@
   });
 
   const panes = [...document.querySelectorAll(".pane")];
-  const tabs = [...document.querySelectorAll(".settings button")];
-  tabs.forEach((tab) => {
-    tab.onclick = () => {
-      tabs.forEach((t) => t.setAttribute("aria-selected", String(t === tab)));
-      panes.forEach((p) => { p.hidden = p.dataset.pane !== tab.dataset.setting; });
-      FC.redraw();
+  const row = document.querySelector(".settings");
+  const choose = (number) => {
+    row.querySelectorAll("[role=tab]").forEach((tab, i) => {
+      tab.setAttribute("aria-selected", String(i === number));
+      tab.tabIndex = i === number ? 0 : -1;
+    });
+    panes.forEach((pane, i) => { pane.hidden = i !== number; });
+    FC.redraw();
+  };
+  if (row) FC.tabs(row, "Settings", choose);
+
+  document.querySelectorAll("[data-copy]").forEach((button) => {
+    const said = button.textContent;
+    button.onclick = async () => {
+      const source = document.getElementById(button.dataset.copy);
+      try {
+        await navigator.clipboard.writeText(source.textContent);
+        button.textContent = "Copied";
+      } catch { // no clipboard for a file opened from disk in some browsers: mark the text instead
+        source.closest("details").open = true;
+        getSelection().selectAllChildren(source);
+        button.textContent = document.execCommand("copy") ? "Copied" : "Marked: press Ctrl+C";
+      }
+      setTimeout(() => { button.textContent = said; }, 2500);
     };
   });
 
@@ -64,6 +82,7 @@
     choose();
   });
 
-  FC.themeButton(document.getElementById("theme"));
+  const theme = document.getElementById("theme");
+  if (theme) FC.themeButton(theme);
   window.addEventListener("beforeprint", FC.drawAll);
 })();

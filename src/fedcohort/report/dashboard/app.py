@@ -138,6 +138,16 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
             return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
         return Response(found, media_type="application/json")
 
+    @app.get("/api/cohort")
+    async def cohort(item: str, run: str, round_: Annotated[int, Query(alias="round", ge=0)]) -> JSONResponse:
+        found = hub.watcher.items.get(item)
+        if found is None:
+            return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
+        try:
+            return JSONResponse({"round": round_, "cohort": found.cohort(run, round_)})
+        except FedcohortError as error:
+            return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
+
     @app.get("/api/explain")
     async def explain(
         item: str,

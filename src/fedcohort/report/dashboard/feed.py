@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedcohort.errors import FedcohortError
+from fedcohort.errors import FedcohortError, InputError
 from fedcohort.protocol import Status
 from fedcohort.report import palette
 from fedcohort.report.data import Group, RunCurve, Setting, abandoned, boards
@@ -46,6 +46,9 @@ class Item(Protocol):
 
     def detail(self) -> dict[str, Any]:
         """Return everything the page shows about it."""
+
+    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
+        """Return who was picked in a round, and what became of each."""
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
         """Explain a choice."""
@@ -220,7 +223,7 @@ class ExperimentItem:
 
     def _settings(self) -> Iterator[Setting]:
         infos = [info for info in self._runs if info.id in self._live]
-        colors = palette.assign((info.label or info.selector, info.selector) for info in self._runs)
+        colors = palette.assign(info.label or info.selector for info in self._runs)
         for name in dict.fromkeys(setting_name(info.setting) for info in infos):
             curves = [self._live[info.id].curve(info) for info in infos if setting_name(info.setting) == name]
             groups = []
@@ -256,7 +259,6 @@ class ExperimentItem:
     def _run_line(self, info: RunInfo) -> dict[str, Any]:
         live = self._live.get(info.id, LiveRun())
         last = live.rows[max(live.rows)] if live.rows else {}
-        statuses = last.get("statuses") or []
         known = [row["accuracy"] for _, row in sorted(live.rows.items()) if row.get("accuracy") is not None]
         return {
             "id": info.id,
@@ -269,10 +271,7 @@ class ExperimentItem:
             "accuracy": known[-1] if known else None,
             "best": max(known, default=None),
             "clock": last.get("clock"),
-            "cohort": [
-                {"client": str(c), "status": status_name(statuses[i]) if i < len(statuses) else ""}
-                for i, c in enumerate(last.get("cohort") or [])
-            ],
+            "cohort": _members(last),
             "stragglers": self._stragglers(live),
         }
 
@@ -293,12 +292,32 @@ class ExperimentItem:
         rows.sort(key=lambda row: (-row["trouble"] / row["asked"], -(row["slow"] or 0)))
         return rows[:8]
 
+    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
+        """Return the cohort of any round seen so far."""
+        rows = self._live[run].rows if run in self._live else {}
+        if round_ not in rows:
+            raise InputError(f"Round {round_} of {run!r} has not been seen; so far there are {len(rows)}.")
+        return _members(rows[round_])
+
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
-        """Explain a choice from the run's journal, which a simulation writes at its checkpoints."""
+        """Explain a choice from the run's journal, and for the newest rounds from the simulation's live copies."""
         known = {info.id for info in self._runs}
         if run not in known:
             raise FedcohortError(f"There is no run {run!r} in {self.id}.")
-        return as_json(explain(self.path / "journal" / f"{run}.sqlite", round_, client))
+        journal = self.path / "journal" / f"{run}.sqlite"
+        try:
+            return as_json(explain(journal, round_, client, live=self.path / "live.sqlite"))
+        except InputError:
+            # Between reading the journal and the copies a checkpoint may have moved the round from these to that.
+            return as_json(explain(journal, round_, client, live=self.path / "live.sqlite"))
+
+
+def _members(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    statuses = row.get("statuses") or []
+    return [
+        {"client": str(c), "status": status_name(statuses[i]) if i < len(statuses) else ""}
+        for i, c in enumerate(row.get("cohort") or [])
+    ]
 
 
 def drawn(figure: Figure) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from fedcohort.arrays import BoolArray
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Tally, sentences
-from fedcohort.errors import FedcohortError, JournalError
+from fedcohort.errors import FedcohortError, InputError, JournalError
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
 from fedcohort.report import palette
 from fedcohort.report.dashboard.feed import drawn, status_name
@@ -145,7 +145,7 @@ class JournalItem:
     def _curves(self) -> Figure | None:
         keys = sorted({key for values in self._metrics.values() for key in values}, key=lambda k: (k != "accuracy", k))
         views, told = [], []
-        color = palette.assign([(self._selector, self._selector)])[self._selector][0]
+        color = palette.assign([self._selector])[self._selector][0]
         for key in keys:
             rounds = [r for r, values in sorted(self._metrics.items()) if values.get(key) is not None]
             numbers = [self._metrics[r][key] for r in rounds]
@@ -179,7 +179,7 @@ class JournalItem:
             pick_client=np.concatenate([row.clients for row in rows]).astype(np.int64),
             journal=self.path,
         )
-        color, dash = palette.assign([(self._selector, self._selector)])[self._selector]
+        color, dash = palette.assign([self._selector])[self._selector]
         clients = self._table.n if self._table is not None else int(curve.pick_client.max(initial=0)) + 1
         group = Group(self._selector, self._selector, (curve,), color, dash)
         setting = Setting(self.id, (group,), clients, {}, int(rounds.max()) + 1)
@@ -256,6 +256,13 @@ class JournalItem:
                 )
         rows.sort(key=lambda r: (-(r["trouble"] or 0) / (r["asked"] or 1), -(r["slow"] or 0)))
         return rows[:8]
+
+    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
+        """Return the cohort of any round so far."""
+        rows = [row for row in self._cohorts.values() if row.round == round_]
+        if not rows:
+            raise InputError(f"There is no round {round_}; so far there are {len(self._cohorts)}.")
+        return self._members(max(rows, key=lambda row: row.ticket))
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
         """Explain a choice."""

@@ -1,0 +1,137 @@
+"""The whole set-up of an experiment, for a report that can be cited: in words, and as TOML that runs it again."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcohort.report.data import Bundle
+from fedcohort.simulate.leaderboard.words import names
+from fedcohort.simulate.tables import to_toml
+
+_VERSIONS = ("fedcohort", "torch", "numpy", "python")
+
+
+def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was run, each part in a few words; parts that a configuration does not name are left out.
+
+    Parameters
+    ----------
+    config : the experiment's complete configuration
+    meta : what was noted beside it: versions, device, command, datasets
+    """
+    scenario = _mapping(config.get("scenario"))
+    run = _mapping(config.get("run"))
+    found = {
+        "Data": _data(_mapping(config.get("data")), meta.get("datasets")),
+        "Partition": _worded(scenario.get("partition") or scenario.get("preset")),
+        "Label noise": _worded(scenario.get("noise")),
+        "Availability": _worded(scenario.get("availability")),
+        "Latency": _worded(scenario.get("latency")),
+        "Held out": _held_out(scenario),
+        "Model": _worded(config.get("model")),
+        "Local training": _worded(config.get("local")),
+        "Aggregation": _worded(config.get("aggregator")),
+        "Filter": _worded(config.get("filter")),
+        "Rounds and cohort": _rounds(run),
+        "Selectors": _selectors(_mapping(config.get("selectors"))),
+        "Settings": "; ".join(_worded(setting) for setting in config.get("settings", ())),
+        "Seeds": _seeds(config.get("seeds")),
+        "Versions": ", ".join(f"{name} {meta[name]}" for name in _VERSIONS if meta.get(name)),
+        "Machine": ", ".join(str(meta[name]) for name in ("device", "machine") if meta.get(name)),
+        "Started": str(meta.get("created") or ""),
+        "Command": str(meta.get("command") or ""),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        return {"preset": value}
+    return value if isinstance(value, Mapping) else {}
+
+
+def _worded(value: Any) -> str:
+    """Return a part of a configuration as "name (key value, ...)"."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if key != "name")
+        name = str(value.get("name", ""))
+        return f"{name} ({inner})" if name and inner else name or inner
+    return "" if value in (None, 0, False) else str(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"[{_worded(value)}]"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _data(data: Mapping[str, Any], datasets: Any) -> str:
+    known = [item for item in datasets if isinstance(item, Mapping)] if isinstance(datasets, list) else []
+    said = []
+    for item in known:
+        parts = [
+            f"{item['train']:,} training and {item['test']:,} test samples" if {"train", "test"} <= set(item) else "",
+            f"{item['classes']} classes" if item.get("classes") else "",
+            "x".join(map(str, item["shape"])) if item.get("shape") else "",
+            str(item.get("source") or ""),
+        ]
+        said.append(f"{item.get('name', 'data')} ({', '.join(part for part in parts if part)})")
+    return "; ".join(said) or _worded(data)
+
+
+def _held_out(scenario: Mapping[str, Any]) -> str:
+    said = []
+    if scenario.get("validation"):
+        said.append(f"{100 * float(scenario['validation']):g}% of each client's data for validation")
+    if scenario.get("server_validation"):
+        said.append(f"{scenario['server_validation']} samples of each class at the server")
+    return ", ".join(said)
+
+
+def _rounds(run: Mapping[str, Any]) -> str:
+    said = []
+    if run.get("rounds"):
+        said.append(f"{run['rounds']:,} rounds")
+    if run.get("cohort"):
+        said.append("everybody available" if run["cohort"] == "all" else f"{run['cohort']} clients per round")
+    if run.get("eval_every"):
+        said.append("evaluated every " + ("round" if run["eval_every"] == 1 else f"{run['eval_every']} rounds"))
+    return ", ".join(said)
+
+
+def _selectors(selectors: Mapping[str, Any]) -> str:
+    said = []
+    for label, value in selectors.items():
+        own = dict(value) if isinstance(value, Mapping) else {}
+        name = own.pop("name", label)
+        inner = ", ".join(f"{key} {_plain(item)}" for key, item in own.items())
+        said.append(label + (f" = {name}" if name != label else "") + (f" ({inner})" if inner else ""))
+    return "; ".join(said)
+
+
+def _seeds(value: Any) -> str:
+    seeds: Sequence[Any] = list(range(value)) if isinstance(value, int) else value or ()
+    return f"{len(seeds)}: {names([str(seed) for seed in seeds], 30)}" if seeds else ""
+
+
+def setup_html(bundle: Bundle) -> str:
+    """Return the card that states the set-up of every experiment of a report, with a button that copies it as TOML."""
+    parts = []
+    for number, (path, config, meta) in enumerate(zip(bundle.paths, bundle.configs, bundle.metas, strict=True)):
+        rows = "".join(
+            f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in facts(config, meta).items()
+        )
+        heading = f"<h3>{html.escape(path.resolve().name)}</h3>" if len(bundle.paths) > 1 else ""
+        parts.append(
+            f'{heading}<dl class="setup">{rows}</dl>'
+            f'<button type="button" data-copy="toml-{number}">Copy as TOML</button>'
+            "<details><summary>The complete configuration</summary>"
+            f'<pre class="toml" id="toml-{number}" tabindex="0">{html.escape(to_toml(config))}</pre></details>'
+        )
+    return f'<section class="card" id="setup"><h2>Set-up</h2>{"".join(parts)}</section>'

@@ -1,0 +1,80 @@
+"""The set-up a report states: all of it, and as TOML that runs the experiment again."""
+
+from __future__ import annotations
+
+import html
+import re
+import tomllib
+
+import pytest
+
+from fedcohort.report.page import assemble, build_report
+from fedcohort.report.setup import facts
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.runner import run_experiment
+
+TABLE = {
+    "name": "cited",
+    "seeds": [3, 5],
+    "data": {"name": "synthetic", "samples": 300, "test_samples": 80, "classes": 4, "shape": [6]},
+    "scenario": {
+        "partition": {"name": "shards", "clients": 10, "per_client": 2},
+        "availability": {"name": "bernoulli", "probability": 0.6},
+        "latency": {"name": "shifted-exponential"},
+        "noise": {"level": 0.2},
+        "validation": 0.1,
+    },
+    "model": {"name": "logistic"},
+    "local": {"steps": 3, "batch_size": 8, "lr": 0.125},
+    "run": {"rounds": 4, "cohort": 3, "workers": 1, "device": "cpu"},
+    "selectors": {"uniform": {}, "mine": {"name": "power-of-choice"}},
+}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    out = tmp_path_factory.mktemp("setup") / "cited"
+    assert run_experiment(TABLE, out) == "finished"
+    return build_report(assemble([out])), out
+
+
+def stated(text):
+    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text, re.DOTALL)
+    return {html.unescape(name): html.unescape(value) for name, value in found}
+
+
+def test_everything_that_matters_is_stated(page):
+    said = stated(page[0])
+    for name, expected in {
+        "Data": ["synthetic", "300 training and 80 test samples", "4 classes"],
+        "Partition": ["shards", "clients 10", "per_client 2"],
+        "Availability": ["bernoulli", "0.6"],
+        "Latency": ["shifted-exponential"],
+        "Label noise": ["level 0.2"],
+        "Held out": ["10% of each client's data"],
+        "Model": ["logistic"],
+        "Local training": ["steps 3", "batch_size 8", "lr 0.125"],
+        "Aggregation": ["size-mean"],
+        "Rounds and cohort": ["4 rounds, 3 clients per round"],
+        "Selectors": ["uniform; mine = power-of-choice"],
+        "Seeds": ["2: 3 and 5"],
+        "Versions": ["fedcohort", "torch", "numpy", "python"],
+        "Machine": ["cpu"],
+    }.items():
+        assert all(part in said[name] for part in expected), (name, said.get(name))
+    assert said["Command"] and said["Started"]
+
+
+def test_the_toml_in_the_page_gives_the_same_runs(page):
+    text, out = page
+    toml = html.unescape(re.search(r'<pre class="toml"[^>]*>(.*?)</pre>', text, re.DOTALL)[1])
+    assert tomllib.loads(toml) == tomllib.loads((out / "config.toml").read_text())
+    again = Experiment.from_dict(tomllib.loads(toml))
+    assert [plan.id for plan in again.plans] == ["uniform-s3", "uniform-s5", "mine-s3", "mine-s5"]
+    assert again.plans[0].local.lr == 0.125 and again.plans[0].scenario.validation == 0.1
+    assert "Copy as TOML" in text and 'data-copy="toml-0"' in text
+
+
+def test_a_bare_configuration_states_what_it_has():
+    assert facts({}, {}) == {}
+    assert facts({"scenario": "fedcor-1spc", "seeds": 2}, {}) == {"Partition": "fedcor-1spc", "Seeds": "2: 0 and 1"}
