@@ -10,6 +10,8 @@
     clients/part-*.parquet one row per run, round and client of the cohort
     federation-KEY.npz     label counts, sizes and noise of each distinct federation
     journal/RUN.sqlite     each run's session journal
+    live.jsonl             each round as it ends, for the dashboard
+    live.sqlite            what the journals do not show before the next checkpoint; only while the experiment runs
     checkpoint/            the last checkpoint
 
 Files appear whole or not at all: each is written beside its place and moved there. Reading needs no torch.
