@@ -10,7 +10,7 @@ from fedcohort.simulate.leaderboard import leaderboards
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import run_experiment
 
-if __name__ == "__main__":  # the training engine starts worker processes
+if __name__ == "__main__":
     experiment = {
         "name": "skewed",
         "seeds": [0, 1],

@@ -31,6 +31,16 @@ class WithBatchNorm(nn.Module):
         return self.head(self.body(x))
 
 
+class Normalised(nn.Sequential):
+    """A user's stack of known layers with batch normalisation."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(36, 8), nn.BatchNorm1d(8, momentum=0.3, eps=1e-3), nn.ReLU(), nn.Linear(8, classes),
+        )  # fmt: skip
+
+
 class WithDropout(nn.Sequential):
     """A user's model that draws random numbers."""
 

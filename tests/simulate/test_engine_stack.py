@@ -41,7 +41,7 @@ def on_stack(monkeypatch):
         original(self, *args, **kwargs)
         self._backend.close()
         net = stack(FlatModel(build_model(self.model, self.sample, self.classes)), self.sample)
-        assert isinstance(net, FunctionalNet if ":" in self.model else LayerNet)
+        assert isinstance(net, FunctionalNet if self.model.endswith("Residual") else LayerNet)
         self._backend = DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device)
 
     monkeypatch.setattr(Engine, "__init__", build)
@@ -61,6 +61,41 @@ def test_stack_evaluates(on_stack, model):
     common.check_evaluation(model, "cpu")
 
 
+@pytest.mark.parametrize("rule", ["none", "both"])
+@pytest.mark.parametrize("how", ["epochs", "momentum", "robust"])
+def test_stack_normalises_batches(on_stack, how, rule):
+    check_normalised("cpu", how, rule)
+
+
+def check_normalised(device, how, rule):
+    """Short batches, jobs of different lengths: every statistic is of the samples that are there."""
+    model = "fedcohort_test_engine_common:Normalised"
+    data, clients = common.problem(model, sizes=(37, 5, 64, 20), validation=(0, 0, 4, 0))
+    with common.build(data, clients, model, common.LOCALS[how], device) as engine:
+        models = torch.stack([engine.init(1), engine.init(2)])
+        jobs = common.jobs_of([0, 1, 2, 3, 2], run=[0, 1, 0, 1, 1], rounds=[2] * 5)
+        correction = 0.01 * torch.randn(5, engine.n_params, generator=torch.Generator().manual_seed(3))
+        options = {"prox": 0.3, "correction": correction.to(engine.device)} if rule == "both" else {}
+        trained = engine.train(models, jobs, **options).params
+        for job in range(5):
+            want, _ = common.reference(engine, clients, models[jobs.run[job]], job, jobs, **options)
+            common.assert_equal(trained[job], want, models[jobs.run[job]])
+            statistics = slice(-24, None)  # the running means and variances of 4 and 8 channels
+            assert torch.allclose(trained[job, statistics].cpu().double(), want[statistics], rtol=1e-4, atol=1e-5)
+        # Outside training it is the running statistics that count.
+        module = build_model(model, engine.sample, common.CLASSES)
+        FlatModel(module).load(trained[0].cpu())
+        positions = np.arange(9)
+        want = module.double().eval()(engine.inputs(positions).cpu().double())
+        assert torch.allclose(engine.logits(trained[:2], positions)[0].cpu().double(), want, rtol=1e-4, atol=1e-5)
+        gradient = engine.client_gradients(trained[:1], *(np.zeros(1, np.int64),) * 3)[0].cpu()
+        x = engine.inputs(clients.indices[:37]).cpu().double()
+        loss = torch.nn.functional.cross_entropy(module(x), torch.from_numpy(clients.labels[:37]))
+        grads = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+        assert (gradient[: len(grads)].double() - grads).norm() <= 1e-4 * grads.norm()
+        assert (gradient[len(grads) :] == 0).all()
+
+
 def test_stack_handles_empty_clients_and_nan(on_stack):
     common.test_a_client_without_samples_returns_the_global_model()
     common.test_nan_in_one_job_leaves_the_others_alone("mlp")
@@ -68,8 +103,9 @@ def test_stack_handles_empty_clients_and_nan(on_stack):
     common.test_no_jobs_at_all()
 
 
-def test_vgg_is_a_stack_of_layers():
-    flat = FlatModel(build_model("vgg11", (3, 32, 32), 10))
+@pytest.mark.parametrize("model", ["vgg11", "vgg11-bn"])
+def test_vgg_is_a_stack_of_layers(model):
+    flat = FlatModel(build_model(model, (3, 32, 32), 10).eval())
     net = stack(flat, (3, 32, 32))
     assert isinstance(net, LayerNet)
     vectors = torch.nn.functional.pad(flat.vector().expand(2, -1), (0, 1)).index_select(1, net.order)
@@ -86,6 +122,12 @@ def test_vgg_is_a_stack_of_layers():
 @pytest.mark.parametrize("model", MODELS)
 def test_cuda_equals_plain_loop(model, how, rule):
     common.check_against_plain(model, common.LOCALS[how], rule, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["epochs", "momentum", "robust"])
+def test_cuda_normalises_batches(how):
+    check_normalised("cuda", how, "both")
 
 
 @pytest.mark.gpu

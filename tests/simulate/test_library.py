@@ -5,26 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 import stat
+import sys
+import types
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from fedcohort.simulate.engine import library
-from fedcohort.simulate.engine.library import build, compiled, read_sources
+from fedcohort.simulate.engine import ClientData, Engine, Jobs, library, native
+from fedcohort.simulate.engine.library import build, compile_library, compiled, find_compiler, flags, read_sources
 from fedcohort.simulate.engine.plans import draw_plan
 from fedcohort.simulate.local import LocalTraining, batch_plan
-
-COMPILER = os.environ.get("FEDCOHORT_CC") or "cc"
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    compiled.cache_clear()
+    caches = (compiled, library._warn, library._passing_folder)
+    for cached in caches:
+        cached.cache_clear()
     yield
-    compiled.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
 
 
 @pytest.fixture
@@ -32,6 +38,14 @@ def compiler():
     if compiled("plans") is None:
         pytest.skip("no C compiler")
     compiled.cache_clear()
+    return find_compiler()
+
+
+@pytest.fixture(scope="module")
+def zig():
+    """The compiler that pip installs."""
+    ziglang = pytest.importorskip("ziglang")
+    return [shutil.which("zig", path=os.path.dirname(ziglang.__file__)), "cc"]
 
 
 @settings(max_examples=300, deadline=None)
@@ -55,17 +69,40 @@ def test_plans_do_without_a_compiler(monkeypatch):
     np.testing.assert_array_equal(draw_plan(1, 2, 3, 10, local, 4).indices, with_it.indices)
 
 
-def test_without_a_compiler_there_is_no_library(monkeypatch, caplog):
+def test_machine_code_can_be_declined_without_a_warning(monkeypatch, caplog):
     monkeypatch.setenv("FEDCOHORT_CC", "")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         assert compiled("train") is None
-    assert "no C compiler" in caplog.text
+    assert not caplog.records
+
+
+def test_without_a_compiler_one_warning_says_what_to_do(monkeypatch, caplog):
+    monkeypatch.delenv("FEDCOHORT_CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert compiled("train") is None
+    assert compiled("plans") is None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "there is no C compiler" in record.message
+    assert 'pip install "fedcohort[compiler]"' in record.message
 
 
 def test_a_named_compiler_that_is_not_there_is_said(monkeypatch, caplog):
     monkeypatch.setenv("FEDCOHORT_CC", "/nowhere/cc")
     assert compiled("train") is None
     assert "'/nowhere/cc'" in caplog.text
+
+
+def test_the_compiler_from_pypi_is_found_last(monkeypatch, zig):
+    monkeypatch.delenv("FEDCOHORT_CC", raising=False)
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None if path is None else real(name, path=path))
+    assert find_compiler() == zig
+    assert "-mcpu=native" in flags(zig)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")
+    assert find_compiler() == ["/bin/cc"]
+    monkeypatch.setenv("FEDCOHORT_CC", "clang -O3")
+    assert find_compiler() == ["/bin/clang", "-O3"]
 
 
 def script(path, text):
@@ -106,8 +143,8 @@ def test_a_library_that_computes_something_else_is_refused(tmp_path, compiler, n
     broken = {**sources, file: sources[file].replace(right.encode(), wrong.encode())}
     assert broken != sources
     with pytest.raises(RuntimeError, match=said):
-        build(name, broken, COMPILER, tmp_path / "kept.so")
-    assert not (tmp_path / "kept.so").exists()
+        build(name, broken, compiler, tmp_path, "kept")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_library_is_kept_and_used_again(tmp_path, monkeypatch, compiler):
@@ -120,6 +157,93 @@ def test_a_library_is_kept_and_used_again(tmp_path, monkeypatch, compiler):
     assert compiled("plans") is not None
 
 
+def test_a_damaged_library_is_not_loaded(tmp_path, monkeypatch, compiler):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled("plans") is not None
+    (kept,) = (tmp_path / "fedcohort").iterdir()
+    whole = kept.read_bytes()
+    kept.unlink()  # the one that is loaded keeps its own
+    kept.write_bytes(whole[:-8])
+    kept.chmod(0o700)
+    compiled.cache_clear()
+    assert compiled("plans") is not None
+    assert kept.read_bytes() == whole  # made anew
+
+
+@pytest.mark.skipif(os.name != "posix", reason="owners and modes")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_a_cache_others_can_write_to_is_not_trusted(tmp_path, monkeypatch, compiler, caplog, what):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled("plans") is not None
+    folder = tmp_path / "fedcohort"
+    (kept,) = folder.iterdir()
+    (folder if what == "folder" else kept).chmod(0o777)
+    compiled.cache_clear()
+    built = []
+    real = library.build
+    monkeypatch.setattr(library, "build", lambda *args: built.append(real(*args)) or built[-1])
+    assert compiled("plans") is not None
+    assert len(built) == 1
+    if what == "folder":
+        assert "can be written by somebody else" in caplog.text
+        assert built[0].parent != folder
+    else:
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+
+
+def test_the_trial_imports_nothing_from_the_working_folder(tmp_path, monkeypatch, compiler):
+    (tmp_path / "numpy.py").write_text("raise SystemExit('imported from the working folder')")
+    (tmp_path / "cache").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert build("plans", read_sources(), compiler, tmp_path / "cache", "kept").exists()
+
+
+def test_clang_computes_what_gcc_does(tmp_path, monkeypatch, compiler, zig):
+    """Built by both: each passes its trial against torch, and both train a network to nearly the same numbers."""
+    sources = read_sources()
+    zeros = np.zeros(3, np.int64)
+    found = []
+    for command in (compiler, zig):
+        paths = {name: build(name, sources, command, tmp_path, name) for name in ("plans", "train")}
+        libraries = {name: library.load(name, path) for name, path in paths.items()}
+        monkeypatch.setattr(native, "compiled", libraries.get)
+        generator = np.random.default_rng(0)
+        x, y = generator.integers(0, 256, (90, 12, 12), dtype=np.uint8), generator.integers(0, 4, 90)
+        clients = ClientData(np.arange(90), np.arange(0, 91, 30), y, zeros + 5)
+        local = LocalTraining(steps=5, batch_size=8, lr=0.1, momentum=0.5, loss="robust")
+        model = f"{__name__}:Network"
+        monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or types.SimpleNamespace(Network=Network))
+        with Engine(
+            x, y, x, y, classes=4, federations=[clients], model=model, local=local, device="cpu", workers=1
+        ) as engine:
+            assert isinstance(engine._backend, native.NativeBackend)
+            trained = engine.train(engine.init(0)[None], Jobs(zeros, zeros, np.arange(3), zeros, zeros)).params
+            found.append([trained, *map(torch.from_numpy, engine.evaluate(trained))])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+class Network(nn.Sequential):
+    """A little of everything the machine code knows."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__(
+            nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(180, 20), nn.ReLU(),
+            nn.Linear(20, classes),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "aarch64-macos"])
+def test_it_compiles_for_other_processors(tmp_path, zig, target):
+    for name in ("plans", "train"):
+        built = compile_library(
+            name, read_sources(), [*zig, *library._FLAGS, "-Wall", "-Wextra", "-Werror", "-target", target], tmp_path
+        )
+        if target == "aarch64-linux-gnu":
+            assert built.read_bytes()[18:20] == b"\xb7\x00"  # the machine in an ELF header
+
+
 def test_a_cache_that_cannot_be_written_is_no_hindrance(tmp_path, monkeypatch, compiler):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -130,5 +254,4 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(tmp_path, monkeypatch, c
 @pytest.mark.parametrize("narrower", ["-mno-avx512f", "-mno-avx"])
 def test_narrower_vectors_compute_the_same(tmp_path, monkeypatch, compiler, narrower):
     monkeypatch.setattr(library, "_FLAGS", (*library._FLAGS, narrower))
-    build("train", read_sources(), COMPILER, tmp_path / "kept.so")  # tries it out
-    assert (tmp_path / "kept.so").exists()
+    assert build("train", read_sources(), compiler, tmp_path, "kept").exists()  # tries it out

@@ -147,6 +147,9 @@ class RunOptions(Parameterized):
     )
     device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(None, Optional(Interval(int, 1, None)), "threads for CPU training; None: all cores")
+    tf32: bool = param(
+        True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"
+    )
     lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
     checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")
     engine: str = param("local", OneOf(("local", "ray")), "where groups of runs are executed")

@@ -86,6 +86,7 @@ class Group:
             local=first.local,
             device=device,
             workers=workers,
+            tf32=first.options.tf32,
         )
         self._server_labels = {
             ground.index: torch.as_tensor(

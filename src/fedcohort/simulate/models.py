@@ -1,7 +1,8 @@
 """Models of the papers by name, and any ``nn.Module`` the user names as ``module:Class``.
 
-The built-in ones are plain ``nn.Sequential`` stacks without BatchNorm, dropout or other hidden state, so that a model
-is its parameter vector and nothing else, and many of them can be trained as one batched program.
+The built-in ones are plain ``nn.Sequential`` stacks without dropout or other hidden state (``vgg11-bn`` alone has
+running statistics, which travel with its parameters), so that a model is a vector and nothing else, and many of them
+can be trained as one batched program.
 
 .. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
    Learning", Appendix C.1, which follows the TensorFlow tutorial on convolutional networks.
@@ -177,10 +178,20 @@ def vgg11(shape: Shape, classes: int) -> nn.Module:
     Without BatchNorm and dropout, with one dense layer after the convolutions as is usual for CIFAR; convolutions start
     from He's normal distribution, since torch's default start does not train a stack this deep.
     """
-    channels, height, width = _image(shape, "vgg11")
+    return _vgg11("vgg11", shape, classes, normalised=False)
+
+
+@MODELS.register("vgg11-bn")
+def vgg11_bn(shape: Shape, classes: int) -> nn.Module:
+    """VGG-11 as above, each convolution followed by batch normalisation; running statistics travel with the model."""
+    return _vgg11("vgg11-bn", shape, classes, normalised=True)
+
+
+def _vgg11(name: str, shape: Shape, classes: int, *, normalised: bool) -> nn.Module:
+    channels, height, width = _image(shape, name)
     if min(height, width) < 32:
         raise InputError(
-            f"The model 'vgg11' halves its input five times and needs images of at least 32x32. Got {height}x{width}.",
+            f"The model {name!r} halves its input five times and needs images of at least 32x32. Got {height}x{width}.",
             hint="use 'lenet' or 'fedcor-cnn' for smaller images",
         )
     layers: list[nn.Module] = []
@@ -189,7 +200,7 @@ def vgg11(shape: Shape, classes: int) -> nn.Module:
             convolution = nn.Conv2d(channels, kernels, 3, padding=1)
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a Conv2d of ours has one
-            layers += [convolution, nn.ReLU()]
+            layers += [convolution, *([nn.BatchNorm2d(kernels)] if normalised else []), nn.ReLU()]
             channels = kernels
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes))

@@ -33,9 +33,10 @@ class _Tables:
     """Everything the U steps of one graph read and write; addresses stay, contents change from replay to replay."""
 
     vectors: torch.Tensor  # (J, Q) weights in the net's order
-    gradient: torch.Tensor  # (J, Q) times minus the rate where there is no momentum, else times -1
-    velocity: torch.Tensor | None  # (J, Q)
-    pull: torch.Tensor | None  # (J, Q) prox * w_global - correction
+    weights: torch.Tensor  # (J, T) those of the vectors that are trained
+    gradient: torch.Tensor  # (J, T) times minus the rate where there is no momentum, else times -1
+    velocity: torch.Tensor | None  # (J, T)
+    pull: torch.Tensor | None  # (J, T) prox * w_global - correction
     slots: torch.Tensor  # (U, J, B) of the batches
     pseudo: torch.Tensor | None  # (U, J, B) pseudo-labels
     numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for one that is not there; the rate
@@ -135,9 +136,9 @@ class DeviceProgram:
             if t.pull is not None:
                 t.pull.zero_()
                 if prox:
-                    t.pull[:count].add_(start, alpha=prox)
+                    t.pull[:count].add_(start[:, : self.net.trainable], alpha=prox)
                 if correction is not None:
-                    t.pull[:count].sub_(self._own(correction))
+                    t.pull[:count].sub_(self._own(correction)[:, : self.net.trainable])
             for chunk in range(chunks):
                 self._upload(t, batches, chunk * unrolled, pseudo)
                 if self.graphs:
@@ -174,18 +175,20 @@ class DeviceProgram:
         if key not in self._tables:
             if len(self._tables) >= _GRAPHS:
                 self._tables.pop(next(iter(self._tables)))
-            size, device = len(self.net.order), self.device
+            size, device = self.net.trainable, self.device
             shape = (unrolled, jobs, width)
 
-            def vectors() -> torch.Tensor:
+            def trained() -> torch.Tensor:
                 return torch.zeros(jobs, size, device=device)
 
             robust = self.local.loss == "robust"
+            vectors = torch.zeros(jobs, len(self.net.order), device=device)
             self._tables[key] = _Tables(
-                vectors=vectors(),
-                gradient=vectors(),
-                velocity=vectors() if self.local.momentum else None,
-                pull=vectors() if pulled else None,
+                vectors=vectors,
+                weights=vectors[:, :size],
+                gradient=trained(),
+                velocity=trained() if self.local.momentum else None,
+                pull=trained() if pulled else None,
                 slots=torch.zeros(shape, dtype=torch.int64, device=device),
                 pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if robust else None,
                 numbers=torch.zeros(unrolled, jobs, width + 1, device=device),
@@ -223,7 +226,8 @@ class DeviceProgram:
         for step in range(len(t.slots)):
             x = self.x.index_select(0, position[step].view(-1)).view(jobs, width, -1)
             saved: Saved = []
-            logits = self.net.logits(t.vectors, x, saved)
+            present = (weights[step] != 0).float() if self.net.trainable < len(self.order) else None
+            logits = self.net.logits(t.vectors, x, saved, present)
             pseudo = None if t.pseudo is None else t.pseudo[step]
             weight = weights[step].unsqueeze(2)
             if target is not None:
@@ -235,18 +239,18 @@ class DeviceProgram:
             if t.velocity is None:
                 # The rate is in the derivative already, so that the whole SGD step is one pass over the weights.
                 if keep is None:
-                    t.vectors.add_(t.gradient)
+                    t.weights.add_(t.gradient)
                 else:
-                    torch.addcmul(t.gradient, t.vectors, keep[step].unsqueeze(1), out=t.vectors)
+                    torch.addcmul(t.gradient, t.weights, keep[step].unsqueeze(1), out=t.weights)
                 if t.pull is not None:
-                    t.vectors.addcmul_(t.pull, rate)
+                    t.weights.addcmul_(t.pull, rate)
             else:
                 t.velocity.mul_(self.local.momentum).sub_(t.gradient)
                 if decay:
-                    t.velocity.add_(t.vectors, alpha=decay)
+                    t.velocity.add_(t.weights, alpha=decay)
                 if t.pull is not None:
                     t.velocity.sub_(t.pull)
-                t.vectors.addcmul_(t.velocity, rate, value=-1)
+                t.weights.addcmul_(t.velocity, rate, value=-1)
 
     def _capture(self, t: _Tables, prox: float) -> None:
         """Warm up on a side stream, then capture the steps; the state is put back afterwards."""
@@ -351,7 +355,7 @@ class DeviceProgram:
         if not count:
             return self._flat(total)
         vectors = self._own(models.index_select(0, self._send(spans.run)))
-        part = torch.empty_like(total)
+        part = torch.zeros_like(total)
         n, largest = spans.count, int(spans.count.max())
         step = max(1, min(largest, _MEMORY // (max(16 * self.x.shape[1], 1024) * count)))
         for start in range(0, largest, step):

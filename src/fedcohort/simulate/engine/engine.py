@@ -137,7 +137,7 @@ class Engine:
 
     def _choose(self, module: nn.Module, flat: FlatModel, threads: int, tf32: bool) -> Backend:
         """Return the fastest backend this model can have here."""
-        layers = None if flat.stateful else read_layers(flat, self.sample)
+        layers = read_layers(flat, self.sample)
         if self.device.type == "cpu" and layers is not None:
             native = NativeBackend.of(self.store, self.local, layers, threads)
             if native is not None:

@@ -51,7 +51,29 @@ class Flatten:
     image: Image
 
 
-Layer = Dense | Convolution | Relu | Pool | Flatten
+@dataclass(frozen=True)
+class Norm:
+    """Batch normalisation with scale, shift and running statistics."""
+
+    weight: Slot  # (channels,)
+    bias: Slot
+    mean: Slot  # running
+    variance: Slot
+    epsilon: float
+    momentum: float
+
+    @property
+    def parameters(self) -> dict[str, Slot]:
+        """What is trained."""
+        return {"weight": self.weight, "bias": self.bias}
+
+    @property
+    def statistics(self) -> dict[str, Slot]:
+        """What follows the batches."""
+        return {"mean": self.mean, "variance": self.variance}
+
+
+Layer = Dense | Convolution | Relu | Pool | Flatten | Norm
 
 
 def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
@@ -86,12 +108,25 @@ def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
             weight, bias = slots[f"{name}.weight"], slots[f"{name}.bias"]
             layers.append(Convolution(weight, bias, kernel, padding, image, result))
             shape = result
+        elif isinstance(layer, _NORMS) and layers and _plain_norm(layer, len(shape)):
+            weight, bias, mean, variance = (
+                slots[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
+            )
+            layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
         elif type(layer) is nn.MaxPool2d and layers and len(shape) == 3 and (window := _plain_pool(layer)) is not None:
             layers.append(Pool(window))
             shape = (shape[0], shape[1] // window[0], shape[2] // window[1])
         else:
             return None
     return layers if layers and isinstance(layers[-1], Dense) else None
+
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+def _plain_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, dimensions: int) -> bool:
+    fits = type(layer) is (nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d)
+    return fits and layer.affine and layer.track_running_stats and layer.momentum is not None
 
 
 def _plain_convolution(layer: nn.Conv2d) -> bool:

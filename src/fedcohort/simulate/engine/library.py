@@ -1,10 +1,11 @@
 """C sources of this package, compiled for this machine when they are first needed.
 
-A C compiler is all it wants; a library is kept in the user's cache folder under a name that changes with its sources,
-the compiler and the processor. A fresh one is kept only if it passes its trial, which compares it with numpy or torch.
-Where there is no compiler, or anything of that fails, the same work is done without it.
-
-``FEDCOHORT_CC`` names the compiler (default ``cc``); set to nothing, no machine code is used.
+A C compiler is all it wants: the one ``FEDCOHORT_CC`` names, else cc, gcc or clang, else that of the package
+``ziglang``, which pip installs anywhere (``pip install "fedcohort[compiler]"``). A library is kept in the user's cache
+folder under a name that changes with its sources, the compiler and the processor, and holds a hash of the library. A
+fresh one is kept only if it passes its trial, which compares it with numpy or torch. Where there is no compiler, or
+anything of that fails, a warning says so once and the same work is done without it; ``FEDCOHORT_CC`` set to nothing
+asks for that.
 """
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ import ctypes
 import functools
 import hashlib
 import importlib.resources
+import importlib.util
 import logging
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import fedcohort
 from fedcohort.arrays import AnyArray
 
 log = logging.getLogger(__name__)
 
-_FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+_FLAGS = ("-O2", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+_ADVICE = 'install a C compiler, or one from PyPI with: pip install "fedcohort[compiler]"'
 _pointer, _number = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: dict[str, dict[str, tuple[Any, list[Any]]]] = {
     "train": {
@@ -56,23 +63,47 @@ _TRIALS = {
 @functools.cache
 def compiled(name: str) -> ctypes.CDLL | None:
     """Return the library made of ``csrc/NAME.c``, compiling it if need be; None where it can't be had."""
-    named = os.environ.get("FEDCOHORT_CC")
-    compiler = shutil.which("cc" if named is None else named)
-    if compiler is None and named:
-        log.warning("FEDCOHORT_CC names %r, which is no program here: the engine does without machine code", named)
-        return None
-    if compiler is None:
-        log.info("no C compiler: the engine does without machine code (FEDCOHORT_CC names a compiler)")
+    if os.environ.get("FEDCOHORT_CC") == "":
+        log.info("the engine does without machine code, as FEDCOHORT_CC asks")
         return None
     try:
-        sources = read_sources()
-        kept = _cache_folder() / f"{name}-{_fingerprint(sources, compiler)}.so"
-        if not kept.exists():
-            build(name, sources, compiler, kept)
-        return load(name, kept)
+        compiler, sources, folder = find_compiler(), read_sources(), _cache_folder()
+        start = f"{name}-{_fingerprint(sources, compiler)}"
+        kept = next((path for path in sorted(folder.glob(f"{start}-*.so")) if _sound(path)), None)
+        return load(name, kept or build(name, sources, compiler, folder, start))
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-        log.warning("the engine does without machine code, since it could not be made: %s", error)
+        _warn(f"the engine does without machine code and is several times slower: {error}; {_ADVICE}")
         return None
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Say something once, however many libraries it concerns."""
+    log.warning(message)
+
+
+def find_compiler() -> list[str]:
+    """Return the command that compiles C; :class:`RuntimeError` where there is none."""
+    named = os.environ.get("FEDCOHORT_CC")
+    if named:
+        program, *arguments = shlex.split(named)
+        if (path := shutil.which(program)) is None:
+            raise RuntimeError(f"FEDCOHORT_CC names {named!r}, which is no program here")
+        return [path, *arguments]
+    for program in ("cc", "gcc", "clang"):
+        if (path := shutil.which(program)) is not None:
+            return [path]
+    spec = importlib.util.find_spec("ziglang")
+    for place in (spec.submodule_search_locations if spec else None) or ():
+        if (path := shutil.which("zig", path=place)) is not None:
+            return [path, "cc"]
+    raise RuntimeError("there is no C compiler")
+
+
+def flags(compiler: Sequence[str]) -> tuple[str, ...]:
+    """Return what the compiler is told, with its way to say: for this processor."""
+    by_cpu = platform.machine() in ("aarch64", "arm64") or Path(compiler[0]).stem == "zig"
+    return (*_FLAGS, "-mcpu=native" if by_cpu else "-march=native")
 
 
 def read_sources() -> dict[str, bytes]:
@@ -81,13 +112,13 @@ def read_sources() -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir(), key=lambda file: file.name)}
 
 
-def _fingerprint(sources: dict[str, bytes], compiler: str) -> str:
+def _fingerprint(sources: dict[str, bytes], compiler: Sequence[str]) -> str:
     """Name what a library depends on: sources, flags, compiler and processor."""
     digest = hashlib.sha256()
     for name, text in sources.items():
         digest.update(name.encode() + text)
-    digest.update(" ".join((compiler, *_FLAGS, platform.machine(), np.__version__)).encode())
-    digest.update(subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=30).stdout)
+    digest.update(" ".join((*compiler, *flags(compiler), platform.machine(), np.__version__)).encode())
+    digest.update(subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout)
     try:
         cpu = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
         digest.update("\n".join(line for line in cpu if line.startswith(("model", "flags", "Features"))).encode())
@@ -97,34 +128,72 @@ def _fingerprint(sources: dict[str, bytes], compiler: str) -> str:
 
 
 def _cache_folder() -> Path:
-    """Return a folder that belongs to this user; one that is forgotten with the process where there is none."""
+    """Return a folder that only this user can write to; one that goes with the process where there is none."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcohort"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="fedcohort-"))
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="fedcohort-"))
+        return _passing_folder()
+    if not _ours(folder):
+        _warn(f"the cache folder {folder} can be written by somebody else: compiled code is kept nowhere")
+        return _passing_folder()
+    return folder if os.access(folder, os.W_OK) else _passing_folder()
 
 
-def build(name: str, sources: dict[str, bytes], compiler: str, kept: Path) -> None:
+@functools.cache
+def _passing_folder() -> Path:
+    _passing.append(tempfile.TemporaryDirectory(prefix="fedcohort-"))
+    return Path(_passing[0].name)
+
+
+_passing: list[tempfile.TemporaryDirectory[str]] = []  # removed at the end of the process
+
+
+def _ours(path: Path) -> bool:
+    """Whether a file or folder belongs to this user and nobody else may write to it."""
+    if os.name != "posix":
+        return True
+    found = path.lstat()
+    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
+
+
+def _sound(path: Path) -> bool:
+    """Whether a kept library is this user's, and is what was kept."""
+    return _ours(path) and path.stem.rpartition("-")[2] == _hash(path)
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+
+
+def compile_library(name: str, sources: dict[str, bytes], command: Sequence[str], folder: Path) -> Path:
+    """Write the sources into ``folder`` and compile ``NAME.c`` there with ``command``; return the library."""
+    for file, text in sources.items():
+        (folder / file).write_bytes(text)
+    built = folder / f"{name}.so"
+    whole = [*command, str(folder / f"{name}.c"), "-o", str(built), "-lm"]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(whole)} failed: {done.stderr.strip()[-500:]}")
+    return built
+
+
+def build(name: str, sources: dict[str, bytes], compiler: Sequence[str], folder: Path, start: str) -> Path:
     """Compile, try out, and only then put the library where it is looked for; several processes may do so at once."""
-    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        for file, text in sources.items():
-            (Path(folder) / file).write_bytes(text)
-        built = Path(folder) / f"{name}.so"
-        command = [compiler, *_FLAGS, str(Path(folder) / f"{name}.c"), "-o", str(built), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
-        # In a process of its own, should it crash.
-        code = f"{_TRIALS[name]}; try_out({str(built)!r})"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        built = compile_library(name, sources, [*compiler, *flags(compiler)], Path(place))
+        # In a process of its own, should it crash; isolated, so that nothing in the working folder is imported.
+        roots = sorted({str(Path(module.__path__[0]).parent) for module in (fedcohort, np, torch)})
+        code = f"import sys; sys.path += {roots!r}; {_TRIALS[name]}; try_out({str(built)!r})"
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=300, check=False
         )
         if done.returncode:
             raise RuntimeError(f"the library did not pass its trial: {done.stderr.strip()[-500:] or done.returncode}")
+        built.chmod(0o700)
+        kept = folder / f"{start}-{_hash(built)}.so"
         os.replace(built, kept)
+        return kept
 
 
 def load(name: str, path: Path) -> ctypes.CDLL:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
 from fedcohort.simulate.engine.kernels import TorchKernels
-from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Pool, Relu, read_layers
+from fedcohort.simulate.engine.layers import Convolution, Dense, Norm, Pool, Relu, read_layers
 
 if TYPE_CHECKING:
     from fedcohort.simulate.engine.fused import FusedConvolution
@@ -27,14 +27,28 @@ Saved = list[Any]
 
 
 class StackedNet:
-    """J models of one architecture. Vectors are (J, Q) in the net's own order of elements, ``order``."""
+    """J models of one architecture. Vectors are (J, Q) in the net's own order of elements, ``order``.
+
+    The first ``trainable`` of them are parameters, the rest running statistics, which a training pass moves by itself.
+    """
 
     n_params: int  # P, length of a flat vector
     order: torch.Tensor  # (Q,) own[i] = flat[order[i]], or zero where order[i] = P
+    trainable: int  # T
     features: torch.Tensor | None = None  # (F,) how it wants the channels-first features of a sample permuted
 
-    def logits(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None = None) -> torch.Tensor:
-        """Return the logits (J, B, C) of ``x`` (J or 1, B, F); what the backward pass needs goes into ``saved``."""
+    def logits(
+        self,
+        vectors: torch.Tensor,
+        x: torch.Tensor,
+        saved: Saved | None = None,
+        present: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the logits (J, B, C) of ``x`` (J or 1, B, F); what the backward pass needs goes into ``saved``.
+
+        With ``present`` (J, B), which samples of a training batch are there (1) and which fill it up (0), this is a
+        training pass: batches are normalised by their own statistics, and the running ones follow.
+        """
         raise NotImplementedError(type(self).__name__)
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> None:
@@ -50,13 +64,20 @@ class FunctionalNet(StackedNet):
         self.sample = sample
         self.n_params = flat.n_params
         self.order = torch.arange(flat.n_params)
+        self.trainable = flat.n_params
 
     def _one(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         tensors = {slot.name: slot.of(vector) for slot in self.flat.slots}
         result: torch.Tensor = torch.func.functional_call(self.flat.module, tensors, (x.view(len(x), *self.sample),))
         return result
 
-    def logits(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None = None) -> torch.Tensor:
+    def logits(
+        self,
+        vectors: torch.Tensor,
+        x: torch.Tensor,
+        saved: Saved | None = None,
+        present: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the logits (J, B, C)."""
         if saved is not None:
             saved.append(x)
@@ -225,6 +246,74 @@ class _Convolution(_Layer):
         torch.sum(torch.bmm(left, right).view(j, parts, depth, -1), 1, out=out)
 
 
+class _Pool(_Layer):
+    """Max-pooling that follows no convolution directly."""
+
+    def __init__(self, kernel: tuple[int, int]) -> None:
+        self.kernel, self.kernels = kernel, TorchKernels()
+
+    def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
+        images = x.flatten(0, 1)
+        pooled, where = self.kernels.pool(images, self.kernel)
+        if saved is not None:
+            saved += [images, where]
+        return pooled.reshape(*x.shape[:2], *pooled.shape[1:])
+
+    def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        where, images = saved.pop(), saved.pop()
+        return self.kernels.unpool(delta.flatten(0, 1), where, images, self.kernel).reshape(
+            *delta.shape[:2], *images.shape[1:]
+        )
+
+
+class _Norm(_Layer):
+    """Batch normalisation of x (J or 1, B, ..., C); in training, over the samples that are there.
+
+    ``torch.nn.functional.batch_norm`` with J x C channels would be the same but for batches that are filled up.
+    """
+
+    def __init__(self, slots: dict[str, Slot], layer: Norm) -> None:
+        self.slots, self.epsilon, self.momentum = slots, layer.epsilon, layer.momentum
+        self.present: torch.Tensor | None = None  # (J, B) of the training pass under way
+
+    def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
+        inner = (1,) * (x.ndim - 2)  # samples and pixels
+        weight, bias, mean, variance = (self.slots[name].of(vectors) for name in ("weight", "bias", "mean", "variance"))
+        there, n = None, None
+        if self.present is not None:
+            over = tuple(range(1, x.ndim - 1))
+            there = self.present.view(*self.present.shape, *inner)
+            n = (self.present.sum(1, keepdim=True) * math.prod(x.shape[2:-1])).clamp(min=1)  # (J, 1)
+            own = (x * there).sum(over) / n
+            spread = ((x - own.view(len(own), *inner, -1)).square_() * there).sum(over) / n
+            # A model without a batch keeps its statistics.
+            pace = self.momentum * self.present.amax(1, keepdim=True)
+            mean += pace * (own - mean)
+            variance += pace * (spread * (n / (n - 1).clamp(min=1)) - variance)
+            mean, variance = own, spread
+        models = len(vectors)
+        scale = (variance + self.epsilon).rsqrt().view(models, *inner, -1)
+        normal = (x - mean.view(models, *inner, -1)) * scale
+        if saved is not None:
+            saved += [normal, scale, there, n]
+        return normal * weight.view(models, *inner, -1) + bias.view(models, *inner, -1)
+
+    def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        n, there, scale, normal = saved.pop(), saved.pop(), saved.pop(), saved.pop()
+        over = tuple(range(1, delta.ndim - 1))
+        shape = (len(delta), *(1,) * (delta.ndim - 2), -1)
+        by_bias, by_weight = delta.sum(over), (delta * normal).sum(over)
+        self.slots["bias"].of(out).copy_(by_bias)
+        self.slots["weight"].of(out).copy_(by_weight)
+        factor: torch.Tensor = scale * self.slots["weight"].of(vectors).view(shape)
+        if there is None:
+            return delta * factor
+        # The statistics of the batch depend on every sample of it, and only on those.
+        through = (by_bias / n).view(shape) + normal * (by_weight / n).view(shape)
+        result: torch.Tensor = (delta - through) * factor * there
+        return result
+
+
 class _Flatten(_Layer):
     """Image to vector, in the channels-last order; the next dense layer's weight is permuted to fit."""
 
@@ -242,11 +331,17 @@ class LayerNet(StackedNet):
     """A ``nn.Sequential`` of dense layers, convolutions of stride 1, ReLU, max-pooling and flattening."""
 
     def __init__(
-        self, layers: list[_Layer], n_params: int, order: torch.Tensor, image: tuple[int, int, int] | None
+        self,
+        layers: list[_Layer],
+        n_params: int,
+        order: torch.Tensor,
+        trainable: int,
+        image: tuple[int, int, int] | None,
     ) -> None:
         self.layers = layers
         self.n_params = n_params
         self.order = order
+        self.trainable = trainable
         self.image = image  # (H, W, C) of the input when the lowest layer is a convolution
         if image is not None:
             height, width, channels = image
@@ -255,21 +350,29 @@ class LayerNet(StackedNet):
     def use(self, kernels: TorchKernels, fused: str | None = None) -> None:
         """Let convolutions use these kernels between their products, or none but fused ones of this precision."""
         for layer in self.layers:
-            if isinstance(layer, _Convolution):
+            if isinstance(layer, _Convolution | _Pool):
                 layer.kernels = kernels
-                if fused is not None:
-                    layer.fuse(fused)
+            if isinstance(layer, _Convolution) and fused is not None:
+                layer.fuse(fused)
 
     @property
     def convolutional(self) -> bool:
         """Whether there is a convolution in it."""
         return self.image is not None
 
-    def logits(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None = None) -> torch.Tensor:
+    def logits(
+        self,
+        vectors: torch.Tensor,
+        x: torch.Tensor,
+        saved: Saved | None = None,
+        present: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the logits (J, B, C)."""
         if self.image is not None:
             x = x.view(*x.shape[:2], *self.image)
         for layer in self.layers:
+            if isinstance(layer, _Norm):
+                layer.present = present
             x = layer.forward(vectors, x, saved)
         return x
 
@@ -282,17 +385,17 @@ class LayerNet(StackedNet):
 
 
 def stack(flat: FlatModel, sample: tuple[int, ...]) -> StackedNet:
-    """Return the stacked form of a module without state."""
+    """Return the stacked form of a module that :func:`why_not_stacked` has nothing against."""
     return _layer_net(flat, sample) or FunctionalNet(flat, sample)
 
 
 def why_not_stacked(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
     """Return why ``flat`` cannot be trained as a stack, or None when it can."""
-    if flat.stateful:
-        return "it keeps state of its own, such as the running statistics of BatchNorm"
     net = stack(flat, sample)
     if isinstance(net, LayerNet):
         return None
+    if flat.stateful:
+        return "it keeps state of its own, such as running statistics, and is no nn.Sequential of known layers"
     vectors = flat.vector().expand(2, -1).clone()
     saved: Saved = []
     try:
@@ -310,6 +413,7 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
         return None
     builder = _Builder(flat.n_params)
     layers: list[_Layer] = []
+    norms: list[tuple[dict[str, Slot], Norm]] = []
     fold: tuple[int, int, int] | None = None  # the image the last flattening turned into a vector
     position = 0
     while position < len(specification):
@@ -337,16 +441,25 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
                 fold = None
             weight = builder.add(layer.weight.name, index)
             layers.append(_Dense(weight, builder.add(layer.bias.name, builder.index(layer.bias))))
+        elif isinstance(layer, Norm):
+            if fold is not None:  # its channels would be permuted
+                return None
+            norm = {part: builder.add(slot.name, builder.index(slot)) for part, slot in layer.parameters.items()}
+            layers.append(_Norm(norm, layer))
+            norms.append((norm, layer))
+        elif isinstance(layer, Pool):
+            layers.append(_Pool(layer.kernel))
         elif isinstance(layer, Relu):
             layers.append(_Relu())
-        elif isinstance(layer, Flatten):
+        else:
             layers.append(_Flatten())
             fold = layer.image
-        else:
-            return None
     layers[0].first = True
+    trainable = builder.size
+    for norm, known in norms:  # behind all parameters
+        norm.update({part: builder.add(slot.name, builder.index(slot)) for part, slot in known.statistics.items()})
     image = (sample[1], sample[2], sample[0]) if isinstance(layers[0], _Convolution) else None
-    return LayerNet(layers, flat.n_params, torch.cat(builder.order), image)
+    return LayerNet(layers, flat.n_params, torch.cat(builder.order), trainable, image)
 
 
 class _Builder:
