@@ -325,6 +325,13 @@ class Selector(Parameterized, ABC, Generic[State]):
         """The signals this selector reads."""
         return frozenset()
 
+    def adapted(self, supplied: frozenset[Signal]) -> Selector[State]:
+        """Return this selector as it works with the signals that table and host supply; nearly always itself.
+
+        A selector that can use a fact but does not need it turns that use on here; its ``requires`` says so then.
+        """
+        return self
+
     @abstractmethod
     def init(self, clients: ClientTable, rng: np.random.Generator) -> State:
         """Return the state before the first round."""

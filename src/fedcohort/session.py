@@ -97,12 +97,12 @@ class Session:
     ) -> None:
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
-        self._selector = selector
-        self._shadows = dict(shadows or {})
-        if "" in self._shadows:
+        if "" in (shadows or {}):
             raise InputError("A shadow selector needs a name that is not empty.")
         self._seed = int(seed)
         self._signals = None if signals is None else frozenset(signals)
+        selector, self._shadows = _adapted(selector, shadows or {}, clients, self._signals)
+        self._selector = selector
         check_signals(selector, clients, self._signals)
         for name, shadow in self._shadows.items():
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
@@ -170,9 +170,11 @@ class Session:
         self._journal = journal
         self._seed = int(meta["seed"])
         self._signals = None if meta["signals"] is None else frozenset(Signal(s) for s in meta["signals"])
+        table, active = journal.table()
+        if selector is not None:
+            selector, shadows = _adapted(selector, shadows, table, self._signals)
         self._selector = rebuilt(meta["selector"], selector, journal.path)
         self._shadows = {name: rebuilt(spec, shadows.get(name), journal.path) for name, spec in meta["shadows"].items()}
-        table, active = journal.table()
         self._set_table(table, active)
         self._states = {}
         for name, who in {"": self._selector, **self._shadows}.items():
@@ -598,3 +600,15 @@ class Session:
     def explain(self, round_: int, client: int | str | None = None) -> Explanation:
         """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
         return explain_round(self._journal, round_, client)
+
+
+def _adapted(
+    selector: Selector[Any],
+    shadows: Mapping[str, Selector[Any]],
+    clients: ClientTable,
+    signals: frozenset[Signal] | None,
+) -> tuple[Selector[Any], dict[str, Selector[Any]]]:
+    """Return selectors as they work with what is supplied; shadows are shown only what the selector itself reads."""
+    selector = selector.adapted(clients.signals | (signals or frozenset()))
+    seen = clients.signals | selector.requires
+    return selector, {name: shadow.adapted(seen) for name, shadow in shadows.items()}

@@ -1,4 +1,4 @@
-"""Weighted sampling without replacement."""
+"""Weighted sampling, one or several without replacement."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def softmax_sample(logits: FloatArray, k: int, rng: np.random.Generator) -> IntA
     The Gumbel form of :func:`weighted_sample`: no overflow whatever the logits; -inf comes last.
     """
     return top_k(logits - np.log(rng.standard_exponential(len(logits))), k)
+
+
+def log_choice(log_weights: FloatArray, uniform: float) -> int:
+    """Return one position, drawn with probability proportional to exp(log_weights) by one uniform number in [0, 1).
+
+    >>> log_choice(np.array([-np.inf, 800.0, -np.inf]), 0.99)
+    1
+    """
+    running = np.exp(log_weights - log_weights.max()).cumsum()
+    return min(int(running.searchsorted(uniform * running[-1], side="right")), len(running) - 1)

@@ -126,7 +126,8 @@ class Run:
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
-        self.asks = type(plan.selector).query is not Selector.query
+        self.selector = plan.selector.adapted(ground.table(plan.labels, plan.seed).signals | host_signals(federation))
+        self.asks = type(self.selector).query is not Selector.query
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
         distinct, place = np.unique(sizes, return_inverse=True)
@@ -137,8 +138,7 @@ class Run:
         )
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = Watch()
-        self.needed = plan.selector.requires & REPORT_SIGNALS
-        self.needed |= plan.aggregator.requires
+        self.needed = (self.selector.requires & REPORT_SIGNALS) | plan.aggregator.requires
         if self.early_stop is not None:
             self.needed |= frozenset(self.early_stop.watches)
         self.before, self.after = losses_of(self.needed, "received"), losses_of(self.needed, "own")
@@ -154,10 +154,10 @@ class Run:
         """Start the run's session, or continue it from its journal."""
         if again:
             assert journal is not None
-            self.session = Session.open(journal, self.plan.selector, shadows=self.plan.shadows, commit="manual")
+            self.session = Session.open(journal, self.selector, shadows=self.plan.shadows, commit="manual")
             return
         self.session = Session(
-            self.plan.selector,
+            self.selector,
             self.ground.table(self.plan.labels, self.plan.seed),
             seed=self.plan.seed,
             signals=host_signals(self.federation),
@@ -197,7 +197,7 @@ class Run:
             label=plan.label,
             seed=plan.seed,
             setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
-            params=values_of(plan.selector),
+            params=values_of(self.selector),
             federation=federation_key,
             state=self.state,
             reason=self.reason,

@@ -1,0 +1,321 @@
+r"""The selector to take when nobody has said which: balanced cohorts, everybody's turn, fast and trustworthy clients first.
+
+Ours. It joins what held in every setting of the five papers: class balance, as Fed-CBS draws it [Zhang2023]_;
+coverage, so that a few well-balanced clients do not do all the work; the time a round takes; and doubt in clients whose
+losses their labels do not explain. Each part is used where its facts are known and left out where they are not.
+
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray, sealed
+from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
+from fedcohort.numerics.sampling import log_choice
+from fedcohort.params import Interval, OneOf, param
+from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.selectors.fedcbs.imbalance import Group, group_of
+from fedcohort.signals import Signal
+
+_MEMORY_SECONDS = 20  # a client's expected duration is the mean of about so many reports
+_MEMORY_DOUBT = 10
+_FORGET = 0.9  # of what is known of the classes' losses, a round
+_RIDGE = 0.1  # pseudo-observations of the round's mean loss, for classes nobody has shown
+_MOST_EXCESS = 20.0  # rounds; who was away for long does not take part in every round afterwards
+_USE = ("auto", "yes", "no")
+
+
+@dataclass(frozen=True)
+class BalanceState:
+    """What `balanced` remembers."""
+
+    pulls: FloatArray = per_client()  # (N,) cohorts the client was in; who joins starts with the others' mean
+    seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
+    timed: FloatArray = per_client()  # (N,) how many durations
+    doubt: FloatArray = per_client()  # (N,) mean of its last log(loss / what its labels explain)
+    judged: FloatArray = per_client()  # (N,) how many losses
+    moment: FloatArray  # (r, r) of the label features, forgetting
+    product: FloatArray  # (r,) of label features and losses, forgetting
+
+
+@register("balanced")
+@dataclass(frozen=True, kw_only=True)
+class Balanced(Selector[BalanceState]):
+    r"""Draw a balanced cohort, then improve it by swaps.
+
+    .. math::
+
+        J(M) = \log \max(QCID(M), \epsilon) + \frac{\gamma}{|M|} \sum_{n \in M} e_n + \tau \log \max_{n \in M} d_n
+
+    1. Client m is drawn with log-weight :math:`-m J` of the group it would complete (for m = 1, 2, ..., the exponents of
+       Fed-CBS), with :math:`\gamma e_n` of the new client in place of the mean.
+    2. ``passes`` times, every member in random order gives its place to the candidate that makes J smallest.
+
+    Symbols: QCID = class imbalance of the group's data (:mod:`fedcohort.selectors.fedcbs`), epsilon = ``floor``, gamma =
+    ``coverage``, tau = ``time``, d_n = expected seconds of client n. The excess e_n says how many more rounds client n
+    had than its share: pulls divided by its relative rate, less the candidates' mean, within 20 rounds. The rate is 1,
+    lowered to :math:`(d / d_n)^{speed}` for a client slower than the median d and to :math:`e^{-noise \cdot u_n}` for one
+    whose losses are higher than its labels explain by a factor :math:`e^{u_n}` more than the median client's; never
+    below ``least``. What labels explain: losses are regressed on label shares, client by client, forgetting.
+
+    Facts are used where they are known. Labels in any form (counts, a factor, a Gram matrix) give balance; without them
+    J has no first term and cohorts are taken in turns. Durations and losses are used where the host reports them
+    ("auto"), always ("yes") or never ("no").
+
+    Deviations: there is no paper. How the defaults were chosen is on the selector's page.
+
+    Examples
+    --------
+    Four clients with one class each: two of different classes, and next the other two.
+
+    >>> from fedcohort import ClientTable, LabelCounts, RoundReport, RoundRequest, Session
+    >>> labels = LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9]])
+    >>> session = Session(Balanced(), ClientTable(labels=labels), seed=3)
+    >>> for _ in range(2):
+    ...     cohort = session.ask(RoundRequest(size=2))
+    ...     session.tell(RoundReport(cohort.ticket, cohort.names))
+    ...     print(sorted(cohort.names), cohort.notes["qcid"])
+    ['0', '2'] 0.0
+    ['1', '3'] 0.0
+    """
+
+    coverage: float = param(0.1, Interval(float, 0, None), "weight of a round more than one's share (gamma)")
+    floor: float = param(1e-4, Interval(float, 0, 1, "neither"), "QCID below this is as good as balanced (epsilon)")
+    passes: int = param(2, Interval(int, 0, None), "how often every member may be swapped after the draw")
+    time: float = param(0.5, Interval(float, 0, None), "weight of the logarithm of the round's duration (tau)")
+    speed: float = param(0.5, Interval(float, 0, None), "how much less often slow clients take part; 0: as often")
+    noise: float = param(3.0, Interval(float, 0, None), "how much less often doubtful clients take part; 0: as often")
+    least: float = param(0.2, Interval(float, 0, 1, "right"), "least rate of a slow or doubtful client")
+    labels: str = param("auto", OneOf(_USE), "whether to balance labels")
+    durations: str = param("auto", OneOf(_USE), "whether to look at durations")
+    losses: str = param("auto", OneOf(_USE), "whether to look at losses")
+
+    def adapted(self, supplied: frozenset[Signal]) -> Balanced:
+        """Use what the host supplies."""
+        facts = {
+            "labels": Signal.LABEL_PRODUCTS in supplied and Signal.SIZES in supplied,
+            "durations": Signal.DURATION in supplied,
+            "losses": Signal.LOSS in supplied,
+        }
+        chosen = {name: "yes" if known else "no" for name, known in facts.items() if getattr(self, name) == "auto"}
+        return dataclasses.replace(self, **chosen)  # type: ignore[arg-type]
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """What is to be used for certain."""
+        wanted: set[Signal] = set()
+        if self.labels == "yes":
+            wanted |= {Signal.LABEL_PRODUCTS, Signal.SIZES}
+        if self.durations == "yes":
+            wanted.add(Signal.DURATION)
+        if self.losses == "yes":
+            wanted.add(Signal.LOSS)
+        return frozenset(wanted)
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
+        """Nobody has taken part; the classes' losses are unknown."""
+        width = self._features(clients, np.zeros(0, np.int64)).shape[1]
+        zeros = sealed(np.zeros(clients.n))
+        return BalanceState(
+            zeros, zeros, zeros, zeros, zeros, sealed(np.zeros((width, width))), sealed(np.zeros(width))
+        )
+
+    def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
+        """Let new clients start with the mean number of rounds, or they would be in every cohort until they have it."""
+        grown = super().grow(state, clients, rng)
+        pulls = grown.pulls.copy()
+        pulls[len(state.pulls) :] = state.pulls.mean() if len(state.pulls) else 0.0
+        return dataclasses.replace(grown, pulls=sealed(pulls))
+
+    def select(
+        self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, BalanceState]:
+        """Draw the cohort, then swap."""
+        objective = self._objective(state, slate)
+        picks = [objective.draw(m, rng) for m in range(1, slate.size + 1)]
+        if 1 < slate.size < len(slate.candidates):
+            for _ in range(self.passes):
+                for place in rng.permutation(slate.size).tolist():
+                    picks[place] = objective.swap(picks[place])
+        clients = slate.candidates[picks]
+        pulls = state.pulls.copy()
+        pulls[clients] += 1
+        parts = objective.parts()
+        cohort = Cohort(
+            clients=clients,
+            candidates=slate.candidates,
+            score=np.sum(list(parts.values()), axis=0),
+            parts=parts,
+            notes=objective.notes(),
+        )
+        return cohort, dataclasses.replace(state, pulls=sealed(pulls))
+
+    def update(self, state: BalanceState, outcome: Outcome) -> BalanceState:
+        """Learn durations and doubts."""
+        if self.durations == "yes":
+            seconds = outcome[Signal.DURATION]
+            known = np.isfinite(seconds)
+            who = outcome.clients[known]
+            mean, timed = _moved(state.seconds, state.timed, who, seconds[known], _MEMORY_SECONDS)
+            state = dataclasses.replace(state, seconds=mean, timed=timed)
+        if self.losses == "yes":
+            state = self._judged(state, outcome)
+        return state
+
+    def _judged(self, state: BalanceState, outcome: Outcome) -> BalanceState:
+        """Compare losses with what labels explain, then learn what they explain."""
+        loss = outcome[Signal.LOSS]
+        known = np.isfinite(loss)
+        loss, who = np.maximum(loss[known], 0.0), outcome.clients[known]
+        if not len(who) or loss.mean() <= 0:
+            return state
+        features = self._features(outcome.table, who)
+        ridge = _RIDGE * np.eye(features.shape[1])
+        by_class = np.linalg.solve(state.moment + ridge, state.product + _RIDGE * loss.mean())
+        explained = np.maximum(features @ by_class, 0.1 * loss.mean())
+        surprise = np.log(np.maximum(loss, 1e-6 * loss.mean()) / explained)
+        doubt, judged = _moved(state.doubt, state.judged, who, surprise, _MEMORY_DOUBT)
+        trust = np.exp(-np.maximum(doubt[who] - np.median(doubt[who]), 0.0))
+        weighted = features * trust[:, None]
+        return dataclasses.replace(
+            state,
+            doubt=doubt,
+            judged=judged,
+            moment=sealed(_FORGET * state.moment + weighted.T @ features),
+            product=sealed(_FORGET * state.product + weighted.T @ loss),
+        )
+
+    def rates(self, state: BalanceState) -> FloatArray:
+        """(N,) how often each client should take part, 1 for most."""
+        rate = np.ones(len(state.pulls))
+        if self.speed > 0 and self.durations == "yes":
+            seconds = _or_median(state.seconds, state.timed > 0)
+            middle = float(np.median(seconds))
+            if middle > 0:
+                rate *= np.minimum(1.0, middle / np.maximum(seconds, middle)) ** self.speed
+        if self.noise > 0 and self.losses == "yes" and (state.judged > 0).any():
+            known = state.judged > 0
+            above = np.maximum(state.doubt - np.median(state.doubt[known]), 0.0) * known
+            rate *= np.exp(-self.noise * above * state.judged / (state.judged + 1.0))
+        return np.maximum(rate, self.least)
+
+    def _objective(self, state: BalanceState, slate: Slate) -> _Objective:
+        share = slate.of_candidates(self.rates(state))
+        turns = slate.of_candidates(state.pulls) / (share / share.mean())
+        excess = np.clip(turns - turns.mean(), -_MOST_EXCESS, _MOST_EXCESS)
+        group = None
+        if self.labels == "yes":
+            labels = slate.clients.labels
+            group = group_of(
+                labels,
+                None if isinstance(labels, LabelCounts) else slate.clients.sizes,
+                None if slate.everyone else slate.candidates,
+            )
+        seconds = None
+        if self.time > 0 and self.durations == "yes":
+            expected = slate.of_candidates(_or_median(state.seconds, state.timed > 0))
+            if (expected > 0).any():
+                seconds = np.log(np.maximum(expected, 1e-6 * expected.max()))
+        return _Objective(group, self.coverage * excess, seconds, self.time, self.floor)
+
+    def _features(self, clients: ClientTable, who: IntArray) -> FloatArray:
+        """(k, r) label shares, or the same turned by a rotation; where only products are known, a constant."""
+        labels = clients.labels if self.labels == "yes" else None
+        if isinstance(labels, LabelCounts | LabelFactor):
+            rows = labels.counts[who] if isinstance(labels, LabelCounts) else labels.factor[who]
+            sizes = clients.sizes[who]
+            return np.asarray(rows / np.maximum(sizes, 1.0)[:, None], np.float64)
+        return np.ones((len(who), 1))
+
+
+class _Objective:
+    """J of the group that is being built, and of the groups one client away from it."""
+
+    def __init__(
+        self, group: Group | None, coverage: FloatArray, seconds: FloatArray | None, time: float, floor: float
+    ) -> None:
+        self.group = group
+        self.coverage = coverage  # (c,) gamma e_n
+        self.seconds = seconds  # (c,) log d_n
+        self.time = time
+        self.floor = floor
+        self.members: list[int] = []
+        self._values = np.empty(len(coverage))
+
+    def balance(self) -> FloatArray | float:
+        """(c,) log QCID of the group with each candidate added; infinite for members."""
+        if self.group is None:
+            return 0.0
+        return np.log(np.maximum(self.group.extended(self._values), self.floor))
+
+    def slowest(self) -> FloatArray | float:
+        """(c,) tau times the logarithm of the round's duration with each candidate added."""
+        if self.seconds is None:
+            return 0.0
+        return self.time * np.maximum(self.seconds, self.seconds[self.members].max(initial=-np.inf))
+
+    def _add(self, position: int) -> int:
+        self.members.append(position)
+        if self.group is not None:
+            self.group.add(position)
+        return position
+
+    def draw(self, m: int, rng: np.random.Generator) -> int:
+        """Add the m-th client, at random by its weight."""
+        weights = -m * (self.balance() + self.coverage + self.slowest())
+        weights[self.members] = -np.inf
+        return self._add(log_choice(weights, rng.random()))
+
+    def swap(self, position: int) -> int:
+        """Give a member's place to whoever makes J smallest, which may be itself."""
+        self.members.remove(position)
+        if self.group is not None:
+            self.group.remove(position)
+        value = self.balance() + self.coverage / (len(self.members) + 1) + self.slowest()
+        value[self.members] = np.inf
+        best = int(value.argmin())
+        return self._add(best if value[best] < value[position] - 1e-12 else position)
+
+    def parts(self) -> dict[str, FloatArray]:
+        """What spoke for each candidate: joining the group as it is now, for members the group itself."""
+        count = len(self.coverage)
+        parts = {"turn": -self.coverage}
+        if self.group is not None:
+            balance = np.broadcast_to(self.balance(), count).copy()
+            balance[self.members] = np.log(max(self.group.qcid(), self.floor))
+            parts["balance"] = -balance
+        if self.seconds is not None:
+            parts["speed"] = -np.broadcast_to(self.slowest(), count)
+        return parts
+
+    def notes(self) -> dict[str, float]:
+        """What is worth recording of the cohort."""
+        notes = {}
+        if self.group is not None:
+            notes["qcid"] = self.group.qcid()
+        if self.seconds is not None:
+            notes["expected_seconds"] = float(np.exp(self.seconds[self.members].max()))
+        return notes
+
+
+def _or_median(values: FloatArray, known: np.typing.NDArray[np.bool_]) -> FloatArray:
+    """Return ``values`` (N,) with the median of the known ones for the others; zeros while nothing is known."""
+    if known.all() or not known.any():
+        return values
+    return np.where(known, values, np.median(values[known]))
+
+
+def _moved(
+    mean: FloatArray, count: FloatArray, who: IntArray, new: FloatArray, memory: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return means (N,) and counts (N,) after ``new`` (k,) was seen of clients ``who``; older values fade."""
+    mean, count = mean.copy(), count.copy()
+    count[who] += 1
+    mean[who] += (new - mean[who]) / np.minimum(count[who], memory)
+    return sealed(mean), sealed(count)

@@ -1,0 +1,177 @@
+"""`balanced`: its objective by brute force, its draw by enumeration, and what it promises in hard federations."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from fedcohort import (
+    ClientTable,
+    LabelCounts,
+    LabelFactor,
+    LabelGram,
+    RoundReport,
+    RoundRequest,
+    Session,
+    Signal,
+)
+from fedcohort.errors import JournalError, SignalError
+from fedcohort.selectors import Balanced
+
+
+def federation(seed=0, n=9, classes=4):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 30, (n, classes)) * (rng.random((n, classes)) < 0.5)
+
+
+def objective(counts, group, *, floor, gamma=0.0, excess=None, tau=0.0, seconds=None):
+    """J(M), written down from its definition."""
+    total = counts[list(group)].sum(0)
+    shares = total / total.sum() if total.sum() else np.eye(len(total))[0]
+    value = math.log(max(((shares - 1 / len(shares)) ** 2).sum(), floor))
+    if excess is not None:
+        value += gamma * np.mean([excess[i] for i in group])
+    if seconds is not None:
+        value += tau * math.log(max(seconds[i] for i in group))
+    return value
+
+
+def play(session, rounds, size, metrics=None, available=None):
+    """Return the cohorts of some rounds; ``metrics(clients)`` is what they report."""
+    cohorts = []
+    for _ in range(rounds):
+        cohort = session.ask(RoundRequest(size=size, available=available))
+        session.tell(
+            RoundReport(cohort.ticket, cohort.clients, metrics={} if metrics is None else metrics(cohort.clients))
+        )
+        cohorts.append(cohort.clients)
+    return cohorts
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_single_swap_improves_the_cohort(seed):
+    counts = federation(seed)
+    if (counts.sum(1) == 0).any():
+        counts[counts.sum(1) == 0, 0] = 1
+    session = Session(Balanced(passes=8), ClientTable(labels=LabelCounts(counts)), seed=seed)
+    cohort = set(session.ask(RoundRequest(size=4)).clients.tolist())
+    best = objective(counts, cohort, floor=1e-4)
+    for out, into in itertools.product(cohort, set(range(len(counts))) - cohort):
+        assert objective(counts, cohort - {out} | {into}, floor=1e-4) >= best - 1e-9
+
+
+def test_the_first_two_are_drawn_with_the_weights_of_the_definition():
+    counts = np.array([[6, 2, 0], [1, 5, 4], [0, 3, 9], [4, 4, 3]])
+    floor, draws = 1e-2, 4000
+    selector = Balanced(passes=0, floor=floor, labels="yes")
+    chance = {}
+    first = np.exp([-objective(counts, [i], floor=floor) for i in range(4)])
+    for i in range(4):
+        others = [j for j in range(4) if j != i]
+        second = np.exp([-2 * objective(counts, [i, j], floor=floor) for j in others])
+        for j, weight in zip(others, second / second.sum(), strict=True):
+            chance[i, j] = first[i] / first.sum() * weight
+    seen = dict.fromkeys(chance, 0)
+    for seed in range(draws):
+        session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=seed)
+        seen[tuple(session.ask(RoundRequest(size=2)).clients.tolist())] += 1
+    expected = np.array([chance[pair] for pair in chance]) * draws
+    assert chisquare(np.array([seen[pair] for pair in chance]), expected).pvalue > 1e-3
+
+
+def test_counts_factor_and_gram_give_the_same_cohorts():
+    counts = federation(3, n=40, classes=5) + 1
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(5, 5)))[0]
+    sizes = counts.sum(1)
+    tables = [
+        ClientTable(labels=LabelCounts(counts)),
+        ClientTable(labels=LabelFactor(counts @ rotation, classes=5), sizes=sizes),
+        ClientTable(labels=LabelGram((counts @ counts.T).astype(float), classes=5), sizes=sizes),
+    ]
+    traces = [play(Session(Balanced(), table, seed=5), 20, 6) for table in tables]
+    for trace in traces[1:]:
+        assert [sorted(c) for c in trace] == [sorted(c) for c in traces[0]]
+
+
+def test_a_few_exactly_balanced_clients_do_not_do_all_the_work():
+    rng = np.random.default_rng(7)
+    counts = rng.multinomial(100, np.full(10, 0.1), size=200)
+    counts[:12] = 10
+    picked = np.bincount(np.concatenate(play(Session(Balanced(), ClientTable(labels=LabelCounts(counts))), 100, 10)))
+    assert len(np.flatnonzero(picked)) == 200
+    assert picked[:12].mean() < 2 * picked.mean()
+
+
+def test_slow_clients_take_part_less_and_rounds_get_shorter():
+    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))  # 40 clients, every class at 8 of them
+    seconds = np.where(np.arange(40) < 20, 1.0, 16.0)  # every class at fast and at slow ones
+
+    def metrics(clients):
+        return {Signal.DURATION: seconds[clients]}
+
+    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.DURATION}, seed=1)
+    cohorts = play(session, 120, 5, metrics)
+    picked = np.bincount(np.concatenate(cohorts), minlength=40)
+    blind = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=1), 120, 5)
+    length = [np.mean([seconds[c].max() for c in trace[20:]]) for trace in (cohorts, blind)]
+    assert length[0] < 0.75 * length[1]
+    assert picked[20:].mean() < 0.7 * picked[:20].mean()
+    assert picked.min() > 0  # less, never not at all
+
+
+def test_clients_whose_labels_do_not_explain_their_losses_take_part_less():
+    rng = np.random.default_rng(2)
+    counts = np.array([rng.multinomial(60, share) for share in rng.dirichlet(np.full(4, 0.4), size=60)])
+    by_class = np.array([0.1, 0.4, 0.8, 2.0])  # hard classes are no reason for doubt
+    noisy = np.arange(60) % 4 == 0
+    truth = counts / counts.sum(1, keepdims=True) @ by_class * np.where(noisy, 3.0, 1.0)
+
+    def metrics(clients):
+        return {Signal.LOSS: truth[clients] * rng.lognormal(0, 0.1, len(clients))}
+
+    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.LOSS}, seed=1)
+    picked = np.bincount(np.concatenate(play(session, 300, 8, metrics)[60:]), minlength=60)
+    assert picked[noisy].mean() < 0.6 * picked[~noisy].mean()
+    assert picked.min() > 0
+    hard = ~noisy & (counts[:, 3] > 40)
+    assert picked[hard].mean() > 0.75 * picked[~noisy].mean()
+
+
+def test_without_labels_cohorts_are_taken_in_turns():
+    session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(30)]), seed=4)
+    picked = np.bincount(np.concatenate(play(session, 60, 5)), minlength=30)
+    assert picked.min() >= 9
+    assert picked.max() <= 11
+
+
+def test_who_joins_late_is_not_in_every_cohort():
+    session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(20)]), seed=4)
+    play(session, 100, 5)
+    session.join(ClientTable(names=["new"]))
+    later = play(session, 20, 5)
+    assert 1 <= sum(20 in cohort for cohort in later) <= 10
+
+
+def test_it_adapts_to_the_host_and_the_journal_keeps_what_it_became(tmp_path):
+    table = ClientTable(labels=LabelCounts(federation(1) + 1))
+    path = tmp_path / "a.sqlite"
+    with Session(Balanced(), table, signals={Signal.LOSS}, journal=path, seed=2) as session:
+        assert session.requires == {Signal.LOSS}
+        first = session.ask(RoundRequest(size=3))
+    with Session.open(path, Balanced()) as again:  # the same "auto", the same host
+        assert again.requires == {Signal.LOSS}
+        assert again.pending()[0].clients.tolist() == first.clients.tolist()
+    with pytest.raises(JournalError, match="cannot be continued"):
+        Session.open(path, Balanced(losses="no"))
+    with pytest.raises(SignalError, match="duration"):
+        Session(Balanced(durations="yes"), table, signals=set())
+
+
+def test_clients_without_any_samples_and_losses_of_zero():
+    counts = np.array([[0, 0], [5, 0], [0, 5], [0, 0]])
+    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.LOSS, Signal.DURATION})
+    cohorts = play(session, 12, 2, lambda c: {Signal.LOSS: np.zeros(len(c)), Signal.DURATION: np.zeros(len(c))})
+    assert all(len(c) == 2 for c in cohorts)
+    assert {1, 2} <= set(np.concatenate(cohorts).tolist())
