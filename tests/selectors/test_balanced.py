@@ -64,7 +64,7 @@ def test_no_single_swap_improves_the_cohort(seed):
 
 def test_the_first_two_are_drawn_with_the_weights_of_the_definition():
     counts = np.array([[6, 2, 0], [1, 5, 4], [0, 3, 9], [4, 4, 3]])
-    floor, draws = 1e-2, 4000
+    floor, draws = 1e-2, 1500
     selector = Balanced(passes=0, floor=floor, labels="yes")
     chance = {}
     first = np.exp([-objective(counts, [i], floor=floor) for i in range(4)])
@@ -162,7 +162,7 @@ def test_it_adapts_to_the_host_and_the_journal_keeps_what_it_became(tmp_path):
         first = session.ask(RoundRequest(size=3))
     with Session.open(path, Balanced()) as again:  # the same "auto", the same host
         assert again.requires == {Signal.LOSS}
-        assert again.pending()[0].clients.tolist() == first.clients.tolist()
+        assert again.pending[0].clients.tolist() == first.clients.tolist()
     with pytest.raises(JournalError, match="cannot be continued"):
         Session.open(path, Balanced(losses="no"))
     with pytest.raises(SignalError, match="duration"):

@@ -1,6 +1,7 @@
 """The selection strategies, one paper one file or package. Importing this package registers all of them."""
 
 from fedcohort.selectors.active_fl import ActiveFL
+from fedcohort.selectors.balanced import Balanced
 from fedcohort.selectors.fedacs import FedAcs
 from fedcohort.selectors.fedcbs import FedCBS
 from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb
@@ -13,6 +14,7 @@ from fedcohort.selectors.uniform import All, Uniform
 __all__ = [
     "ActiveFL",
     "All",
+    "Balanced",
     "FedAcs",
     "FedCBS",
     "FedCmTs",

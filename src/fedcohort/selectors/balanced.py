@@ -1,4 +1,4 @@
-r"""The selector to take when nobody has said which: balanced cohorts, everybody's turn, fast and trustworthy clients first.
+r"""Our own selector, to take when nothing speaks for another: balanced cohorts, everybody in turn, few surprises.
 
 Ours. It joins what held in every setting of the five papers: class balance, as Fed-CBS draws it [Zhang2023]_;
 coverage, so that a few well-balanced clients do not do all the work; the time a round takes; and doubt in clients whose
@@ -35,13 +35,13 @@ _USE = ("auto", "yes", "no")
 class BalanceState:
     """What `balanced` remembers."""
 
+    moment: FloatArray  # (r, r) of the label features, forgetting
+    product: FloatArray  # (r,) of label features and losses, forgetting
     pulls: FloatArray = per_client()  # (N,) cohorts the client was in; who joins starts with the others' mean
     seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
     timed: FloatArray = per_client()  # (N,) how many durations
     doubt: FloatArray = per_client()  # (N,) mean of its last log(loss / what its labels explain)
     judged: FloatArray = per_client()  # (N,) how many losses
-    moment: FloatArray  # (r, r) of the label features, forgetting
-    product: FloatArray  # (r,) of label features and losses, forgetting
 
 
 @register("balanced")
@@ -53,16 +53,16 @@ class Balanced(Selector[BalanceState]):
 
         J(M) = \log \max(QCID(M), \epsilon) + \frac{\gamma}{|M|} \sum_{n \in M} e_n + \tau \log \max_{n \in M} d_n
 
-    1. Client m is drawn with log-weight :math:`-m J` of the group it would complete (for m = 1, 2, ..., the exponents of
-       Fed-CBS), with :math:`\gamma e_n` of the new client in place of the mean.
+    1. Client m is drawn with log-weight :math:`-m J` of the group it would complete (for m = 1, 2, ..., the exponents
+       of Fed-CBS, [Zhang2023]_), with :math:`\gamma e_n` of the new client in place of the mean.
     2. ``passes`` times, every member in random order gives its place to the candidate that makes J smallest.
 
-    Symbols: QCID = class imbalance of the group's data (:mod:`fedcohort.selectors.fedcbs`), epsilon = ``floor``, gamma =
-    ``coverage``, tau = ``time``, d_n = expected seconds of client n. The excess e_n says how many more rounds client n
-    had than its share: pulls divided by its relative rate, less the candidates' mean, within 20 rounds. The rate is 1,
-    lowered to :math:`(d / d_n)^{speed}` for a client slower than the median d and to :math:`e^{-noise \cdot u_n}` for one
-    whose losses are higher than its labels explain by a factor :math:`e^{u_n}` more than the median client's; never
-    below ``least``. What labels explain: losses are regressed on label shares, client by client, forgetting.
+    Symbols: QCID = class imbalance of the group's data (see ``fedcbs``), epsilon = ``floor``, gamma = ``coverage``,
+    tau = ``time``, d_n = expected seconds of client n. The excess e_n says how many more rounds client n had than its share:
+    pulls divided by its relative rate, less the candidates' mean, within 20 rounds. The rate is 1, lowered to
+    :math:`(d / d_n)^{speed}` for a client slower than the median d and to :math:`e^{-noise \cdot u_n}` for one whose
+    losses are higher than its labels explain, by a factor :math:`e^{u_n}` more than the median client's; never below
+    ``least``. What labels explain: losses are regressed on label shares, client by client, forgetting.
 
     Facts are used where they are known. Labels in any form (counts, a factor, a Gram matrix) give balance; without them
     J has no first term and cohorts are taken in turns. Durations and losses are used where the host reports them
@@ -122,9 +122,8 @@ class Balanced(Selector[BalanceState]):
         """Nobody has taken part; the classes' losses are unknown."""
         width = self._features(clients, np.zeros(0, np.int64)).shape[1]
         zeros = sealed(np.zeros(clients.n))
-        return BalanceState(
-            zeros, zeros, zeros, zeros, zeros, sealed(np.zeros((width, width))), sealed(np.zeros(width))
-        )
+        moment, product = sealed(np.zeros((width, width))), sealed(np.zeros(width))
+        return BalanceState(moment, product, zeros, zeros, zeros, zeros, zeros)
 
     def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Let new clients start with the mean number of rounds, or they would be in every cohort until they have it."""
@@ -252,13 +251,13 @@ class _Objective:
         """(c,) log QCID of the group with each candidate added; infinite for members."""
         if self.group is None:
             return 0.0
-        return np.log(np.maximum(self.group.extended(self._values), self.floor))
+        return np.asarray(np.log(np.maximum(self.group.extended(self._values), self.floor)))
 
     def slowest(self) -> FloatArray | float:
         """(c,) tau times the logarithm of the round's duration with each candidate added."""
         if self.seconds is None:
             return 0.0
-        return self.time * np.maximum(self.seconds, self.seconds[self.members].max(initial=-np.inf))
+        return np.asarray(self.time * np.maximum(self.seconds, self.seconds[self.members].max(initial=-np.inf)))
 
     def _add(self, position: int) -> int:
         self.members.append(position)
