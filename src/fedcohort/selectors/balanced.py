@@ -58,11 +58,12 @@ class Balanced(Selector[BalanceState]):
     2. ``passes`` times, every member in random order gives its place to the candidate that makes J smallest.
 
     Symbols: QCID = class imbalance of the group's data (see ``fedcbs``), epsilon = ``floor``, gamma = ``coverage``,
-    tau = ``time``, d_n = expected seconds of client n. The excess e_n says how many more rounds client n had than its share:
-    pulls divided by its relative rate, less the candidates' mean, within 20 rounds. The rate is 1, lowered to
-    :math:`(d / d_n)^{speed}` for a client slower than the median d and to :math:`e^{-noise \cdot u_n}` for one whose
-    losses are higher than its labels explain, by a factor :math:`e^{u_n}` more than the median client's; never below
-    ``least``. What labels explain: losses are regressed on label shares, client by client, forgetting.
+    tau = ``time``, d_n = expected seconds of client n. The excess e_n says how many more rounds client n had than
+    its share: pulls divided by its relative rate, less the candidates' mean, within 20 rounds. The rate is 1,
+    lowered to :math:`(d / d_n)^{speed}` for a client slower than the median d and to :math:`e^{-noise \cdot u_n}`
+    for one whose losses are higher than its labels explain, by a factor :math:`e^{u_n}` more than the median
+    client's; never below ``least``. What labels explain: losses are regressed on label shares, client by client,
+    forgetting.
 
     Facts are used where they are known. Labels in any form (counts, a factor, a Gram matrix) give balance; without them
     J has no first term and cohorts are taken in turns. Durations and losses are used where the host reports them
