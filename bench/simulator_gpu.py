@@ -1,12 +1,14 @@
 """The engine on one CUDA device: FedCor's two jobs, and the ways to train a stack of convolutional networks.
 
-    python bench/simulator_gpu.py [fmnist cifar idle] [--quick] [--variant the] [--device cuda]
+    python bench/simulator_gpu.py [fmnist cifar vgg idle] [--quick] [--device cuda]
 
 fmnist: 100 clients x 600, MLP 784-64-30-10, 10 a round, 20 steps of batch 64; one run, and 20 in lock-step.
-cifar: FedCor's convolutional network, 5 a round, 40 steps of batch 50; one run, and 20 in lock-step.
+cifar: FedCor's convolutional network, 5 a round, 40 steps of batch 50; one run, and 20 in lock-step, in every way there
+    is: the product's, the stack with torch's operators only, with compiled kernels, vmap, and the plain loop.
+vgg: the same for VGG-11 without and with batch normalisation, 10 steps, one run and 4 in lock-step.
 idle: fmnist's round among 100, 10,000 and 100,000 clients, and with 10, 20, 40 and 80 clients a round.
 
-Random data of the right shapes; every variant stands alone, one that fails prints its error. Times are after warm-up.
+Random data of the right shapes; every way stands alone, one that fails prints its error. Times are after warm-up.
 """
 
 from __future__ import annotations
@@ -19,20 +21,17 @@ import traceback
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs
 from fedcohort.simulate.engine.device import DeviceProgram, _Batches
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.kernels import cuda_kernels
-from fedcohort.simulate.engine.stacked import LayerNet, StackedNet, stack
+from fedcohort.simulate.engine.kernels import TorchKernels, cuda_kernels
+from fedcohort.simulate.engine.modules import ModuleBackend
+from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, stack
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
-
-aten = torch.ops.aten
 
 
 def federation(clients: int, each: int, classes: int) -> ClientData:
@@ -67,147 +66,44 @@ def guarded(name: str):
         torch.cuda.empty_cache()
 
 
-# -- variants of the stacked network ---------------------------------------------------------------------------------
+# -- ways to train ---------------------------------------------------------------------------------------------------
 
 
-class GroupedNet(StackedNet):
-    """Convolutions of all models as one grouped convolution, (B, J * C, H, W)."""
-
-    def __init__(self, flat: FlatModel, sample: tuple[int, ...], channels_last: bool = False) -> None:
-        self.flat, self.sample, self.channels_last = flat, sample, channels_last
-        self.order = torch.arange(flat.n_params)
-        self.n_params = flat.n_params
-        self.slots = {slot.name: slot for slot in flat.slots}
-        self.kinds = [(name, layer) for name, layer in flat.module.named_children()]
-
-    def logits(self, vectors, x, saved=None):
-        j, b = len(vectors), x.shape[1]
-        z = (
-            x.expand(j, -1, -1)
-            .reshape(j, b, *self.sample)
-            .transpose(0, 1)
-            .reshape(b, j * self.sample[0], *self.sample[1:])
-        )
-        if self.channels_last:
-            z = z.contiguous(memory_format=torch.channels_last)
-        flat = False
-        for name, layer in self.kinds:
-            if isinstance(layer, nn.Conv2d):
-                if saved is not None:
-                    saved.append(z)
-                w = self.slots[f"{name}.weight"].of(vectors).flatten(0, 1)
-                z = F.conv2d(z, w, self.slots[f"{name}.bias"].of(vectors).reshape(-1), padding=layer.padding, groups=j)
-            elif isinstance(layer, nn.ReLU):
-                z = z.relu_()
-                if saved is not None:
-                    saved.append(z)
-            elif isinstance(layer, nn.MaxPool2d):
-                p, where = aten.max_pool2d_with_indices(z, [2, 2], [2, 2])
-                if saved is not None:
-                    saved += [z, where]
-                z = p
-            elif isinstance(layer, nn.Flatten):
-                if saved is not None:
-                    saved.append(z.shape)
-                z = z.reshape(b, j, -1).transpose(0, 1)
-                flat = True
-            else:
-                assert flat
-                if saved is not None:
-                    saved.append(z)
-                w = self.slots[f"{name}.weight"].of(vectors)
-                z = torch.baddbmm(self.slots[f"{name}.bias"].of(vectors).unsqueeze(1), z, w.transpose(1, 2))
-        return z
-
-    def backward(self, vectors, saved, delta, out):
-        j = len(vectors)
-        for name, layer in reversed(self.kinds):
-            if isinstance(layer, nn.Conv2d):
-                z = saved.pop()
-                w = self.slots[f"{name}.weight"].of(vectors).flatten(0, 1)
-                first = name == self.kinds[0][0]
-                dx, dw, db = aten.convolution_backward(
-                    delta,
-                    z,
-                    w,
-                    [len(w)],
-                    [1, 1],
-                    list(layer.padding),
-                    [1, 1],
-                    False,
-                    [0, 0],
-                    j,
-                    [not first, True, True],
-                )
-                self.slots[f"{name}.weight"].of(out).copy_(dw.view(j, -1, *w.shape[1:]))
-                self.slots[f"{name}.bias"].of(out).copy_(db.view(j, -1))
-                delta = dx
-            elif isinstance(layer, nn.ReLU):
-                delta = aten.threshold_backward(delta, saved.pop(), 0)
-            elif isinstance(layer, nn.MaxPool2d):
-                where, z = saved.pop(), saved.pop()
-                delta = aten.max_pool2d_with_indices_backward(delta, z, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
-            elif isinstance(layer, nn.Flatten):
-                delta = delta.transpose(0, 1).reshape(saved.pop())
-            else:
-                z = saved.pop()
-                w = self.slots[f"{name}.weight"]
-                g = w.of(out)
-                torch.bmm(delta.transpose(1, 2), z, out=g)
-                torch.sum(delta, 1, out=self.slots[f"{name}.bias"].of(out))
-                delta = torch.bmm(delta, w.of(vectors))
-
-
-class PatchesNet(LayerNet):
-    """The product's for full single precision, whatever the precision."""
+class Kept(LayerNet):
+    """The stack with kernels that the program does not replace."""
 
     @staticmethod
-    def of(flat: FlatModel, sample: tuple[int, ...]) -> PatchesNet:
+    def of(flat: FlatModel, sample: tuple[int, ...], kernels: TorchKernels) -> Kept:
         net = stack(flat, sample)
-        net.__class__ = PatchesNet
+        net.__class__ = Kept
+        LayerNet.use(net, kernels)
         return net
 
     def use(self, kernels, fused=None):
-        super().use(kernels)
+        pass
 
 
-class StreamsNet(StackedNet):
-    """Each model's own convolutions on one of a few parallel streams."""
+def ways(model: str, sample: tuple[int, ...], store: Store, local: LocalTraining, device: torch.device) -> dict:
+    """Return by name what makes each backend, given whether TF32 may be used; None for one that does not apply."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = build_model(model, sample, 10)
+    flat = FlatModel(module)
+    cuda = device.type == "cuda"
 
-    def __init__(self, flat: FlatModel, sample: tuple[int, ...], streams: int) -> None:
-        self.one = GroupedNet(flat, sample)
-        self.order = self.one.order
-        self.n_params = flat.n_params
-        self.streams = [torch.cuda.Stream() for _ in range(streams)]
+    def program(net):
+        return lambda tf32: DeviceProgram(net(), store, local, classes=10, device=device, tf32=tf32)
 
-    def _each(self, count, function):
-        here = torch.cuda.current_stream()
-        for stream in self.streams:
-            stream.wait_stream(here)
-        results = []
-        for j in range(count):
-            with torch.cuda.stream(self.streams[j % len(self.streams)]):
-                results.append(function(j))
-        for stream in self.streams:
-            here.wait_stream(stream)
-        return results
+    def loop(_):
+        return ModuleBackend(module, store, local, sample=sample, device=device, threads=1)
 
-    def logits(self, vectors, x, saved=None):
-        mine = [[] for _ in range(len(vectors))]
-        shared = x.shape[0] == 1
-        parts = self._each(
-            len(vectors), lambda j: self.one.logits(vectors[j : j + 1], x[:1] if shared else x[j : j + 1], mine[j])
-        )
-        if saved is not None:
-            saved.append(mine)
-        return torch.cat(parts)
-
-    def backward(self, vectors, saved, delta, out):
-        mine = saved.pop()
-        self._each(
-            len(vectors),
-            lambda j: self.one.backward(vectors[j : j + 1], mine[j], delta[j : j + 1], out[j : j + 1]),
-        )
+    return {
+        "the product's": program(lambda: stack(flat, sample)),
+        "stack, torch's operators only": program(lambda: Kept.of(flat, sample, TorchKernels())),
+        "stack, compiled kernels (NVRTC)": program(lambda: Kept.of(flat, sample, cuda_kernels(0))) if cuda else None,
+        "vmap": None if flat.stateful else program(lambda: FunctionalNet(flat, sample)),
+        "plain loop": loop,
+    }
 
 
 # -- the jobs --------------------------------------------------------------------------------------------------------
@@ -331,43 +227,32 @@ def idle(device: torch.device, quick: bool) -> None:
         engine.close()
 
 
-def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
-    x, y = images(60_000 if not quick else 2_000, (32, 32, 3))
+def networks(device: torch.device, quick: bool, model: str, each: int) -> None:
+    """Time every way to train ``each`` models, and those of 20 runs in lock-step, on CIFAR-shaped data."""
+    x, y = images(2_000 if quick else 12_000, (32, 32, 3))
     cut = len(x) * 5 // 6
-    local = LocalTraining(steps=40, batch_size=50, lr=0.01, weight_decay=3e-4)
-    clients = federation(100, cut // 100, 10)
+    steps = 2 if quick else 40 if model == "fedcor-cnn" else 10
+    local = LocalTraining(steps=steps, batch_size=50, lr=0.01, weight_decay=3e-4)
+    clients = federation(20, cut // 20, 10)
     sample = (3, 32, 32)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        flat = FlatModel(build_model("fedcor-cnn", sample, 10))
     store = Store(x[:cut], x[cut:], y[cut:], [clients])
-    start = flat.vector()[None].to(device)
+    start = FlatModel(build_model(model, sample, 10)).vector()[None].to(device)
     cuda = device.type == "cuda"
-    variants = {
-        "the product's": lambda: stack(flat, sample),
-        "patches and bmm": lambda: PatchesNet.of(flat, sample),
-        "grouped convolution, channels last": lambda: GroupedNet(flat, sample, True),
-        "one convolution per model, 8 streams": lambda: StreamsNet(flat, sample, 8),
-    }
-    if chosen is not None:
-        variants = {name: make for name, make in variants.items() if name.startswith(chosen)}
-    wanted: dict[int, torch.Tensor] = {}
-    for name, make in variants.items():
+    for name, make in ways(model, sample, store, local, device).items():
         for tf32 in (False, True) if cuda else (False,):
-            for runs in (1, 20):
-                count = 5 * runs
-                label = f"CIFAR CNN, {count:3d} models, tf32 {'on ' if tf32 else 'off'}, {name}"
-                if not cuda and (runs > 1 or "streams" in name):
+            for runs in (1, 20 if model == "fedcor-cnn" else 4):
+                slow = runs > 1 and (not cuda or name == "plain loop")  # one after the other: it is the same again
+                if make is None or slow or (name == "plain loop" and tf32):
                     continue
-                if runs > 1 and "streams" in name:
-                    continue
+                count = each * runs
+                label = f"{model}, {count:3d} models, {steps} steps, tf32 {'on ' if tf32 else 'off'}, {name}"
                 with guarded(label):
                     began = time.perf_counter()
-                    program = DeviceProgram(make(), store, local, classes=10, device=device, tf32=tf32)
+                    program = make(tf32)
                     zeros = np.zeros(count, np.int64)
-                    jobs = Jobs(zeros, zeros, np.arange(count) % 100, zeros, zeros + np.arange(count) // 5)
+                    jobs = Jobs(zeros, zeros, np.arange(count) % 20, zeros, zeros + np.arange(count) // each)
                     table = JobTable.of(jobs, store, local)
-                    params = program.train(table, start, 0.0, None)
+                    program.train(table, start, 0.0, None)
                     sync(device)
                     warm = time.perf_counter() - began
                     best = float("inf")
@@ -376,20 +261,18 @@ def cifar(device: torch.device, quick: bool, chosen: str | None = None) -> None:
                         program.train(table, start, 0.0, None)
                         sync(device)
                         best = min(best, time.perf_counter() - began)
-                    wanted.setdefault(count, params)
-                    off = float((params - wanted[count]).norm() / wanted[count].norm())
                     memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
                     print(
-                        f"{label:90s} {1e3 * best / runs:8.2f} ms a round and run, first {warm:.1f} s, "
-                        f"differs {off:.1e}, peak {memory:.1f} GiB",
+                        f"{label:92s} {1e3 * best / runs:8.2f} ms a round and run, first {warm:5.1f} s, "
+                        f"peak {memory:.1f} GiB",
                         flush=True,
                     )
                     if cuda:
                         torch.cuda.reset_peak_memory_stats()
-                        if name.startswith("the") and tf32:
+                        if name.startswith("the") and tf32 and model == "fedcor-cnn":
                             profile(program, table, start)
                     program.close()
-                    del program, params
+                    del program
 
 
 def profile(program: DeviceProgram, table: JobTable, start: torch.Tensor) -> None:
@@ -408,9 +291,8 @@ def profile(program: DeviceProgram, table: JobTable, start: torch.Tensor) -> Non
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["fmnist", "cifar", "idle"])
+    parser.add_argument("what", nargs="*", default=["fmnist", "cifar", "vgg", "idle"])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--variant", help="only the variants whose name begins so, for example 'patches'")
     parser.add_argument("--quick", action="store_true", help="a little of each, to see that it runs")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -422,8 +304,9 @@ def main() -> None:
         with guarded(f"FMNIST, {runs} runs"):
             fmnist(device, rounds if runs == 1 else max(2, rounds // 10), runs)
     if "cifar" in options.what:
-        with guarded("CIFAR"):
-            cifar(device, options.quick, options.variant)
+        networks(device, options.quick, "fedcor-cnn", 5)
+    for model in ("vgg11", "vgg11-bn") if "vgg" in options.what else ():
+        networks(device, options.quick, model, 5)
     if "idle" in options.what:
         with guarded("idle clients"):
             idle(device, options.quick)
