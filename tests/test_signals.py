@@ -84,7 +84,7 @@ MENTIONS = {
     # Facts of the client table, where its columns are read and written, and where Flower's clients describe themselves.
     "clients.py": {"sizes", "label-counts", "label-products"},
     "flower/roster.py": {"sizes", "label-counts", "label-products"},
-    "flower/federation.py": {"sizes", "label-counts", "label-products"},
+    "flower/population.py": {"sizes", "label-counts", "label-products"},
     "flower/wire.py": {"label-counts"},
     "journal/store.py": {"label-products"},
     # The two questions, what they measure, and the field of an outcome that is not a number.

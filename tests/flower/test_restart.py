@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from fedcohort.errors import JournalError
 from fedcohort.flower.checkpoint import Checkpoints
-from fedcohort.flower.inner import InnerStrategyError, Memory
+from fedcohort.flower.inner import InnerStrategyError, StrategyState
 from fedcohort.journal import read_journal
 from fedcohort.session import Session
 
@@ -168,7 +168,7 @@ def test_memory_names_what_it_cannot_keep(kit: Any, caplog: Any) -> None:
 
     strategy = Odd()
     strategy.history = object()
-    memory = Memory(strategy)
+    memory = StrategyState(strategy)
     strategy.history = object()
     strategy.temperature = np.float64(0.5)
     strategy.moments = [np.arange(3.0), np.ones((2, 2))]
@@ -176,12 +176,12 @@ def test_memory_names_what_it_cannot_keep(kit: Any, caplog: Any) -> None:
     plain, arrays = memory.save()
     assert "attribute 'history' of Odd" in caplog.text
     other = Odd()
-    Memory(other).restore(plain, arrays)
+    StrategyState(other).restore(plain, arrays)
     assert other.temperature == 0.5
     np.testing.assert_array_equal(other.moments[1], np.ones((2, 2)))
     np.testing.assert_array_equal(other.anchor["bias"].numpy(), kit.model(2.0)["bias"].numpy())
     with pytest.raises(InnerStrategyError, match="2 or more strategies around each other"):
-        Memory(other).restore({"1.m_t": {"kind": "plain", "value": 1}}, {})
+        StrategyState(other).restore({"1.m_t": {"kind": "plain", "value": 1}}, {})
 
 
 def test_a_privacy_accountant_is_kept() -> None:
@@ -199,19 +199,19 @@ def test_a_privacy_accountant_is_kept() -> None:
 
     strategy = FedAvg()
     strategy.accountant = Accountant()
-    memory = Memory(strategy)
+    memory = StrategyState(strategy)
     strategy.accountant.spent = 7
     plain, arrays = memory.save()
     other = FedAvg()
     other.accountant = Accountant()
-    Memory(other).restore(plain, arrays)
+    StrategyState(other).restore(plain, arrays)
     assert other.accountant.spent == 7
 
 
 def test_the_order_of_arrays_survives(kit: Any, tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "c")
     arrays = kit.model(1.5)
-    memory = Memory(FedAvg())
+    memory = StrategyState(FedAvg())
     store.save(3, arrays, memory)
     loaded = store.load("round-000003.safetensors", memory)
     assert list(loaded) == list(arrays) == ["weight", "bias", "seen"]

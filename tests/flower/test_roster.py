@@ -13,7 +13,7 @@ from fedcohort.clients import LabelFactor
 from fedcohort.errors import SignalError
 from fedcohort.flower import Answers, Facts, cohort_client
 from fedcohort.flower.exchange import Outbox
-from fedcohort.flower.federation import Federation
+from fedcohort.flower.population import Population
 from fedcohort.flower.roster import Roster, natural
 from fedcohort.signals import Signal
 
@@ -108,10 +108,10 @@ def test_sealed_labels_reach_whoever_can_open_them(empty_fleet: Any, kit: Any) -
         return LabelFactor([[float(b) for b in data] for data in sealed], classes=2)
 
     clock = empty_fleet.clock
-    closed = Federation(empty_fleet.grid, required, patience=10, clock=clock, sleep=clock.sleep)
+    closed = Population(empty_fleet.grid, required, patience=10, clock=clock, sleep=clock.sleep)
     with pytest.raises(SignalError, match="label-products"):
         closed.assemble(3)
-    federation = Federation(empty_fleet.grid, required, patience=10, unseal=unseal, clock=clock, sleep=clock.sleep)
+    federation = Population(empty_fleet.grid, required, patience=10, unseal=unseal, clock=clock, sleep=clock.sleep)
     federation.assemble(3)
     table = federation.table(list(federation.online.values()))
     assert table.signals == {Signal.SIZES, Signal.LABEL_PRODUCTS}
@@ -123,7 +123,7 @@ def test_label_counts_of_different_lengths_are_filled_up(empty_fleet: Any, kit: 
         answers = Answers(facts=lambda c: Facts(label_counts=[1] * (2 + int(c.node_config["partition-id"]))))
         empty_fleet.grid.add(empty_fleet.node(number, cohort_client(kit.client_app(), answers)))
     clock = empty_fleet.clock
-    federation = Federation(empty_fleet.grid, {Signal.LABEL_COUNTS}, patience=10, clock=clock, sleep=clock.sleep)
+    federation = Population(empty_fleet.grid, {Signal.LABEL_COUNTS}, patience=10, clock=clock, sleep=clock.sleep)
     federation.assemble(2)
     assert federation.table(list(federation.online.values())).label_counts.tolist() == [[1, 1, 0], [1, 1, 1]]
 

@@ -168,9 +168,9 @@ def test_a_registered_name_outranks_what_a_client_says(empty_fleet: Any, kit: An
         empty_fleet.grid, kit.model(), 1, evaluate_fn=lambda r, a: seen.append("x") or MetricRecord({"accuracy": 0.5})
     )
     run = empty_fleet.strategy(Fixed(), FedAvg())
-    from fedcohort.flower.federation import Federation
+    from fedcohort.flower.population import Population
 
-    federation = Federation(empty_fleet.grid, (), patience=5, clock=empty_fleet.clock, sleep=empty_fleet.clock.sleep)
+    federation = Population(empty_fleet.grid, (), patience=5, clock=empty_fleet.clock, sleep=empty_fleet.clock.sleep)
     federation.assemble(2)
     assert list(federation.online) == ["clinic-0", "clinic-1"]
     assert run.strategy is not None and seen == ["x", "x"]
@@ -591,9 +591,9 @@ def test_another_seed_or_selector_cannot_continue_a_journal(fleet: Any, kit: Any
 
 def test_a_losses_query_names_clients_that_left(fleet: Any, kit: Any) -> None:
     query = Losses(np.arange(6))
-    from fedcohort.flower.federation import Federation
+    from fedcohort.flower.population import Population
 
-    federation = Federation(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
+    federation = Population(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
     federation.assemble(6)
     fleet.grid.remove(fleet.grid.node_of("client-4"))
     federation.refresh()
@@ -630,9 +630,9 @@ def test_when_all_are_slow_the_slow_ones_are_asked(fleet: Any, kit: Any, tmp_pat
 
 
 def test_the_older_node_of_a_name_comes_back_when_the_newer_one_goes(fleet: Any, kit: Any, tmp_path: Path) -> None:
-    from fedcohort.flower.federation import Federation
+    from fedcohort.flower.population import Population
 
-    federation = Federation(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
+    federation = Population(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
     federation.assemble(6)
     old = fleet.grid.node_of("client-3")
     new = fleet.grid.add(fleet.node(3))

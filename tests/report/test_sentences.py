@@ -8,7 +8,7 @@ import pytest
 from fedcohort import SELECTORS
 from fedcohort.pictures import Record
 from fedcohort.report import figures
-from fedcohort.report.data import Group, RunCurve, Setting, boards
+from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
 from fedcohort.simulate.leaderboard import Options
 from fedcohort.simulate.results import FederationFacts
 
@@ -30,7 +30,7 @@ def run(label, accuracy, *, seed=1, state="finished", picks=(), **columns):
 def setting(*runs, clients=4, planned=None, federations=None):
     labels = list(dict.fromkeys(r.label for r in runs))
     groups = tuple(
-        Group(label, label, tuple(r for r in runs if r.label == label), i, 0) for i, label in enumerate(labels)
+        SelectorRuns(label, label, tuple(r for r in runs if r.label == label), i, 0) for i, label in enumerate(labels)
     )
     return Setting("all runs", groups, clients, federations or {}, max(len(r.round) for r in runs), planned)
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from fedcohort.arrays import AnyArray
 from fedcohort.errors import JournalError
-from fedcohort.flower.inner import Memory
+from fedcohort.flower.inner import StrategyState
 from fedcohort.flower.npy import viewed
 
 _FORMAT = "fedcohort-flower-1"
@@ -52,7 +52,7 @@ class Checkpoints:
         """Whether the checkpoint is there."""
         return (self.folder / name).is_file()
 
-    def save(self, rounds: int, arrays: ArrayRecord, memory: Memory) -> str:
+    def save(self, rounds: int, arrays: ArrayRecord, memory: StrategyState) -> str:
         """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns."""
         plain, state = memory.save()
         tensors = {f"model/{key}": viewed(array) for key, array in arrays.items()}
@@ -86,7 +86,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             return open(path, "wb", buffering=0)
 
-    def load(self, name: str, memory: Memory | None = None) -> ArrayRecord:
+    def load(self, name: str, memory: StrategyState | None = None) -> ArrayRecord:
         """Return the model of a checkpoint and put the strategy's memory back."""
         path = self.folder / name
         try:

@@ -185,7 +185,7 @@ def _kind_of(value: Any) -> str:
     return "dict" if isinstance(value, dict) else "list"
 
 
-class Memory:
+class StrategyState:
     """The part of a strategy that changes from round to round, saved and restored with the model.
 
     Saved are attributes that hold numbers, strings, None, arrays, lists and dicts of arrays or ArrayRecords and differ

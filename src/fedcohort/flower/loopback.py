@@ -47,7 +47,7 @@ class Certificates:
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished ``flwr run``: its exit status and everything it printed, the ServerApp's log included."""
 
     status: int
@@ -341,18 +341,18 @@ class Loopback:
         config: Mapping[str, str | int | float | bool] | None = None,
         *,
         timeout: float = 300,
-    ) -> Run:
+    ) -> FinishedRun:
         """Submit ``app`` and wait until its ServerApp has finished."""
         return self.wait(self.start_run(app, config), timeout)
 
-    def wait(self, run: _Service, timeout: float) -> Run:
+    def wait(self, run: _Service, timeout: float) -> FinishedRun:
         """Wait until a run started with :meth:`start_run` has finished."""
         try:
             status = run.process.wait(timeout)
         except subprocess.TimeoutExpired:
             run.kill()
             raise LoopbackError(f"The run did not finish within {timeout:g} s.\n{run.tail()}") from None
-        return Run(status, run.log_file.read_text(errors="replace"))
+        return FinishedRun(status, run.log_file.read_text(errors="replace"))
 
     def logs(self, lines: int = 60) -> str:
         """Return the last lines of every process's log."""

@@ -21,8 +21,8 @@ from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Replies
 from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
-from fedcohort.flower.federation import Federation, FederationTimeoutError
-from fedcohort.flower.inner import GridView, Memory, addressed, grows, keys, levels, needed, offered, wanted
+from fedcohort.flower.inner import GridView, StrategyState, addressed, grows, keys, levels, needed, offered, wanted
+from fedcohort.flower.population import FederationTimeoutError, Population
 from fedcohort.flower.replies import (
     MEASURED,
     Checked,
@@ -63,7 +63,7 @@ class _Owed:
     nodes: Mapping[str, int]
 
 
-class Run:
+class Rounds:
     """One call of ``start``: everything that changes while it lasts."""
 
     def __init__(
@@ -85,13 +85,13 @@ class Run:
         self.evaluate_config = evaluate_config
         self.evaluate_fn = evaluate_fn
         self.levels = levels(self.inner)
-        self.memory = Memory(self.inner)
+        self.memory = StrategyState(self.inner)
         self.weight_key, self.config_key = keys(self.inner)
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
         # A shadow must be able to read the table; what else it would like to know is reported where clients can.
         required = settings.selector.requires | (shadows & TABLE_SIGNALS)
         self.wished = shadows & REPORT_SIGNALS
-        self.federation = Federation(
+        self.population = Population(
             grid,
             required,
             patience=settings.patience,
@@ -114,7 +114,7 @@ class Run:
         """Run until ``num_rounds`` rounds are on record."""
         begun = self.settings.clock()
         self._check_model(initial_arrays)
-        self.federation.assemble(self.settings.wait_for or needed(self.inner))
+        self.population.assemble(self.settings.wait_for or needed(self.inner))
         session = self.session = self._open()
         arrays = self._resumed(session, initial_arrays)
         self.result.arrays = arrays
@@ -168,9 +168,9 @@ class Run:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
         return Session(
             settings.selector,
-            self.federation.table(list(self.federation.online.values())),
+            self.population.table(list(self.population.online.values())),
             seed=settings.seed,
-            signals=self.federation.supplied(),
+            signals=self.population.supplied(),
             journal=settings.journal,
             shadows=settings.shadows,
             # A round is made durable twice, when it is chosen and when it is closed; the rest can wait for these.
@@ -209,13 +209,13 @@ class Run:
         """Return who can take part, waiting for the first client if nobody can."""
         end = self.settings.clock() + self.settings.patience
         while True:
-            self.federation.refresh()
+            self.population.refresh()
             self._collect_late(session)
-            self.federation.welcome(session)
-            names = self.federation.available(session, self._busy if self.owed else None)
+            self.population.welcome(session)
+            names = self.population.available(session, self._busy if self.owed else None)
             if self.settings.clock() > end:
                 # Better to ask somebody who is slow than nobody.
-                names = names or self.federation.available(session, None)
+                names = names or self.population.available(session, None)
             if names:
                 return names
             if self.settings.clock() > end:
@@ -238,10 +238,10 @@ class Run:
 
     def _choose(self, session: Session, arrays: ArrayRecord) -> Cohort:
         names = self._available(session)
-        size = self.settings.cohort_size or wanted(self.levels, "train", len(self.federation.online))
+        size = self.settings.cohort_size or wanted(self.levels, "train", len(self.population.online))
         if size is not None:
             size = min(size + self.settings.spares, session.table.n)
-        request = RoundRequest(size, self.federation.indices(session.table, names))
+        request = RoundRequest(size, self.population.indices(session.table, names))
         query = session.query(request)
         answer = None if query is None else self._answer(session, query, arrays, names)
         cohort = session.ask(request, answer)
@@ -253,7 +253,7 @@ class Run:
         match query:
             case Losses(clients=clients, signals=signals):
                 names = [session.table.name(int(c)) for c in clients]
-                return Answer(query, self.federation.losses(arrays, names, signals, self.query_deadline))
+                return Answer(query, self.population.losses(arrays, names, signals, self.query_deadline))
             case Trial(cohorts=cohorts):
                 return self._try_out(session, query, cohorts, arrays, available)
 
@@ -263,10 +263,10 @@ class Run:
         """Train each trial cohort on a copy of the strategy, average, and ask everybody for the change of loss."""
         ask = frozenset({query.measured})
         everyone = session.table.indices(list(available))
-        before = self.federation.losses(arrays, available, ask, self.query_deadline)[query.measured]
+        before = self.population.losses(arrays, available, ask, self.query_deadline)[query.measured]
         changes = np.full((len(cohorts), session.table.n), np.nan)
         for row, clients in enumerate(cohorts):
-            online = self.federation.online
+            online = self.population.online
             names = [n for n in (session.table.name(int(c)) for c in clients) if n in online]
             # A copy, because a trial must leave no trace in the strategy: no moments, no privacy spent.
             stand_in = copy.deepcopy(self.inner)
@@ -282,7 +282,7 @@ class Run:
                 log.warning("a trial of %s brought no model", ", ".join(names))
                 continue
             tried = averaged(models, self.weight_key)
-            after = self.federation.losses(tried, available, ask, self.query_deadline)[query.measured]
+            after = self.population.losses(tried, available, ask, self.query_deadline)[query.measured]
             changes[row, everyone] = after - before
         return Answer(query, {query.answered_with: changes})
 
@@ -377,14 +377,14 @@ class Run:
 
     def _train(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> tuple[list[Checked], dict[str, str]]:
         """Return the checked replies in cohort order, and why clients without a sound one have none."""
-        online = self.federation.online
+        online = self.population.online
         cards = {name: card for name in cohort.names if (card := online.get(name)) is not None}
         reasons: dict[str, str] = {}
         if len(cards) < len(cohort.names):
             reasons.update({name: "not online" for name in cohort.names if name not in online})
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         required = session.requires & METRIC_SIGNALS
-        asked = required | (self.wished & self.federation.supplied())
+        asked = required | (self.wished & self.population.supplied())
         messages = self._train_messages(
             self.inner, cohort.round + 1, cards, arrays, seed=session.seed, work=work, report=asked
         )
@@ -492,7 +492,7 @@ class Run:
         """Evaluate on clients, drawn by the seed among those that are free."""
         if wanted(self.levels, "evaluate", 1) == 0:
             return {}
-        online = {name: card for name, card in self.federation.online.items() if not self._busy(card)}
+        online = {name: card for name, card in self.population.online.items() if not self._busy(card)}
         if not online:
             return {}
         count = wanted(self.levels, "evaluate", len(online))

@@ -27,13 +27,13 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedcohort.errors import ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
 from fedcohort.flower.checkpoint import Checkpoints
-from fedcohort.flower.federation import FederationTimeoutError, Unseal
 from fedcohort.flower.inner import (
     InnerStrategyError,
     levels,
     wanted,
 )
-from fedcohort.flower.rounds import Run
+from fedcohort.flower.population import FederationTimeoutError, Unseal
+from fedcohort.flower.rounds import Rounds
 from fedcohort.params import Constraint, Interval, Optional
 from fedcohort.protocol import (
     SELECTORS,
@@ -204,7 +204,7 @@ class CohortStrategy(Strategy):
         """
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
-        run = Run(
+        run = Rounds(
             self,
             grid,
             timeout=timeout,

@@ -3,16 +3,16 @@
 Nothing here trains or imports torch; everything is read from result directories and journals.
 """
 
-from fedcohort.report.data import Bundle, Group, RunCurve, Setting, load_bundle
+from fedcohort.report.data import Bundle, RunCurve, SelectorRuns, Setting, load_bundle
 from fedcohort.report.figures import Figure
 from fedcohort.report.page import Report, assemble, build_report, load_figures
 
 __all__ = [
     "Bundle",
     "Figure",
-    "Group",
     "Report",
     "RunCurve",
+    "SelectorRuns",
     "Setting",
     "assemble",
     "build_report",

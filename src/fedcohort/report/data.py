@@ -78,7 +78,7 @@ class RunCurve:
 
 
 @dataclass(frozen=True)
-class Group:
+class SelectorRuns:
     """The runs of one selector (with one set of hyper-parameters) in one setting, one per seed."""
 
     label: str
@@ -96,7 +96,7 @@ class Setting:
     """
 
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[SelectorRuns, ...]
     n_clients: int
     federations: Mapping[str, FederationFacts]
     rounds: int
@@ -328,7 +328,7 @@ def _setting(
     groups = []
     for label in labels:
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
-        groups.append(Group(label, runs[0].selector, runs, *colors[label]))
+        groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
     planned = [planned_rounds(result.config, result.run(run.id).setting) for result, run in members]
     return Setting(name, tuple(groups), n, federations, rounds, max((p for p in planned if p), default=None))

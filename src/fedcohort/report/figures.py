@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray, FloatArray
-from fedcohort.report.data import Group, RunCurve, Setting
+from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, Progress, Ranking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
@@ -120,7 +120,7 @@ def _band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -> di
     return found
 
 
-def _series(group: Group, data: Mapping[str, Any]) -> dict[str, Any]:
+def _series(group: SelectorRuns, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"label": group.label, "color": group.color, "dash": group.dash, **data}
 
 
@@ -340,7 +340,7 @@ def picks(setting: Setting) -> Figure | None:
     x_step, y_step = -(-rounds // HEAT_COLUMNS), -(-n // HEAT_ROWS)
     cols, rows = -(-rounds // x_step), -(-n // y_step)
     views: list[dict[str, Any]] = []
-    busiest: list[tuple[float, Group, int, AnyArray]] = []
+    busiest: list[tuple[float, SelectorRuns, int, AnyArray]] = []
     for group in setting.groups:
         run = group.runs[0]  # clients of different seeds are different clients, so seeds are not averaged here
         grid = np.zeros((rows, cols))

@@ -13,7 +13,7 @@ from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.journal import read_journal
 from fedcohort.pictures import Intervals, Lines, Picture, Points, Record, View
 from fedcohort.report import palette
-from fedcohort.report.data import Group, RunCurve, Setting
+from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figures import POINTS, Figure, rounded
 from fedcohort.specs import class_of
 
@@ -38,7 +38,7 @@ def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
     return [_figure(picture, found) for picture, found in views.values()], warnings
 
 
-def _views(setting: Setting, group: Group, run: RunCurve) -> list[tuple[Picture, View]]:
+def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[Picture, View]]:
     """Return what a run's selector has to show."""
     assert run.journal is not None
     with closing(read_journal(run.journal)) as journal:

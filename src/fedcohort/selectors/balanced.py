@@ -20,7 +20,7 @@ from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
 from fedcohort.numerics.sampling import log_choice
 from fedcohort.params import Interval, OneOf, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.selectors.fedcbs.imbalance import Group, group_of
+from fedcohort.selectors.fedcbs.imbalance import ClassBalance, group_of
 from fedcohort.signals import Signal
 
 _MEMORY_SECONDS = 20  # a client's expected duration is the mean of about so many reports
@@ -238,7 +238,7 @@ class _Objective:
     """J of the group that is being built, and of the groups one client away from it."""
 
     def __init__(
-        self, group: Group | None, coverage: FloatArray, seconds: FloatArray | None, time: float, floor: float
+        self, group: ClassBalance | None, coverage: FloatArray, seconds: FloatArray | None, time: float, floor: float
     ) -> None:
         self.group = group
         self.coverage = coverage  # (c,) gamma e_n

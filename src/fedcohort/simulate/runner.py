@@ -21,6 +21,7 @@ from fedcohort.errors import FedcohortError
 from fedcohort.journal import read_journal
 from fedcohort.scenario import Federation
 from fedcohort.simulate import checkpoint as checkpoints
+from fedcohort.simulate.cluster import HandOver, drive, write_journals
 from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import choose_device
@@ -29,7 +30,6 @@ from fedcohort.simulate.group import Group
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
 from fedcohort.simulate.models import build_model
-from fedcohort.simulate.ray_engine import HandOver, drive, write_journals
 from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load, locked
 from fedcohort.simulate.run import check_plan
 from fedcohort.simulate.tables import override, read_table, to_toml

@@ -18,7 +18,7 @@ import numpy as np
 from fedcohort.errors import FedcohortError, InputError
 from fedcohort.protocol import Status
 from fedcohort.report import palette
-from fedcohort.report.data import Group, RunCurve, Setting, abandoned, boards
+from fedcohort.report.data import RunCurve, SelectorRuns, Setting, abandoned, boards
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, planned_rounds, setting_name
@@ -229,7 +229,7 @@ class ExperimentItem:
             groups = []
             for label in dict.fromkeys(curve.label for curve in curves):
                 runs = tuple(curve for curve in curves if curve.label == label)
-                groups.append(Group(label, runs[0].selector, runs, *colors[label]))
+                groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
             clients = max(self._clients, *(int(c.pick_client.max(initial=-1)) + 1 for c in curves))
             rounds = max(int(c.round.max(initial=0)) + 1 for c in curves)
             planned = [planned_rounds(self._config, i.setting) for i in infos if setting_name(i.setting) == name]

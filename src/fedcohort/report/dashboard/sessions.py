@@ -18,7 +18,7 @@ from fedcohort.errors import FedcohortError, InputError, JournalError
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
 from fedcohort.report import palette
 from fedcohort.report.dashboard.feed import drawn, status_name
-from fedcohort.report.data import Group, RunCurve, Setting
+from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figures import Figure, participation, picks, rounded
 from fedcohort.report.why import as_json, explain
 
@@ -181,7 +181,7 @@ class JournalItem:
         )
         color, dash = palette.assign([self._selector])[self._selector]
         clients = self._table.n if self._table is not None else int(curve.pick_client.max(initial=0)) + 1
-        group = Group(self._selector, self._selector, (curve,), color, dash)
+        group = SelectorRuns(self._selector, self._selector, (curve,), color, dash)
         setting = Setting(self.id, (group,), clients, {}, int(rounds.max()) + 1)
         return picks(setting), participation(setting)
 

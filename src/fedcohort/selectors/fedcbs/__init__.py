@@ -4,7 +4,7 @@
 and ``enumeration.py`` the exact distribution of small cohorts.
 """
 
-from fedcohort.selectors.fedcbs.imbalance import Group, group_of, qcid
+from fedcohort.selectors.fedcbs.imbalance import ClassBalance, group_of, qcid
 from fedcohort.selectors.fedcbs.selector import BalancedState, FedCBS, Weighting, draw_group
 
-__all__ = ["BalancedState", "FedCBS", "Group", "Weighting", "draw_group", "group_of", "qcid"]
+__all__ = ["BalancedState", "ClassBalance", "FedCBS", "Weighting", "draw_group", "group_of", "qcid"]

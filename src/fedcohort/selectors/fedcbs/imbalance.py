@@ -29,7 +29,7 @@ RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 _BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
 
 
-class Group(ABC):
+class ClassBalance(ABC):
     """Running sums of a group of clients, and the QCID it would have with each candidate added.
 
     Candidates are addressed by position 0..c-1. Build one with :func:`group_of`.
@@ -118,7 +118,7 @@ class Group(ABC):
         return out
 
 
-class _FactorGroup(Group):
+class _FactorBalance(ClassBalance):
     def __init__(self, factor: FloatArray, sizes: FloatArray, classes: int) -> None:
         super().__init__(sizes, classes, np.einsum("nr,nr->n", factor, factor))
         self._factor = factor
@@ -138,7 +138,7 @@ class _FactorGroup(Group):
         return float(self._sum @ self._sum)
 
 
-class _GramGroup(Group):
+class _GramBalance(ClassBalance):
     def __init__(self, gram: FloatArray, columns: IntArray | None, sizes: FloatArray, classes: int) -> None:
         own = np.diagonal(gram)
         super().__init__(sizes, classes, own.copy() if columns is None else own[columns])
@@ -157,7 +157,7 @@ class _GramGroup(Group):
         return float(self._sums[self.members].sum())
 
 
-def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: IntArray | None = None) -> Group:
+def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: IntArray | None = None) -> ClassBalance:
     """Return an empty group over some of a federation's clients.
 
     Parameters
@@ -183,15 +183,15 @@ def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: Int
     match labels:
         case LabelCounts():
             counts = labels.counts if candidates is None else labels.counts[candidates]
-            return _FactorGroup(counts, counts.sum(axis=1), labels.classes)
+            return _FactorBalance(counts, counts.sum(axis=1), labels.classes)
         case LabelFactor():
             assert sizes is not None
             if candidates is None:
-                return _FactorGroup(labels.factor, sizes, labels.classes)
-            return _FactorGroup(labels.factor[candidates], sizes[candidates], labels.classes)
+                return _FactorBalance(labels.factor, sizes, labels.classes)
+            return _FactorBalance(labels.factor[candidates], sizes[candidates], labels.classes)
         case LabelGram():
             assert sizes is not None
-            return _GramGroup(
+            return _GramBalance(
                 labels.gram, candidates, sizes if candidates is None else sizes[candidates], labels.classes
             )
 

@@ -16,7 +16,7 @@ from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.errors import InputError
 from fedcohort.params import Interval, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.selectors.fedcbs.imbalance import RESOLUTION, Group, group_of
+from fedcohort.selectors.fedcbs.imbalance import RESOLUTION, ClassBalance, group_of
 from fedcohort.signals import Signal
 
 _LOG_RESOLUTION = 53 * math.log(2)  # a uniform random double has 53 bits
@@ -237,7 +237,7 @@ class Draw:
     qcid: float
 
 
-def draw_group(group: Group, size: int, weighting: Weighting, rng: np.random.Generator, swaps: int = 0) -> Draw:
+def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.random.Generator, swaps: int = 0) -> Draw:
     r"""Draw a group client by client ([Zhang2023]_ Sec. 3.3), then optionally move it towards the wanted distribution.
 
     1. Draw c_1 by its weight with exploration, c_2 ... c_M by :math:`QCID(M_m)^{-\beta_m}`.
@@ -251,7 +251,7 @@ def draw_group(group: Group, size: int, weighting: Weighting, rng: np.random.Gen
 
     Parameters
     ----------
-    group : Group
+    group : ClassBalance
         Empty; holds the drawn group afterwards.
     size : int
         M, at most the number of candidates.

@@ -38,7 +38,7 @@ class Relu:
 
 
 @dataclass(frozen=True)
-class Pool:
+class MaxPool:
     """Max-pooling with windows that do not overlap; rows and columns that fill no window are dropped."""
 
     kernel: tuple[int, int]
@@ -73,7 +73,7 @@ class Norm:
         return {"mean": self.mean, "variance": self.variance}
 
 
-Layer = Dense | Convolution | Relu | Pool | Flatten | Norm
+Layer = Dense | Convolution | Relu | MaxPool | Flatten | Norm
 
 
 def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
@@ -114,7 +114,7 @@ def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
             )
             layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
         elif type(layer) is nn.MaxPool2d and layers and len(shape) == 3 and (window := _plain_pool(layer)) is not None:
-            layers.append(Pool(window))
+            layers.append(MaxPool(window))
             shape = (shape[0], shape[1] // window[0], shape[2] // window[1])
         else:
             return None

@@ -13,7 +13,7 @@ from torch import nn
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, Pool, Relu, read_layers
+from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, MaxPool, Relu, read_layers
 from fedcohort.simulate.engine.library import address, compiled, load
 from fedcohort.simulate.engine.modules import one_torch_thread
 from fedcohort.simulate.engine.store import Store
@@ -62,10 +62,10 @@ def describe(layers: list[Layer]) -> AnyArray | None:
     while rest and isinstance(layer := rest[0], Convolution):
         del rest[0]
         pool, relu = (1, 1), False
-        while rest and isinstance(after := rest[0], Pool | Relu):
+        while rest and isinstance(after := rest[0], MaxPool | Relu):
             if isinstance(after, Relu) and not relu:
                 relu = True
-            elif isinstance(after, Pool) and pool == (1, 1):
+            elif isinstance(after, MaxPool) and pool == (1, 1):
                 pool = after.kernel
             else:
                 return None

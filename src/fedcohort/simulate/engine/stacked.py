@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
 from fedcohort.simulate.engine.kernels import TorchKernels
-from fedcohort.simulate.engine.layers import Convolution, Dense, Norm, Pool, Relu, read_layers
+from fedcohort.simulate.engine.layers import Convolution, Dense, MaxPool, Norm, Relu, read_layers
 
 if TYPE_CHECKING:
     from fedcohort.simulate.engine.fused import FusedConvolution
@@ -423,7 +423,7 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
             pool, relu = None, False
             while position < len(specification):
                 following = specification[position]
-                if isinstance(following, Pool) and pool is None:
+                if isinstance(following, MaxPool) and pool is None:
                     pool = following.kernel
                 elif isinstance(following, Relu):
                     relu = True
@@ -447,7 +447,7 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
             norm = {part: builder.add(slot.name, builder.index(slot)) for part, slot in layer.parameters.items()}
             layers.append(_Norm(norm, layer))
             norms.append((norm, layer))
-        elif isinstance(layer, Pool):
+        elif isinstance(layer, MaxPool):
             layers.append(_Pool(layer.kernel))
         elif isinstance(layer, Relu):
             layers.append(_Relu())

@@ -36,7 +36,7 @@ class FederationTimeoutError(FedcohortError, TimeoutError):
     __str__ = FedcohortError.__str__
 
 
-class Federation:
+class Population:
     """The clients behind a grid.
 
     Parameters

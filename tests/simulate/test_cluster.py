@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fedcohort.errors import JournalError
+from fedcohort.simulate.cluster import ClusterError
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.ray_engine import ClusterError
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import Simulation
 
@@ -108,10 +108,10 @@ def test_begun_locally_and_continued_on_ray(cluster, local, tmp_path):
 
 @pytest.mark.slow
 def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_path, monkeypatch):
-    from fedcohort.simulate import ray_engine
+    from fedcohort.simulate import cluster as module
 
     killed = []
-    real = ray_engine._Driver.collect
+    real = module._Driver.collect
 
     def collect(self, future):
         number, _ = self.pending[future]
@@ -121,7 +121,7 @@ def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_pat
             killed.append(number)
             ray.kill(self.pending[again[0]][1])
 
-    monkeypatch.setattr(ray_engine._Driver, "collect", collect)
+    monkeypatch.setattr(module._Driver, "collect", collect)
     out = tmp_path / "x"
     assert Simulation(Experiment.from_dict(table(engine="ray")), out).run() == "finished"
     assert killed
