@@ -203,7 +203,7 @@ class Guard:
         self._next = self._tally.rounds + max(1, min(self._tally.window, self._tally.rounds) // 4)
         warning = self.coverage(active).warning
         if warning is not None and not self._warned:
-            log.log(logging.INFO if self._quiet else logging.WARNING, "selector %r: %s", self._selector, warning)
+            log.log(logging.INFO if self._quiet else logging.WARNING, "selector %s: %s", self._selector, warning)
         self._warned = warning is not None
 
     def grow(self, clients: int) -> None:

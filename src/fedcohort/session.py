@@ -29,7 +29,7 @@ from fedcohort.journal.explain import recorded_scores
 from fedcohort.journal.store import Commit
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.signals import REPORT_SIGNALS, Signal
-from fedcohort.specs import describe, rebuilt
+from fedcohort.specs import describe, rebuilt, selector_name
 from fedcohort.views import in_cohort_order, outcome_for, what_was_paid_for
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Session:
             "host": None,
         }
         self._journal = Journal.create(journal, meta, commit)
-        self._guard = Guard(selector.name, clients.n, quiet=commit == "manual")
+        self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
         self._journal.set_table(clients, self._active)
         for name, state in self._states.items():
             self._journal.save_state(name, state)
@@ -157,7 +157,7 @@ class Session:
         journal = Journal.open(path, commit)
         try:
             self = cls._opened(journal, selector, dict(shadows or {}))
-            self._guard = Guard(self._selector.name, self._table.n, journal.picks(), quiet=commit == "manual")
+            self._guard = Guard(selector_name(self._selector), self._table.n, journal.picks(), quiet=commit == "manual")
             return self
         except BaseException:
             journal.close()
