@@ -96,8 +96,11 @@ MENTIONS = {
     "early_stop.py": {"loss", "validation-loss"},
     "simulate/group.py": {"loss"},
     "flower/client.py": {"loss"},
-    # An app for a selector that learns from a filter gets one.
+    "aggregators/distillation.py": {"robust-loss", "robust-loss-after"},  # what RHFL weighs clients by
+    # A selector that learns from a filter gets one.
     "cli/flower.py": {"kept"},
+    "flower/strategy.py": {"kept"},
+    "simulate/config.py": {"kept"},
 }
 
 
