@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedcohort.cli.app import main
 from fedcohort.cli.experiment import LiveProgress
+from fedcohort.report.data import abandoned
 from fedcohort.simulate.results import RunInfo, load
 
 CONFIG = """
@@ -166,6 +167,7 @@ def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(config, tmp_path):
         process.kill()
         process.wait()
     assert load(out).status["state"] == "running"  # nobody was left to say otherwise
+    assert abandoned(load(out).status) and not abandoned({**load(out).status, "host": "another"})
     assert command("run", "--resume", out, "--quiet").returncode == 0
     tables = [load(path).rounds.drop_columns(["wall_seconds"]).to_pylist() for path in (out, tmp_path / "whole")]
     one, other = (sorted(rows, key=lambda row: (row["run"], row["round"])) for rows in tables)

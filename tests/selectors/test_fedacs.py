@@ -12,7 +12,7 @@ from fedcohort.signals import Signal
 
 
 def tell(session, cohort, distance, status=None):
-    metrics = {session.selector._distance: distance}
+    metrics = dict.fromkeys(session.selector.requires, distance)
     session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
 
 

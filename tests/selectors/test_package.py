@@ -1,9 +1,12 @@
 """The package as a whole: what is in it is exported, and what is exported is registered."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
+import fedcohort
 from fedcohort import SELECTORS, Selector, selectors
 
 
@@ -16,3 +19,21 @@ def test_every_selector_of_the_package_is_exported_and_registered():
     exported = {getattr(selectors, name) for name in selectors.__all__}
     assert exported == found
     assert {SELECTORS.get(item.name) for item in exported} == exported
+
+
+def test_nothing_outside_the_package_knows_a_selector_by_name():
+    """Neither as a text nor by importing its class; what others need to know a selector declares."""
+    root = Path(fedcohort.__file__).parent
+    names = set(SELECTORS.names()) - {"all"}  # "all" means everybody in other places too
+    known = []
+    for path in sorted(root.rglob("*.py")):
+        if path.is_relative_to(root / "selectors"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
+                known.append((str(path.relative_to(root)), node.value))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedcohort.selectors"):
+                known += [(str(path.relative_to(root)), alias.name) for alias in node.names]
+    # The baseline everybody is compared with, and the selector an app of Flower begins with unless told otherwise.
+    assert set(known) <= {*((path, "uniform") for path, _ in known), *((path, "Uniform") for path, _ in known),
+                          ("cli/flower.py", "power-of-choice")}  # fmt: skip

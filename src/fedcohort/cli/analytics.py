@@ -24,24 +24,26 @@ from fedcohort.errors import InputError
 
 if TYPE_CHECKING:
     from fedcohort.arrays import FloatArray
-    from fedcohort.selectors.fedacs import Ranking
+    from fedcohort.ranking import Ranking
 
 
 def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
-    """Rank by the duels a session with the selector fedacs has on record."""
+    """Rank by what a session has on record, with a selector that can rank."""
     from fedcohort.journal import read_journal
-    from fedcohort.selectors.fedacs import FedAcsState, ranking
+    from fedcohort.ranking import Ranker, rankers
+    from fedcohort.specs import class_of
 
     with contextlib.closing(read_journal(path)) as journal:
-        selector = journal.meta()["selector"]["name"]
-        if selector != "fedacs":
+        spec = journal.meta()["selector"]
+        cls = class_of(spec)
+        if cls is None or not issubclass(cls, Ranker):
+            known = ", ".join(rankers())
             raise InputError(
-                f"The journal {path} is of the selector {selector!r}; duels are on record with 'fedacs' only.",
-                hint="rank with a session of fedacs, pool_share=1",
+                f"The journal {path} is of the selector {spec['name'] or spec['class']!r}, which cannot rank clients.",
+                hint=f"rank with a session of one that can: {known}",
             )
-        state = journal.state("")
         clients, _ = journal.table()
-        return ranking(FedAcsState(**state), level), list(clients.names)
+        return cls.ranked(journal.state(""), level), list(clients.names)
 
 
 def _rows(found: Ranking, names: list[str], truth: FloatArray | None) -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ def analytics(
     show: Annotated[int, typer.Option("--show", min=0, help="Rows at each end of the table; 0 shows all.")] = 10,
     journal: Annotated[
         Path | None,
-        typer.Option("--journal", help="Rank by the journal of a live session with fedacs.", dir_okay=False),
+        typer.Option("--journal", help="Rank by the journal of a session whose selector can rank.", dir_okay=False),
     ] = None,
     set_: SetOption = None,
     device: DeviceOption = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,6 +204,8 @@ def abandoned(status: Mapping[str, Any]) -> bool:
     """Whether an experiment that says it is running was left behind by a process of this machine that is gone."""
     pid = status.get("pid")
     if status.get("host") not in (None, platform.node()) or not isinstance(pid, int) or pid <= 0:
+        return False
+    if sys.platform == "win32":  # there signal 0 would end the process
         return False
     try:
         os.kill(pid, 0)

@@ -21,9 +21,10 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import InputError
+from fedcohort.journal.codec import state_fields
+from fedcohort.ranking import Ranking, default_ranker
 from fedcohort.scenario import Federation
-from fedcohort.selectors.fedacs import FedAcsState, Ranking, ranking
-from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.config import Experiment, values_of
 from fedcohort.simulate.group import OnRound
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.runner import prepare
@@ -104,7 +105,8 @@ def rank_by_skewness(
     if not rate > 0:
         raise InputError(f"The learning rate of analytics must be positive. Got {rate!r}.")
     config = copy.deepcopy({key: value for key, value in table.items() if key in ("data", "scenario", "model", "run")})
-    config["selectors"] = {"fedacs": {"pool_share": 1.0, "insight": "update"}}
+    name, ranker = default_ranker()
+    config["selectors"] = {name: values_of(ranker.for_ranking())}
     seeds = table.get("seeds", [0])
     config["seeds"] = seeds[:1] if isinstance(seeds, list) else [0]
     options = config.setdefault("run", {})
@@ -129,9 +131,9 @@ def rank_by_skewness(
             on_start(chosen.rounds)
         while not group.done:
             group.step(on_round)
-        state: FedAcsState = group.runs[0].session.state
+        state = dict(state_fields(group.runs[0].session.state))
         made, _ = group.drain()
         traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
-        return SkewnessReport(ranking(state, level), federation, group.runs[0].round, traffic / 1e6)
+        return SkewnessReport(ranker.ranked(state, level), federation, group.runs[0].round, traffic / 1e6)
     finally:
         group.close()

@@ -280,6 +280,7 @@ class Simulation:
         self.writer.status(
             state=state,
             pid=os.getpid(),
+            host=platform.node(),
             started=self._started,
             updated=time.time(),
             rounds_done=done,

@@ -4,7 +4,8 @@
 ``ranking.py`` the analytics: clients by skewness, with credible intervals.
 """
 
-from fedcohort.selectors.fedacs.ranking import Ranking, ranking
+from fedcohort.ranking import Ranking
+from fedcohort.selectors.fedacs.ranking import ranking
 from fedcohort.selectors.fedacs.selector import FedAcs, FedAcsState, duels
 
 __all__ = ["FedAcs", "FedAcsState", "Ranking", "duels", "ranking"]

@@ -9,41 +9,17 @@ everybody meets the same opponents), report the gradient distances, and call :fu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy import special
 
-from fedcohort.arrays import AnyArray, FloatArray, IntArray, sealed
+from fedcohort.arrays import AnyArray, FloatArray, sealed
 from fedcohort.errors import ParameterError
-from fedcohort.selectors.fedacs.selector import FedAcsState
+from fedcohort.ranking import Ranking
 
-
-@dataclass(frozen=True)
-class Ranking:
-    """A federation ranked by skewness. Arrays are by client, except ``order``.
-
-    Attributes
-    ----------
-    order : (N,) int array
-        Clients from the least skewed to the most.
-    win_rate, low, high : (N,) float array
-        Probability to win a duel: posterior mean and credible interval.
-    best_rank, worst_rank : (N,) int array
-        Ranks, counted from 1, that the intervals leave open: nobody whose interval lies wholly above a client's can
-        come after it.
-    rounds : (N,) float array
-        Rounds in which the client duelled; 0 for those nothing is known about.
-    """
-
-    order: IntArray
-    win_rate: FloatArray
-    low: FloatArray
-    high: FloatArray
-    best_rank: IntArray
-    worst_rank: IntArray
-    rounds: FloatArray
+if TYPE_CHECKING:
+    from fedcohort.selectors.fedacs.selector import FedAcsState
 
 
 def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "duel"] = "round") -> Ranking:
@@ -70,6 +46,7 @@ def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "due
 
     Examples
     --------
+    >>> from fedcohort.selectors.fedacs import FedAcsState
     >>> wins, losses = np.array([2.0, 80.0]), np.array([70.0, 5.0])
     >>> found = ranking(FedAcsState(wins=wins, losses=losses, rounds=np.array([9.0, 9.0])))
     >>> found.order

@@ -7,7 +7,9 @@ r"""FedACS: prefer clients whose data is not skewed, found out by letting their 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,7 +19,9 @@ from fedcohort.numerics.thompson import beta_draws
 from fedcohort.params import Interval, OneOf, param
 from fedcohort.pictures import Intervals, Picture, Record, agreement, beta_interval, number, rank_correlation
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.ranking import Ranker, Ranking
 from fedcohort.selectors.fedacs.pool import repeated_argmax
+from fedcohort.selectors.fedacs.ranking import ranking
 from fedcohort.signals import Signal
 
 EXACT_UP_TO = 20_000  # candidates; a pool of 0.4 of them takes about half a second then
@@ -70,7 +74,7 @@ def _judged(correlation: float) -> str:
 
 @register("fedacs")
 @dataclass(frozen=True, kw_only=True)
-class FedAcs(Selector[FedAcsState]):
+class FedAcs(Selector[FedAcsState], Ranker):
     r"""Draw the cohort from a pool of clients that win duels of skewness ([Wang2021]_, Algorithms 1 and 2).
 
     A client's reward in a round is minus the distance of its gradient to the cohort's mean gradient (Eq. 14),
@@ -133,6 +137,16 @@ class FedAcs(Selector[FedAcsState]):
     def requires(self) -> frozenset[Signal]:
         """The distance to the cohort's mean, of gradients or of updates."""
         return frozenset({self._distance})
+
+    @classmethod
+    def for_ranking(cls) -> Self:
+        """Return FedACS with uniform cohorts, whose clients duel by their updates."""
+        return cls(pool_share=1.0, insight="update")
+
+    @classmethod
+    def ranked(cls, state: Mapping[str, Any], level: float) -> Ranking:
+        """Rank by the duels on record."""
+        return ranking(FedAcsState(**state), level)
 
     @property
     def _distance(self) -> Signal:
