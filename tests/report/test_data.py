@@ -36,10 +36,10 @@ def test_runs_become_arrays(small):
         np.testing.assert_allclose(run.total_bytes, np.cumsum(both))
 
 
-def test_colours_follow_from_position_and_uniform_is_grey(toy, tmp_path):
+def test_colours_follow_from_position(toy, tmp_path):
     choices = [toy.Choice("fedcm-ts"), toy.Choice("uniform"), toy.Choice("fedcbs")]
     bundle = load_bundle([toy.make_experiment(tmp_path / "a", choices, seeds=1, rounds=3, clients=8, size=2)])
-    assert {g.label: g.color for g in bundle.settings[0].groups} == {"fedcm-ts": 1, "uniform": 0, "fedcbs": 2}
+    assert {g.label: g.color for g in bundle.settings[0].groups} == {"fedcm-ts": 0, "uniform": 1, "fedcbs": 2}
 
 
 def test_a_running_experiment_says_so(toy, tmp_path):
