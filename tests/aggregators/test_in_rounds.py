@@ -168,3 +168,25 @@ def test_fedbio_finds_the_clients_whose_labels_are_wrong():
     assert noise.max() - noise.min() > 0.5
     assert np.corrcoef(noise, upper)[0, 1] < -0.7
     group.close()
+
+
+def models_after(names, rounds=3):
+    selectors = {name: {"name": "uniform", "aggregator": {"name": name}} for name in names}
+    prepared = prepare(Experiment.from_dict(table(run={"rounds": rounds}, selectors=selectors)))
+    found = {}
+    for number in range(len(prepared.groups)):
+        group = prepared.group(number, journals=None, device="cpu", workers=1)
+        group.start()
+        while not group.done:
+            group.step()
+        found |= {run.plan.label: group.models[run.row].numpy().copy() for run in group.runs}
+        group.close()
+    return found
+
+
+def test_an_aggregator_does_the_same_alone_and_beside_all_others():
+    together = models_after(AGGREGATORS.names())
+    for name in ("fedadam", "feddf", "rhfl", "fedbio", "multi-krum"):
+        np.testing.assert_array_equal(models_after([name])[name], together[name], err_msg=name)
+    distinct = {model.tobytes() for model in together.values()}
+    assert len(distinct) >= len(together) - 3  # fedpdp is size-mean by default, fednova where all make as many steps
