@@ -211,3 +211,30 @@ def test_the_configurations_in_the_documentation_are_valid():
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples").glob("*.toml")), ids=lambda p: p.name)
 def test_the_example_configurations_are_valid(path):
     assert read(path).plans
+
+
+def test_a_selector_that_learns_from_a_filter_brings_one():
+    table = {"selectors": {"fedcm-ts": {}, "uniform": {}}}
+    made = Experiment.from_dict(table)
+    for experiment in (made, Experiment.from_dict(made.table)):  # the complete table means the same
+        assert {plan.label: plan.filter.name for plan in experiment.plans} == {
+            "fedcm-ts": "fedca",
+            "uniform": "keep-all",
+        }
+    assert made.notes == ("fedcm-ts comes with the filter 'fedca', because it learns from which models a filter keeps",)
+    assert Experiment.from_dict(made.table).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"filter": "keep-all"}, ["keep-all"]),
+        ({"filter": {"name": "cmfl"}}, ["cmfl"]),
+        ({"selectors": {"fedcm-ts": {"filter": {"name": "cmfl"}}}}, ["cmfl"]),
+        ({"settings": [{"name": "a", "filter": {"name": "cmfl"}}, {"name": "b"}]}, ["cmfl", "fedca"]),
+    ],
+)
+def test_a_filter_that_is_named_is_taken(change, expected):
+    made = Experiment.from_dict({"selectors": {"fedcm-ts": {}}, **change})
+    assert [plan.filter.name for plan in made.plans] == expected
+    assert [plan.filter.name for plan in Experiment.from_dict(made.table).plans] == expected

@@ -1,0 +1,17 @@
+"""A selector that learns from which models are kept has a filter on Flower too."""
+
+import numpy as np
+import pytest
+
+from fedcohort.errors import ParameterError
+from fedcohort.filters import KeepAll
+from fedcohort.flower import CohortStrategy, ServerValidation
+
+
+def test_the_default_filter_of_the_selector_is_taken():
+    with pytest.raises(ParameterError, match="The filter 'fedca' judges models on the server's own data"):
+        CohortStrategy("fedcm-ts")
+    validation = ServerValidation(logits=lambda arrays: np.zeros((2, 2)), labels=np.array([0, 1]))
+    assert CohortStrategy("fedcm-ts", validation=validation).filter.name == "fedca"
+    assert CohortStrategy("fedcm-ts", filter=KeepAll()).filter.name == "keep-all"
+    assert CohortStrategy("uniform").filter.name == "keep-all"
