@@ -327,7 +327,8 @@ def test_a_failing_shadow_is_noted():
     host = ScriptedHost()
     session = Session(create("uniform"), host.table, shadows={"bad": Bad()})
     host.play(session, 2)
-    assert session.explain(1).shadows["bad"] == "failed: boom"
+    assert session.explain(0).shadows["bad"] == "failed: boom"
+    assert "bad" not in session.explain(1).shadows and not session.shadows
 
 
 def test_explanations_say_why():

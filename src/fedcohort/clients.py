@@ -322,6 +322,16 @@ class ClientTable:
             raise UnknownNameError(f"There is no client {wrong}; the federation has clients 0 to {self.n - 1}.")
         return frozen(array)
 
+    def differing(self, other: ClientTable) -> IntArray:
+        """Return the clients about whom two tables of one federation say different things."""
+        differ = np.zeros(self.n, np.bool_)
+        if self._sizes is not None and other._sizes is not None:
+            differ |= self._sizes != other._sizes
+        if self._labels is not None and other._labels is not None:
+            ours, theirs = label_rows(self._labels), label_rows(other._labels)
+            differ |= (ours != theirs).any(axis=1) if ours.shape == theirs.shape else True
+        return np.flatnonzero(differ)
+
     def extended(self, other: ClientTable) -> ClientTable:
         """Return this table followed by the clients of ``other``, which must carry the same facts."""
         if self.signals != other.signals:

@@ -18,19 +18,21 @@ from typing import Any
 import numpy as np
 
 from fedcohort import rng as streams
-from fedcohort.arrays import AnyArray, BoolArray, IntArray, sealed
+from fedcohort import shadows as watchers
+from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.checks import check_answer, check_cohort, check_report, check_signals
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Coverage, Guard
 from fedcohort.errors import DuplicateReportError, InputError, TicketError
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
-from fedcohort.journal.codec import sealed_state
-from fedcohort.journal.explain import recorded_scores
+from fedcohort.journal.codec import pack_many, sealed_state
+from fedcohort.journal.explain import ABANDONED, recorded_scores
 from fedcohort.journal.store import Commit
+from fedcohort.members import Members
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt, selector_name
-from fedcohort.views import in_cohort_order, outcome_for, what_was_paid_for
+from fedcohort.views import in_cohort_order, outcome_for
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
@@ -97,8 +99,8 @@ class Session:
     ) -> None:
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
-        if "" in (shadows or {}):
-            raise InputError("A shadow selector needs a name that is not empty.")
+        watchers.check_names(shadows or {})
+        self._blind: dict[str, str] = {}  # shadow -> what it could not learn from the last round
         self._seed = int(seed)
         self._signals = None if signals is None else frozenset(signals)
         selector, self._shadows = _adapted(selector, shadows or {}, clients, self._signals)
@@ -106,13 +108,14 @@ class Session:
         check_signals(selector, clients, self._signals)
         for name, shadow in self._shadows.items():
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
-        self._set_table(clients, np.ones(clients.n, np.bool_))
+        self._set_members(Members(clients, np.ones(clients.n, np.bool_)))
         start = streams.stream(self._seed, streams.INITIALISATION, 0)
         self._states: dict[str, Any] = {"": sealed_state(selector.init(self._granted[""], start))}
         for name, shadow in self._shadows.items():
             start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
             self._states[name] = sealed_state(shadow.init(self._granted[name], start))
         self._round = 0
+        self._attempt = 0  # how often the next round was abandoned
         self._ticket = 0
         self._open: dict[int, _Open] = {}
         self._prepared: _Prepared | None = None
@@ -120,13 +123,13 @@ class Session:
         meta = {
             "seed": self._seed,
             "selector": describe(selector),
-            "shadows": {name: describe(shadow) for name, shadow in self._shadows.items()},
+            "shadows": self._shadow_specs(),
             "signals": None if self._signals is None else sorted(self._signals),
             "host": None,
         }
         self._journal = Journal.create(journal, meta, commit)
         self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
-        self._journal.set_table(clients, self._active)
+        self._journal.set_table(clients, self.active)
         for name, state in self._states.items():
             self._journal.save_state(name, state)
         self._journal.created()
@@ -151,20 +154,23 @@ class Session:
         selector : Selector, optional
             Only needed for a selector that is not registered; it must be the one the journal was written with.
         shadows : mapping, optional
-            Likewise for shadow selectors.
+            The shadow selectors from now on: those the journal does not have are added and learn from its rounds, those
+            not named here are removed. Default: those of the journal.
         commit : "always" or "manual"
         """
         journal = Journal.open(path, commit)
         try:
-            self = cls._opened(journal, selector, dict(shadows or {}))
-            self._guard = Guard(selector_name(self._selector), self._table.n, journal.picks(), quiet=commit == "manual")
+            self = cls._opened(journal, selector, shadows)
+            self._guard = Guard(selector_name(self._selector), self.table.n, journal.picks(), quiet=commit == "manual")
             return self
         except BaseException:
             journal.close()
             raise
 
     @classmethod
-    def _opened(cls, journal: Journal, selector: Selector[Any] | None, shadows: dict[str, Selector[Any]]) -> Session:
+    def _opened(
+        cls, journal: Journal, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None
+    ) -> Session:
         meta = journal.meta()
         self = object.__new__(cls)
         self._journal = journal
@@ -172,23 +178,47 @@ class Session:
         self._signals = None if meta["signals"] is None else frozenset(Signal(s) for s in meta["signals"])
         table, active = journal.table()
         if selector is not None:
-            selector, shadows = _adapted(selector, shadows, table, self._signals)
+            selector, adapted = _adapted(selector, shadows or {}, table, self._signals)
+            shadows = None if shadows is None else adapted
         self._selector = rebuilt(meta["selector"], selector, journal.path)
-        self._shadows = {name: rebuilt(spec, shadows.get(name), journal.path) for name, spec in meta["shadows"].items()}
-        self._set_table(table, active)
-        self._states = {}
-        for name, who in {"": self._selector, **self._shadows}.items():
-            fresh = who.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
-            self._states[name] = journal.resume_state(name, type(fresh))
+        self._shadows = {}
+        self._blind = {}
+        self._set_members(Members(table, active))
+        self._states = {"": self._resumed("", self._selector)}
         last_round, last_ticket = journal.last()
-        self._round = last_round + 1
+        given_up = [body for body in journal.events(ABANDONED) if body["round"] == last_round]
+        again = bool(given_up) and given_up[-1]["ticket"] == last_ticket
+        self._round = last_round if again else last_round + 1
+        self._attempt = len(given_up) if again else 0
         self._ticket = last_ticket + 1
         self._open = {}
         for row in journal.cohorts(pending=True):
             self._open[row.ticket] = _Open(self._cohort_from(row), journal.reply_blocks(row.ticket))
         self._prepared = None
         self._host_state = meta["host"]
+        self._resume_shadows(meta["shadows"], shadows)
         return self
+
+    def _resumed(self, name: str, selector: Selector[Any]) -> Any:
+        fresh = selector.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
+        return self._journal.resume_state(name, type(fresh))
+
+    def _resume_shadows(self, specs: Mapping[str, Any], given: Mapping[str, Selector[Any]] | None) -> None:
+        """Go on with the journal's shadows, less those no longer wanted, and add new ones."""
+        wanted = None if given is None else watchers.check_names(given)
+        for name, spec in specs.items():
+            if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
+                self._drop_shadow(name, "removed", "the session was opened without it")
+                continue
+            try:
+                self._shadows[name] = rebuilt(spec, None if wanted is None else wanted[name], self._journal.path)
+                self._set_members(self._members)
+                self._states[name] = self._resumed(name, self._shadows[name])
+            except Exception as error:
+                self._drop_shadow(name, "failed", f"failed: {error}")
+        for name, shadow in (wanted or {}).items():
+            if name not in self._shadows:
+                self.add_shadow(name, shadow)
 
     @classmethod
     def open_or_create(
@@ -216,7 +246,7 @@ class Session:
             stop=row.stop,
             round=row.round,
             ticket=row.ticket,
-            names=self._table.names_of(row.clients),
+            names=self.table.names_of(row.clients),
         )
 
     def close(self) -> None:
@@ -253,12 +283,12 @@ class Session:
     @property
     def table(self) -> ClientTable:
         """The federation."""
-        return self._table
+        return self._members.table
 
     @property
     def active(self) -> BoolArray:
         """(N,) who is a member now."""
-        return self._active
+        return self._members.active
 
     @property
     def round(self) -> int:
@@ -287,56 +317,53 @@ class Session:
 
     def coverage(self) -> Coverage:
         """Return how many clients carry the training; its ``warning`` says when it is too few. Changes nothing."""
-        return self._guard.coverage(self._active)
+        return self._guard.coverage(self.active)
 
     # -- membership ---------------------------------------------------------------------------------------------
 
-    def _set_table(self, table: ClientTable, active: BoolArray) -> None:
-        self._table = table
-        self._active = sealed(np.array(active, np.bool_))
-        self._all_active = bool(self._active.all())
-        self._recent: tuple[Any, BoolArray, IntArray] = (None, self._active, _NOBODY)  # available, members, candidates
-        self._granted = {
-            name: table.granting(selector.requires) for name, selector in {"": self._selector, **self._shadows}.items()
-        }
+    def _set_members(self, members: Members) -> None:
+        self._members = members
+        self._granted = {name: members.table.granting(who.requires) for name, who in self._everybody.items()}
+
+    @property
+    def _everybody(self) -> dict[str, Selector[Any]]:
+        return {"": self._selector, **self._shadows}
 
     def join(self, clients: ClientTable) -> None:
         """Add clients to the federation; they are candidates from the next request on."""
         if clients.has_names:
-            known = [name for name in clients.names if self._is_known(name)]
+            known = [name for name in clients.names if self._members.knows(name)]
             if known:
                 raise InputError(
                     f"The client {known[0]!r} is in the federation already.",
                     hint="a client that left comes back with session.rejoin(names)",
                 )
-        table = self._table.extended(clients)
-        before = self._table.n
-        old_table, old_active = self._table, self._active
-        active = np.concatenate([self._active, np.ones(clients.n, np.bool_)])
-        self._set_table(table, active)
+        before, old = self.table.n, self._members
+        active = np.concatenate([self.active, np.ones(clients.n, np.bool_)])
+        self._set_members(Members(self.table.extended(clients), active))
         states = {}
+        failed: dict[str, str] = {}
         try:
-            for name, selector in {"": self._selector, **self._shadows}.items():
+            for name, selector in self._everybody.items():
                 generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
-                states[name] = sealed_state(selector.grow(self._states[name], self._granted[name], generator))
+                try:
+                    states[name] = sealed_state(selector.grow(self._states[name], self._granted[name], generator))
+                except Exception as error:
+                    if name == "":
+                        raise
+                    failed[name] = f"failed: {error}"
             with self._journal.event():
-                self._journal.set_table(table, active)
-                for name, state in states.items():
-                    self._journal.save_state(name, state)
+                self._journal.set_table(self.table, self.active)
+                self._record_states(states)
+                self._record_failed(failed)
                 self._journal.add_event("join", {"first": before, "count": clients.n})
         except BaseException:
-            self._set_table(old_table, old_active)
+            self._set_members(old)
             raise
         self._states = states
-        self._guard.grow(table.n)
+        self._forget_shadows(failed)
+        self._guard.grow(self.table.n)
         self._prepared = None
-
-    def _is_known(self, name: str) -> bool:
-        try:
-            self._table.index(name)
-        except KeyError:
-            return False
-        return True
 
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Take clients out of the federation; what is known about them is kept in case they return."""
@@ -347,49 +374,83 @@ class Session:
         self._set_membership(clients, True, "rejoin")
 
     def _set_membership(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool, kind: str) -> None:
-        who = self._table.indices(clients)
-        active = self._active.copy()
-        active[who] = member
+        members, who = self._members.changed(clients, member)
         with self._journal.event():
-            self._journal.set_table(self._table, active)
+            self._journal.set_table(members.table, members.active)
             self._journal.add_event(kind, {"clients": who.tolist()})
-        self._set_table(self._table, active)
+        self._set_members(members)
         self._prepared = None
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    def update_facts(self, table: ClientTable) -> None:
+        """Replace what is known about the clients (sizes, labels); names, number and kinds of facts stay."""
+        if table.names != self.table.names or table.signals != self.table.signals:
+            raise InputError("New facts must be about the same clients and of the same kinds as the old ones.")
+        with self._journal.event():
+            self._journal.set_table(table, self.active)
+            self._journal.add_event("facts", {"clients": self.table.differing(table).tolist()})
+        self._set_members(Members(table, self.active))
+        self._prepared = None
 
-    def _candidates(self, request: RoundRequest) -> IntArray:
-        available = request.available
-        n = self._table.n
-        if available is None:
-            if self._all_active and not self._open:
-                return sealed(np.arange(n))
-            mask = self._active.copy()
-        elif self._recent[0] is available and self._recent[1] is self._active and not self._open:
-            return self._recent[2]
-        else:
-            given = np.asarray(available)
-            if given.dtype == np.bool_:
-                if given.shape != (n,):
-                    raise InputError(
-                        f"'available' as a mask must have one entry per client, shape ({n},). Got {given.shape}."
-                    )
-                mask = given & self._active
-            else:
-                mask = np.zeros(n, np.bool_)
-                mask[self._table.indices(available)] = True
-                mask &= self._active
-        for item in self._open.values():
-            mask[item.cohort.clients] = False
-        candidates = sealed(np.flatnonzero(mask))
-        if (
-            isinstance(available, np.ndarray)
-            and not self._open
-            and available.base is None
-            and not available.flags.writeable
-        ):
-            self._recent = (available, self._active, candidates)  # a host may pass the same array round after round
-        return candidates
+    # -- shadows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def shadows(self) -> Mapping[str, Selector[Any]]:
+        """The shadow selectors by name; one that failed is no longer among them."""
+        return dict(self._shadows)
+
+    def add_shadow(self, name: str, shadow: Selector[Any]) -> None:
+        """Let a selector watch from now on; it starts from the outcomes the journal holds."""
+        watchers.check_names({name: shadow})
+        if name in self._shadows:
+            raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
+        check_signals(shadow, self.table, None, who=f"shadow {name!r}")
+        start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
+        state = watchers.replayed(shadow, self.table.granting(shadow.requires), self._journal, start)
+        self._shadows[name] = shadow
+        self._set_members(self._members)
+        self._states = {**self._states, name: state}
+        with self._journal.event():
+            self._journal.set_meta("shadows", self._shadow_specs())
+            self._journal.save_state(name, state)
+            self._journal.add_event(watchers.EVENT, {"name": name, "what": "added", "round": self._round})
+
+    def remove_shadow(self, name: str) -> None:
+        """Let a shadow watch no longer; what it would have picked so far stays on record."""
+        if name not in self._shadows:
+            raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows) or 'none'}.")
+        self._drop_shadow(name, "removed", "removed by the operator")
+
+    def _shadow_specs(self) -> dict[str, Any]:
+        return {name: describe(shadow) for name, shadow in self._shadows.items()}
+
+    def _drop_shadow(self, name: str, what: str, reason: str) -> None:
+        self._forget_shadows([name])
+        with self._journal.event():
+            self._record_dropped(name, what, reason)
+
+    def _record_dropped(self, name: str, what: str, reason: str) -> None:
+        log.warning("the shadow selector %r was dropped in round %d: %s", name, self._round, reason)
+        self._journal.set_meta("shadows", {n: spec for n, spec in self._shadow_specs().items() if n != name})
+        self._journal.drop_state(name)
+        body = {"name": name, "what": what, "round": self._round, "reason": reason}
+        self._journal.add_event(watchers.EVENT, body)
+
+    def _record_failed(self, failed: Mapping[str, str]) -> None:
+        for name, reason in failed.items():
+            self._record_dropped(name, "failed", reason)
+
+    def _record_states(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            self._journal.save_state(name, state)
+
+    def _forget_shadows(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._shadows.pop(name, None)
+            self._states.pop(name, None)
+            self._granted.pop(name, None)
+            self._blind.pop(name, None)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
 
     def _prepare(self, request: RoundRequest) -> _Prepared:
         if self._prepared is not None and self._prepared.request is request:
@@ -398,12 +459,12 @@ class Session:
         if size is not None:
             if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
                 raise InputError(f"The cohort size must be a whole number of at least 1, or None. Got {size!r}.")
-            if size > self._table.n:
+            if size > self.table.n:
                 raise InputError(
-                    f"The cohort size must not exceed the federation's {self._table.n} clients. Got {size}.",
+                    f"The cohort size must not exceed the federation's {self.table.n} clients. Got {size}.",
                     hint="size=None asks for everybody available",
                 )
-        candidates = self._candidates(request)
+        candidates = self._members.candidates(request, [item.cohort.clients for item in self._open.values()])
         slate = None
         query = None
         if len(candidates):
@@ -414,7 +475,8 @@ class Session:
         return self._prepared
 
     def _stream(self, kind: str, name: str) -> np.random.Generator:
-        return streams.stream(self._seed, f"{kind}:{name}" if name else kind, self._round)
+        again = (self._attempt,) if self._attempt else ()  # a round that was abandoned is not drawn alike again
+        return streams.stream(self._seed, f"{kind}:{name}" if name else kind, self._round, *again)
 
     def _slate(self, name: str, size: int | None, candidates: IntArray) -> Slate:
         selector = self._selector if name == "" else self._shadows[name]
@@ -437,10 +499,10 @@ class Session:
             The answer to what :meth:`query` returned for the same request.
         """
         prepared = self._prepare(request)
-        check_answer(self._selector, self._table.n, prepared.query, answer)
+        check_answer(self._selector, self.table.n, prepared.query, answer)
         slate = prepared.slate
         states = dict(self._states)
-        shadow_rows: list[tuple[str, IntArray, dict[str, AnyArray] | None, str | None]] = []
+        picks: dict[str, watchers.Pick] = {}
         if slate is None:
             cohort = Cohort(_NOBODY, notes={"reason": "nobody is available"})
             candidates = _NOBODY
@@ -454,14 +516,22 @@ class Session:
             if request.size is not None and len(candidates) < request.size:
                 short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
                 cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
-            for name in self._shadows:
-                states[name], shadow_row = self._shadow(name, request, candidates, answer)
-                shadow_rows.append(shadow_row)
+            for name, shadow in self._shadows.items():
+                pick = picks[name] = watchers.choose(
+                    shadow,
+                    self._states[name],
+                    lambda name=name: self._slate(name, request.size, candidates),  # type: ignore[misc]
+                    answer,
+                    (self._stream(streams.QUERY, name), self._stream(streams.SELECTION, name)),
+                    self._blind.get(name),
+                )
+                states[name] = pick.state
+        failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
         cohort = dataclasses.replace(
             cohort,
             round=self._round,
             ticket=self._ticket,
-            names=self._table.names_of(cohort.clients),
+            names=self.table.names_of(cohort.clients),
         )
         now = time.time()
         row = CohortRow(
@@ -478,40 +548,25 @@ class Session:
             stop=cohort.stop,
         )
         with self._journal.event():
-            everyone = len(candidates) == self._table.n
-            self._journal.add_cohort(row, None if everyone else candidates, self._table.n)
+            everyone = len(candidates) == self.table.n
+            self._journal.add_cohort(row, None if everyone else candidates, self.table.n)
             scores = recorded_scores(cohort)
             if scores is not None:  # whom it picked is in the cohort's own row
-                self._journal.add_scores(cohort.ticket, "", cohort.clients, scores, None)
-            for name, picked, arrays, note in shadow_rows:
-                self._journal.add_scores(cohort.ticket, name, picked, arrays, note)
-            for name, state in states.items():
-                self._journal.save_state(name, state)
+                self._journal.add_scores(cohort.ticket, "", cohort.clients, pack_many(scores), None)
+            for name, pick in picks.items():
+                self._journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
+            self._record_states(states)
+            self._record_failed(failed)
         self._states = states
-        self._guard.add(cohort.round, cohort.clients, self._active)
+        self._forget_shadows(failed)
+        self._guard.add(cohort.round, cohort.clients, self.active)
         if cohort.size:
             self._open[cohort.ticket] = _Open(cohort, [])
         self._round += 1
+        self._attempt = 0
         self._ticket += 1
         self._prepared = None
         return cohort
-
-    def _shadow(
-        self, name: str, request: RoundRequest, candidates: IntArray, answer: Answer | None
-    ) -> tuple[Any, tuple[str, IntArray, dict[str, AnyArray] | None, str | None]]:
-        """Let a shadow choose. Whatever goes wrong there is noted and never disturbs the session."""
-        shadow, state = self._shadows[name], self._states[name]
-        try:
-            slate = self._slate(name, request.size, candidates)
-            question = shadow.query(state, slate, self._stream(streams.QUERY, name))
-            known = None if question is None else what_was_paid_for(question, answer, self._table.n)
-            cohort, state = shadow.select(state, slate, known, self._stream(streams.SELECTION, name))
-            check_cohort(shadow, cohort, slate)
-            sealed_state(state)
-        except Exception as error:  # a shadow is somebody else's code on facts it did not choose
-            log.warning("the shadow selector %r failed in round %d: %s", name, self._round, error)
-            return self._states[name], (name, _NOBODY, None, f"failed: {error}")
-        return state, (name, cohort.clients, recorded_scores(cohort), None)
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -528,39 +583,77 @@ class Session:
         if item is None:
             self._tell_late(report)
             return
-        cohort = item.cohort
-        news = [check_report(self._selector, self._table, cohort, item.told, report)]
-        states = self._states
+        news = check_report(self._selector, self.table, item.cohort, item.told, report)
         if report.complete:
-            if sum(len(block.clients) for block in (*item.told, *news)) < cohort.size:
-                named = np.concatenate([block.clients for block in (*item.told, *news)])
-                missing = cohort.clients[~np.isin(cohort.clients, named)]
-                news.append(ReplyBlock.alike(report.ticket, time.time(), missing, Status.MISSING))
-            whole = in_cohort_order(cohort, [*item.told, *news])
-            states = {
-                name: sealed_state(
-                    selector.update(self._states[name], outcome_for(selector, self._granted[name], cohort, whole))
-                )
-                for name, selector in {"": self._selector, **self._shadows}.items()
-            }
+            self._close(item, [news], host)
+            return
+        with self._journal.event():
+            if len(news.clients):
+                self._journal.add_replies(news)
+            if host is not None:
+                self._journal.set_meta("host", host)
+        if host is not None:
+            self._host_state = host
+        item.told.append(news)
+
+    def abandon(self, ticket: int, reason: str) -> None:
+        """Close a cohort without counting its round: its clients are free, and the next request chooses anew.
+
+        Clients that were reported keep what was reported, the others are missing; the selector learns from that. The
+        round's number is given to the next cohort, unless another round was asked for since.
+        """
+        item = self._open.get(ticket)
+        if item is None:
+            known = ", ".join(map(str, self._open)) or "none"
+            raise TicketError(f"Ticket {ticket} is not pending. Pending: {known}.")
+        self._close(item, [], None, abandoned=reason)
+        if item.cohort.round == self._round - 1:
+            self._round -= 1
+            self._attempt = sum(body["round"] == self._round for body in self._journal.events(ABANDONED))
+
+    def _close(self, item: _Open, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
+        """Let everybody learn from a complete round, in one transaction."""
+        cohort = item.cohort
+        if sum(len(block.clients) for block in (*item.told, *news)) < cohort.size:
+            named = np.concatenate([_NOBODY, *(block.clients for block in (*item.told, *news))])
+            missing = cohort.clients[~np.isin(cohort.clients, named)]
+            news = [*news, ReplyBlock.alike(cohort.ticket, time.time(), missing, Status.MISSING)]
+        whole = in_cohort_order(cohort, [*item.told, *news])
+        states = {"": self._updated("", self._selector, cohort, whole)}
+        failed: dict[str, str] = {}
+        for name, shadow in self._shadows.items():
+            lacking = watchers.unreported(shadow, whole)
+            if lacking is not None:
+                self._blind[name] = lacking
+                states[name] = self._states[name]
+                continue
+            self._blind.pop(name, None)
+            try:
+                states[name] = self._updated(name, shadow, cohort, whole)
+            except Exception as error:
+                failed[name] = f"failed: {error}"
         with self._journal.event():
             for block in news:
                 if len(block.clients):
                     self._journal.add_replies(block)
-            if report.complete:
-                self._journal.close_cohort(report.ticket)
-                for name, state in states.items():
-                    self._journal.save_state(name, state)
+            self._journal.close_cohort(cohort.ticket)
+            self._record_states(states)
+            self._record_failed(failed)
+            if abandoned is not None:
+                body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned}
+                self._journal.add_event(ABANDONED, body)
             if host is not None:
                 self._journal.set_meta("host", host)
         if host is not None:
             self._host_state = host
         self._states = states
-        if report.complete:
-            del self._open[report.ticket]
-            self._prepared = None
-        else:
-            item.told += news
+        self._forget_shadows(failed)
+        del self._open[cohort.ticket]
+        self._prepared = None
+
+    def _updated(self, name: str, selector: Selector[Any], cohort: Cohort, whole: ReplyBlock) -> Any:
+        outcome = outcome_for(selector, self._granted[name], cohort, whole)
+        return sealed_state(selector.update(self._states[name], outcome))
 
     def _tell_late(self, report: RoundReport) -> None:
         """Record replies that come after their round was closed; they change no state."""
@@ -569,16 +662,16 @@ class Session:
                 f"There is no ticket {report.ticket}; this session has given out 0 to {self._ticket - 1}."
             )
         known = {reply.client: reply for reply in self._journal.replies(report.ticket)}
-        clients = self._table.indices(report.clients)
+        clients = self.table.indices(report.clients)
         for c in clients.tolist():
             if c not in known:
                 raise InputError(
-                    f"The report for ticket {report.ticket} names client {self._table.name(c)!r}, which was not asked "
+                    f"The report for ticket {report.ticket} names client {self.table.name(c)!r}, which was not asked "
                     "to train."
                 )
             if known[c].status != Status.MISSING or known[c].late:
                 raise DuplicateReportError(
-                    f"Ticket {report.ticket} is closed and client {self._table.name(c)!r} was reported already."
+                    f"Ticket {report.ticket} is closed and client {self.table.name(c)!r} was reported already."
                 )
         if not len(clients):
             raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord
+from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     FedAdam,
@@ -212,8 +212,10 @@ def test_the_order_of_arrays_survives(kit: Any, tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "c")
     arrays = kit.model(1.5)
     memory = StrategyState(FedAvg())
-    store.save(3, arrays, memory)
-    loaded = store.load("round-000003.safetensors", memory)
+    store.save(3, arrays, memory, {"lr": 0.5, "key": b"\x00"})
+    config = ConfigRecord({"lr": 1.0, "epochs": 2})
+    loaded = store.load("round-000003.safetensors", memory, config)
+    assert dict(config) == {"lr": 0.5, "epochs": 2, "key": b"\x00"}
     assert list(loaded) == list(arrays) == ["weight", "bias", "seen"]
     assert all((loaded[k].numpy() == arrays[k].numpy()).all() and loaded[k].dtype == arrays[k].dtype for k in arrays)
     assert not list((tmp_path / "c").glob("*.partial"))

@@ -19,7 +19,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from fedcohort.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
     from fedcohort.flower.failed import Failure, failures
-    from fedcohort.flower.strategy import CohortStrategy, FederationTimeoutError, ServerValidation
+    from fedcohort.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation
 
 __all__ = [
     "Answers",
@@ -27,6 +27,7 @@ __all__ = [
     "Facts",
     "Failure",
     "FederationTimeoutError",
+    "RoundError",
     "ServerValidation",
     "client_name",
     "cohort_client",
@@ -37,7 +38,7 @@ __all__ = [
 _HOMES = {
     "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
     "failed": ("Failure", "failures"),
-    "strategy": ("CohortStrategy", "FederationTimeoutError", "ServerValidation"),
+    "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
 }
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -52,8 +53,11 @@ class Checkpoints:
         """Whether the checkpoint is there."""
         return (self.folder / name).is_file()
 
-    def save(self, rounds: int, arrays: ArrayRecord, memory: StrategyState) -> str:
-        """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns."""
+    def save(self, rounds: int, arrays: ArrayRecord, memory: StrategyState, config: Mapping[str, Any]) -> str:
+        """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns.
+
+        ``config`` is what the strategy has written into the train config, as a schedule does.
+        """
         plain, state = memory.save()
         tensors = {f"model/{key}": viewed(array) for key, array in arrays.items()}
         tensors.update({f"strategy/{key}": np.ascontiguousarray(array) for key, array in state.items()})
@@ -62,6 +66,7 @@ class Checkpoints:
             # safetensors sorts its tensors; Flower's strategies and torch go by the order of the record.
             "model": json.dumps(list(arrays)),
             "strategy": json.dumps(plain),
+            "config": json.dumps({k: {"bytes": v.hex()} if isinstance(v, bytes) else v for k, v in config.items()}),
             "rounds": str(rounds),
         }
         name = self.name(rounds)
@@ -86,8 +91,8 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             return open(path, "wb", buffering=0)
 
-    def load(self, name: str, memory: StrategyState | None = None) -> ArrayRecord:
-        """Return the model of a checkpoint and put the strategy's memory back."""
+    def load(self, name: str, memory: StrategyState | None = None, config: ConfigRecord | None = None) -> ArrayRecord:
+        """Return the model of a checkpoint; put the strategy's memory back, and what it wrote into the config."""
         path = self.folder / name
         try:
             with safe_open(path, framework="numpy") as file:
@@ -105,6 +110,9 @@ class Checkpoints:
             state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
             plain: dict[str, Any] = json.loads(header["strategy"])
             memory.restore(plain, state)
+        if config is not None:
+            written: dict[str, Any] = json.loads(header.get("config", "{}"))
+            config.update({k: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for k, v in written.items()})
         return ArrayRecord({key: Array(tensors[f"model/{key}"]) for key in json.loads(header["model"])})
 
     def prune(self, current: str) -> None:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
 
 from fedcohort.arrays import FloatArray
-from fedcohort.errors import InputError
+from fedcohort.errors import InputError, ParameterError
 from fedcohort.flower.wire import (
     DESCRIBE,
     GRADIENT_SIGNALS,
@@ -133,11 +134,33 @@ def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     Parameters
     ----------
     app : ClientApp
-        Any ClientApp, with its functions and mods; it is not changed.
+        Any ClientApp, with its functions and mods; it is not changed. One with Flower's ``LocalDpMod`` may not answer
+        with losses or gradients, which would leave it without noise.
     answers : Answers, optional
         What the client can tell. Default: its name only.
     """
-    return _CohortClient(app, answers or Answers())
+    answers = answers or Answers()
+    if _adds_local_noise(app) and (answers.losses is not None or answers.gradient is not None):
+        raise ParameterError(
+            "The ClientApp has a LocalDpMod, whose noise would be in vain: the exact loss and gradient of the data "
+            "would leave the client beside the noised model.",
+            hint="leave 'losses' and 'gradient' out of the Answers, and use a selector that needs neither",
+        )
+    return _CohortClient(app, answers)
+
+
+def _adds_local_noise(app: ClientApp) -> bool:
+    """Whether a ClientApp, or one of its functions, has the mod for local differential privacy."""
+    found: list[Any] = [*getattr(app, "_registered_funcs", {}).values(), *getattr(app, "_mods", [])]
+    seen = 0
+    while seen < len(found):  # mods are closures around each other
+        thing = found[seen]
+        seen += 1
+        if isinstance(thing, LocalDpMod):
+            return True
+        inside = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+        found += [each for part in inside for each in (part if isinstance(part, list) else [part]) if callable(each)]
+    return False
 
 
 class _CohortClient(ClientApp):

@@ -23,6 +23,16 @@ _RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is
 _LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 
 
+def short(text: str, limit: int = 300) -> str:
+    r"""Return what somebody else wrote on one line and not longer than ``limit``.
+
+    >>> short("a\n  b"), short("abcdef", 5)
+    ('a b', 'ab...')
+    """
+    text = " ".join(text[: 10 * limit].split())
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 class Reply(NamedTuple):
     """One reply: to whom the message went, what came back, and how long it took."""
 
@@ -36,7 +46,7 @@ class Reply(NamedTuple):
         if not self.message.has_error():
             return None
         reason = self.message.error.reason
-        return reason if reason else f"error {self.message.error.code}"
+        return short(reason) if reason else f"error {self.message.error.code}"
 
     @property
     def vanished(self) -> bool:
@@ -114,18 +124,56 @@ class Outbox:
         return {name for name, _ in self.waiting.values()}
 
 
-def exchange(
-    grid: Grid,
-    messages: Mapping[str, Message],
-    deadline: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> dict[str, Reply]:
-    """Send one message per name and return the replies of ``deadline`` seconds, by name."""
-    outbox = Outbox(grid, clock, sleep)
+@dataclass(frozen=True)
+class Debt:
+    """Messages that were not answered in time; whoever got them is busy until it answers or they expire.
+
+    Attributes
+    ----------
+    outbox : Outbox
+    nodes : mapping of str to int
+        The node each name had; one that restarted since owes nothing.
+    ticket, round : int or None
+        Of the cohort that was asked to train; None for questions and evaluations.
+    """
+
+    outbox: Outbox
+    nodes: Mapping[str, int]
+    ticket: int | None = None
+    round: int | None = None
+
+
+@dataclass
+class Debts:
+    """Everything that is still owed by anybody."""
+
+    open: list[Debt] = field(default_factory=list)
+
+    def add(
+        self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None, round_: int | None = None
+    ) -> None:
+        """Note who has not answered, if anybody."""
+        if outbox.waiting:
+            owing = outbox.owing()
+            self.open.append(Debt(outbox, {n: node for n, node in nodes.items() if n in owing}, ticket, round_))
+
+    def busy(self, name: str, node: int) -> bool:
+        """Whether a client still owes an answer."""
+        return any(debt.nodes.get(name) == node and name in debt.outbox.owing() for debt in self.open)
+
+    def collect(self) -> list[tuple[Debt, Reply]]:
+        """Return the answers that have come since, and forget what is settled."""
+        found = [(debt, reply) for debt in self.open for reply in debt.outbox.pull()]
+        self.open = [debt for debt in self.open if debt.outbox.waiting]
+        return found
+
+
+def exchange(outbox: Outbox, messages: Mapping[str, Message], deadline: float, debts: Debts) -> dict[str, Reply]:
+    """Send one message per name and return the replies of ``deadline`` seconds, by name; the others owe theirs."""
     outbox.send(messages)
-    return {reply.name: reply for reply in outbox.gather(deadline)}
+    replies = {reply.name: reply for reply in outbox.gather(deadline)}
+    debts.add(outbox, {name: message.metadata.dst_node_id for name, message in messages.items()})
+    return replies
 
 
 def with_ttl(messages: Iterable[Message], seconds: float) -> None:

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 from flwr.supercore.run import Run
 
 from fedcohort.arrays import AnyArray
-from fedcohort.errors import FedcohortError
+from fedcohort.errors import FedcohortError, ParameterError
 
 log = logging.getLogger("flwr.fedcohort")
 Phase = Literal["train", "evaluate"]
@@ -56,7 +56,30 @@ def needed(strategy: Strategy) -> int:
     for level in levels(strategy):
         for name in ("min_available_nodes", "min_train_nodes"):
             least = max(least, int(getattr(level, name, 1)))
+        if getattr(level, "accountant", None) is not None:  # with fewer it would release nothing
+            least = max(least, int(getattr(level, "num_sampled_clients", 1)))
     return least
+
+
+def check_strategy(strategy: object) -> Strategy:
+    """Refuse what cannot be wrapped: another API's strategy, and one that runs the rounds by itself."""
+    if not isinstance(strategy, Strategy):
+        what = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+        legacy = "flwr.server.strategy" in getattr(strategy, "__module__", type(strategy).__module__)
+        raise ParameterError(
+            f"The 'strategy' parameter of CohortStrategy must be a strategy of flwr.serverapp.strategy. Got {what}"
+            + (", a class: an object is wanted." if isinstance(strategy, type) else "."),
+            hint="flwr.server.strategy is Flower's legacy API; the same names are in flwr.serverapp.strategy"
+            if legacy
+            else None,
+        )
+    for level in levels(strategy):
+        if type(level).start is not Strategy.start and type(level).__name__ != "CohortStrategy":
+            raise InnerStrategyError(
+                f"The strategy {type(level).__name__} has a start() of its own, which CohortStrategy would never call.",
+                hint="do it in aggregate_train, in evaluate_fn, or around the call of CohortStrategy.start",
+            )
+    return strategy
 
 
 def keys(strategy: Strategy) -> tuple[str, str]:

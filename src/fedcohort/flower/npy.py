@@ -1,14 +1,15 @@
 """Reading the entries of Flower's arrays where they lie: an Array holds the bytes of a .npy file.
 
-``Array.numpy()`` parses the header and copies the entries. All replies of a round are laid out like the model that was
-sent, so its header, parsed once, vouches for every reply that begins with the same bytes: same type, same order, same
-shape. Whatever begins otherwise is read by NumPy.
+``Array.numpy()`` believes the header: it makes room for whatever the header claims, reads any type, and opens archives.
+Here type, shape and length are judged from the header first, and bytes that do not fit it are never read. All replies
+of a round are laid out like the model that was sent, so its header, parsed once, vouches for every reply that begins
+with the same bytes: same type, same order, same shape.
 """
 
 from __future__ import annotations
 
-import ast
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,19 +20,28 @@ from flwr.common.constant import SType
 
 from fedcohort.arrays import AnyArray
 
-_NPY_1 = b"\x93NUMPY\x01\x00"  # then two bytes of length, a header of that length, the entries
+_MAGIC = b"\x93NUMPY"  # then version, length of the header, a header of that length, the entries
+_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
+_LONGEST_HEADER = 1024  # what NumPy writes for an array of numbers has about 128 bytes
+# A header is parsed as what NumPy writes for numbers and nothing else; the literal parser can be led into recursion.
+_HEADER = re.compile(
+    r"\{'descr': '([<>|=]?[biufc]\d{1,2})', 'fortran_order': (True|False), "
+    r"'shape': \(((?:\d{1,18}, ?){0,32}(?:\d{1,18})?)\), ?\}\s*"
+)
 
 
 @lru_cache(maxsize=4096)  # a federation sends models of the same arrays round after round
 def _fields(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
-    """Return type, shape and whether the order is C of a header, or None when it is none or holds objects."""
-    try:
-        fields: dict[str, Any] = ast.literal_eval(header[10:].decode("latin1"))
-        dtype, shape = np.dtype(fields["descr"]), tuple(int(n) for n in fields["shape"])
-        columnwise = bool(fields["fortran_order"])
-    except (SyntaxError, ValueError, TypeError, KeyError):
+    """Return type, shape and whether the order is C of a header, or None when it is not one of numbers."""
+    found = _HEADER.fullmatch(header.decode("latin1"))
+    if found is None:
         return None
-    return None if dtype.hasobject else (dtype, shape, not columnwise or len(shape) < 2)
+    try:
+        dtype = np.dtype(found[1])
+    except TypeError:
+        return None
+    shape = tuple(int(n) for n in found[3].replace(" ", "").split(",") if n)
+    return dtype, shape, found[2] == "False" or len(shape) < 2
 
 
 @dataclass(frozen=True)
@@ -58,18 +68,21 @@ class Layout:
 
     @classmethod
     def of(cls, array: Array) -> Layout | None:
-        """Return the layout of an array, or None when only NumPy can read it."""
+        """Return the layout of an array of numbers whose bytes are as many as its header says, else None."""
         data = array.data
-        if array.stype != SType.NUMPY or not data.startswith(_NPY_1):
+        if array.stype != SType.NUMPY or not isinstance(data, bytes) or data[:6] != _MAGIC:
             return None
-        begin = 10 + int.from_bytes(data[8:10], "little")
-        header = data[:begin]
-        fields = _fields(header)
+        width = _LENGTH_BYTES.get(data[6:8], 0)
+        length = int.from_bytes(data[8 : 8 + width], "little")
+        if not 0 < length <= _LONGEST_HEADER:
+            return None
+        begin = 8 + width + length
+        fields = _fields(data[8 + width : begin])
         if fields is None:
             return None
         dtype, shape, rowwise = fields
-        length = begin + dtype.itemsize * math.prod(shape)
-        return cls(header, dtype, shape, rowwise, length) if length == len(data) else None
+        total = begin + dtype.itemsize * math.prod(shape)
+        return cls(data[:begin], dtype, shape, rowwise, total) if total == len(data) else None
 
     def entries(self, array: Array) -> AnyArray | None:
         """Return the entries of an array in memory order as one vector, or None when it is laid out otherwise."""
@@ -78,10 +91,33 @@ class Layout:
             return None
         return np.frombuffer(data, self.dtype, offset=len(self.header))
 
+    def read(self, array: Array) -> AnyArray:
+        """Return an array of this layout, read-only and without a copy."""
+        flat = np.frombuffer(array.data, self.dtype, offset=len(self.header))
+        return flat.reshape(self.shape) if self.rowwise else flat.reshape(self.shape[::-1]).T
+
 
 def viewed(array: Array) -> AnyArray:
     """Return an array in C order, read-only and without a copy where its bytes allow it."""
     layout = Layout.of(array)
-    if layout is None or not layout.rowwise:
-        return np.ascontiguousarray(array.numpy())
-    return np.frombuffer(array.data, layout.dtype, offset=len(layout.header)).reshape(layout.shape)
+    return np.ascontiguousarray(array.numpy() if layout is None else layout.read(array))
+
+
+def unreadable(array: Array) -> str:
+    """Return why an array has no layout, without reading it.
+
+    >>> unreadable(Array("float32", (2,), "numpy.ndarray", b"PK archive"))
+    'the bytes are not those of a .npy file'
+    """
+    data = array.data
+    if array.stype != SType.NUMPY:
+        return f"it is serialised as {str(array.stype)[:40]!r}, not as {SType.NUMPY!r}"
+    if not isinstance(data, bytes) or data[:6] != _MAGIC:
+        return "the bytes are not those of a .npy file"
+    start = data[8 : 8 + _LONGEST_HEADER].decode("latin1")
+    found = re.search(r"'descr': '([^']{1,20})'", start)
+    if found is not None and _HEADER.search(start) is None and re.fullmatch(r"[<>|=]?[biufc]\d{1,2}", found[1]) is None:
+        return f"its type {found[1]!r} is not one of numbers"
+    if _HEADER.search(start) is None:
+        return "its header cannot be read"
+    return f"its header says another length than its {len(data)} bytes have"

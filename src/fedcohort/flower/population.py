@@ -13,10 +13,10 @@ from flwr.serverapp import Grid
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelInfo
-from fedcohort.errors import FedcohortError, InputError, SignalError
-from fedcohort.flower.exchange import exchange
+from fedcohort.errors import FedcohortError, SignalError
+from fedcohort.flower.exchange import Debts, Outbox, exchange, short
 from fedcohort.flower.roster import Card, Roster, natural
-from fedcohort.flower.wire import LOSSES, RECORD, ask_record, reported
+from fedcohort.flower.wire import LOSSES, RECORD, Description, ask_record, reported
 from fedcohort.protocol import Losses
 from fedcohort.signals import TABLE_SIGNALS, Signal
 
@@ -28,6 +28,7 @@ Unseal = Callable[[Sequence[str], Sequence[bytes]], LabelInfo]
 _SETTLE = 15.0  # seconds given to nodes that have not said who they are, once enough others have
 _LOOK_EVERY = 0.25
 _ARRAYS = "arrays"
+_REGISTERED = "registered"  # the event that names clients known by their key
 
 
 class FederationTimeoutError(FedcohortError, TimeoutError):
@@ -48,6 +49,8 @@ class Population:
         Longest time to wait for clients to come online, in seconds.
     unseal : callable, optional
         Turns encrypted label counts into something a selector can use.
+    describe_every : float, optional
+        Seconds after which a client is asked again what it holds. Default: only when it connects.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Population:
         *,
         patience: float,
         unseal: Unseal | None = None,
+        describe_every: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -67,7 +71,13 @@ class Population:
         self._patience = patience
         self._unseal = unseal
         self._roster = Roster.of(grid, clock, sleep)
+        self._roster.describe_every = describe_every
+        self.debts = Debts()
         self._refused: set[str] = set()
+        self._left_out: set[str] = set()  # whose facts nobody can read
+        self._impostors: set[int] = set()
+        self._keyed: frozenset[str] | None = None  # names that were ever bound to a key, by the journal
+        self._facts: dict[str, Description] = {}  # what the table says about each, as it was described
         self._looked_at: dict[str, Card] | None = None  # the roster `_fit` was worked out from
         self._fit: dict[str, Card] = {}
         self._supplied: frozenset[Signal] | None = None
@@ -87,7 +97,13 @@ class Population:
         fit = {}
         for name, card in everyone.items():
             lacking = card.lacks(self._required, sealed)
-            if not lacking:
+            if name in self._left_out:
+                continue
+            if self._keyed and name in self._keyed and not card.registered:
+                if card.node not in self._impostors:
+                    self._impostors.add(card.node)
+                    log.warning("node %d takes no part: %r is the name of a registered node", card.node, name)
+            elif not lacking:
                 fit[name] = card
             elif name not in self._refused:
                 self._refused.add(name)
@@ -158,7 +174,30 @@ class Population:
                 labels = LabelCounts([[*(c or ()), *[0] * (width - len(c or ()))] for c in counts])
             elif self._unseal is not None:
                 labels = self._unseal(names, [card.description.sealed_labels or b"" for card in cards])
+        self._facts.update({card.name: card.description for card in cards})
         return ClientTable(names=names, sizes=sizes, labels=labels)
+
+    def first_table(self) -> ClientTable:
+        """Return the table of everybody online; who describes itself so that no table can be made is left out."""
+        cards = list(self.online.values())
+        try:
+            return self.table(cards)
+        except Exception:
+            bad = {card.name: error for card in cards if (error := self._unreadable(card)) is not None}
+            if not bad or len(bad) == len(cards):
+                raise
+        for name, error in bad.items():
+            log.warning("%s takes no part: what it says about its data cannot be read: %s", name, short(str(error)))
+        self._left_out.update(bad)
+        self._looked_at = None
+        return self.table(list(self.online.values()))
+
+    def _unreadable(self, card: Card) -> Exception | None:
+        try:
+            self.table([card])
+        except Exception as error:
+            return error
+        return None
 
     def _names_of(self, table: ClientTable) -> frozenset[str]:
         if self._known[0] is not table:
@@ -172,23 +211,77 @@ class Population:
             return
         known = self._names_of(session.table)
         newcomers = [c for name, c in online.items() if name not in known and name not in self._refused]
+        if newcomers:
+            newcomers.sort(key=lambda card: natural(card.name))
+            joined = self._joined(session, newcomers)
+            if joined:
+                log.info("joined: %s", ", ".join(joined))
+        self._refresh_facts(session)
+        self.remember(session)
         self._welcomed = (online, session.table)
-        if not newcomers:
-            return
-        newcomers.sort(key=lambda card: natural(card.name))
-        try:
-            session.join(self.table(newcomers, session.table if Signal.LABEL_COUNTS in self._required else None))
-        except InputError as error:
-            self._refused.update(card.name for card in newcomers)
-            log.warning("%s cannot join: %s", ", ".join(card.name for card in newcomers), error)
-            return
-        log.info("joined: %s", ", ".join(card.name for card in newcomers))
 
-    def available(self, session: Session, busy: Callable[[Card], bool] | None) -> list[str]:
-        """Return who can take part now: online, a member, and not still at work on an earlier round."""
+    def _joined(self, session: Session, cards: list[Card]) -> list[str]:
+        """Let clients join together; if that fails one by one, so that one that cannot join keeps nobody out."""
+        like = session.table if Signal.LABEL_COUNTS in self._required else None
+        try:
+            session.join(self.table(cards, like))
+        except Exception as error:  # what others say about themselves may make anything fail
+            if len(cards) > 1:
+                return [name for card in cards for name in self._joined(session, [card])]
+            self._refused.add(cards[0].name)
+            log.warning("%s cannot join: %s", cards[0].name, short(str(error)))
+            return []
+        return [card.name for card in cards]
+
+    def _refresh_facts(self, session: Session) -> None:
+        """Take over what known clients now say about their sizes and labels."""
+        table = session.table
+        counts = Signal.LABEL_COUNTS in table.signals
+        if not table.signals or (Signal.LABEL_PRODUCTS in table.signals and not counts):
+            return  # products of labels cannot be exchanged one by one
+        known = self._names_of(table)
+        news = [
+            (table.index(name), card.description)
+            for name, card in self.online.items()
+            if name in known and self._facts.get(name) != card.description
+        ]
+        if not news:
+            return
+        self._facts.update({table.name(i): description for i, description in news})
+        sizes = table.sizes.copy()
+        labels = table.label_counts.copy() if counts else None
+        for i, description in news:
+            sizes[i] = sizes[i] if description.size is None else description.size
+            if labels is not None and description.label_counts is not None:
+                if len(description.label_counts) > labels.shape[1]:
+                    log.warning("%s now names more classes than there are; its old labels stay", table.name(i))
+                    continue
+                labels[i] = [*description.label_counts, *[0] * (labels.shape[1] - len(description.label_counts))]
+        fresh = ClientTable(names=table.names, sizes=sizes, labels=None if labels is None else LabelCounts(labels))
+        changed = table.differing(fresh)
+        if len(changed):
+            session.update_facts(fresh)
+            log.info(
+                "new facts about %s", ", ".join(table.names_of(changed[:8])) + (", ..." if len(changed) > 8 else "")
+            )
+
+    def remember(self, session: Session) -> None:
+        """Put the names that are bound to keys on record, and read those of earlier runs."""
+        keyed = self._keyed
+        if keyed is None:
+            keyed = frozenset(n for body in session.journal.events(_REGISTERED) for n in body["names"])
+        news = [name for name, card in self.online.items() if card.registered and name not in keyed]
+        if news:
+            session.note(_REGISTERED, {"names": news})
+        if news or self._keyed is None:
+            self._keyed, self._looked_at = keyed | frozenset(news), None
+
+    def available(self, session: Session, busy: bool) -> list[str]:
+        """Return who can take part now: online, a member, and (``busy``) not still at work on something else."""
         known = self._names_of(session.table)
-        if busy is not None:
-            return [name for name, card in self.online.items() if name in known and not busy(card)]
+        if busy:
+            owes = self.debts.busy
+            return [name for name, card in self.online.items() if name in known and not owes(name, card.node)]
         online = self.online
         if self._free[0] is not online or self._free[1] is not session.table:
             self._free = (online, session.table, [name for name in online if name in known])
@@ -213,7 +306,7 @@ class Population:
             for name in names
             if name in online and Losses.needs in online[name].description.signals
         }
-        replies = exchange(self.grid, messages, deadline, clock=self.clock, sleep=self.sleep)
+        replies = exchange(Outbox(self.grid, self.clock, self.sleep), messages, deadline, self.debts)
         values = {signal: np.full(len(names), np.nan) for signal in signals}
         for i, name in enumerate(names):
             reply = replies.get(name)

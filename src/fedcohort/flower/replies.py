@@ -1,7 +1,8 @@
 """From what came back to what can be averaged: each reply is checked by itself, so one bad client spoils nothing.
 
 Flower's strategies check replies together and abort the whole run when one differs. Here a reply with an error, with
-NaN, with arrays of another shape or without a usable weight becomes a status with a reason; the strategy sees the rest.
+NaN, with arrays of another type or shape or without a usable weight becomes a status with a reason; the strategy sees
+the rest. Entries of another precision than the model's are converted, so that no reply changes the model's type.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.errors import InputError
 from fedcohort.flower.exchange import Reply
-from fedcohort.flower.npy import Layout
+from fedcohort.flower.npy import Layout, unreadable
 from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, Value, reported, reported_gradient
 from fedcohort.protocol import Status
 from fedcohort.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
@@ -29,6 +31,7 @@ MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))  # by the server, fro
 # In Python 3.11 reading a member from its enumeration takes longer than comparing it.
 _OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
 _NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
+_LARGEST_WEIGHT = 1 << 53  # a count of samples beyond is none, and sums of them overflow
 
 
 class Checked(NamedTuple):
@@ -41,14 +44,14 @@ class Checked(NamedTuple):
     reason : str
         Why it is not OK; empty when it is.
     message : Message or None
-        The reply without fedcohort's own record, as the wrapped strategy sees it.
+        The reply without fedcohort's own record, as the wrapped strategy sees it; an error where it was one.
     arrays : ArrayRecord
         The model of an OK reply.
     metrics : MetricRecord
         The metrics of an OK reply.
     kind : tuple
-        The names of its records and metrics, the sizes of its vectors; only replies of one kind can be averaged
-        together.
+        The names of its records and metrics, the sizes of its lists and vectors; only replies of one kind can be
+        averaged together.
     values : mapping of Signal to float or (V,) array
         What the client reported, and how long it took.
     gradient : (d,) array or None
@@ -79,12 +82,14 @@ def bias_of(arrays: ArrayRecord) -> slice:
     return output_bias({key: array.shape for key, array in shapes.items() if array.dtype.kind == "f"})
 
 
-def _is_finite(values: AnyArray) -> bool:
+def is_finite(values: AnyArray) -> bool:
+    """Whether entries are finite, and doubles small enough to be squared; one vector is looked through fastest."""
     kind = values.dtype.kind
     # NaN and infinity survive into a sum of squares, which BLAS takes in one pass and without a temporary.
     if kind == "f" and values.ndim == 1 and values.itemsize >= 4 and math.isfinite(values.dot(values)):
         return True
-    return kind not in "fc" or bool(np.isfinite(values).all())
+    # Doubles whose squares overflow would make norms and distances of all clients infinite.
+    return kind not in "fc" or (values.dtype != np.float64 and bool(np.isfinite(values).all()))
 
 
 class Checker:
@@ -109,9 +114,16 @@ class Checker:
         wanted = frozenset(required)
         self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS)
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
-        self._shapes = {key: tuple(array.shape) for key, array in model.items()} if same_shapes else None
-        self._kind: tuple[str, str, frozenset[str], tuple[int, ...]] = ("", "", frozenset(), ())  # of the last reply
-        self._layouts = {key: Layout.of(array) for key, array in model.items()}
+        self._same_shapes = same_shapes
+        self._kind: tuple[Any, ...] = ()  # of the last reply
+        self._layouts: dict[str, Layout] = {}
+        for key, array in model.items():
+            layout = Layout.of(array)
+            if layout is None:
+                raise InputError(f"The global model's array {key!r} cannot be averaged: {unreadable(array)}.")
+            self._layouts[key] = layout
+        floats = [layout for layout in self._layouts.values() if layout.dtype.kind == "f"]
+        self._parameters = sum(math.prod(layout.shape) for layout in floats) if same_shapes else None
 
     def all(self, replies: Iterable[Reply]) -> list[Checked]:
         """Check replies, each by itself."""
@@ -123,7 +135,7 @@ class Checker:
         if message.has_error():
             # Lost on the way is not the client's error: it is as if it had never answered.
             status = Status.MISSING if reply.expired else Status.FAILED
-            return Checked(reply.name, status, _short(reply.error or ""), None, {}, None, _NO_ARRAYS, _NO_METRICS, ())
+            return Checked(reply.name, status, reply.error or "", message, {}, None, _NO_ARRAYS, _NO_METRICS, ())
         content = message.content
         model, arrays, arrays_key = _NO_ARRAYS, 0, ""
         numbers, metrics, metrics_key = _NO_METRICS, 0, ""
@@ -145,43 +157,56 @@ class Checker:
         elif metrics != 1:
             reason = f"the reply must carry exactly one MetricRecord, not {metrics}"
         else:
-            reason = self._unsound(model) or self._unusable(numbers) or self._unreported(values, gradient)
+            converted: dict[str, Array] = {}
+            reason = self._unsound(model, converted) or self._unusable(numbers) or self._unreported(values, gradient)
+            if converted and not reason:
+                model = content[arrays_key] = ArrayRecord({**model, **converted})
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
-        names = numbers.keys()
-        kind = self._kind
         vectors = [value for value in values.values() if not isinstance(value, float)]
         widths = tuple(map(len, vectors if gradient is None else [*vectors, gradient]))
-        if kind[0] != arrays_key or kind[1] != metrics_key or kind[2] != names or kind[3] != widths:
-            kind = self._kind = (arrays_key, metrics_key, frozenset(names), widths)
+        kind = (arrays_key, metrics_key, widths, frozenset(numbers), _lists(numbers))
+        if kind == self._kind:
+            kind = self._kind  # one object for all that agree: compared fast
+        self._kind = kind
         return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, kind)
 
-    def _unsound(self, model: ArrayRecord) -> str:
-        """Return what is wrong with a model's arrays, or an empty string."""
-        shapes, layouts = self._shapes, self._layouts
-        if shapes is not None and model.keys() != shapes.keys():
-            odd = min(model.keys() ^ shapes.keys())
-            return f"the model's arrays have other names than the ones sent: {odd!r}"
+    def _unsound(self, model: ArrayRecord, converted: dict[str, Array]) -> str:
+        """Return what is wrong with a model's arrays, or an empty string.
+
+        ``converted`` takes up the arrays that came in another type than they were sent in, as they were sent.
+        """
+        layouts = self._layouts
+        if self._same_shapes and model.keys() != layouts.keys():
+            odd = min(model.keys() ^ layouts.keys(), key=str)
+            return f"the model's arrays have other names than the ones sent: {str(odd)[:80]!r}"
         for key, array in model.items():
-            layout = layouts.get(key)
-            values = None if layout is None else layout.entries(array)
-            if values is None:
-                try:
-                    values = array.numpy()
-                except (ValueError, TypeError, EOFError, OSError) as error:
-                    return f"the array {key!r} cannot be read: {_short(str(error))}"
+            sent = layouts.get(key)
+            values = None if sent is None else sent.entries(array)
+            if values is None:  # not laid out like the model: judged by its header before anything is read
+                layout = Layout.of(array)
+                if layout is None:
+                    return f"the array {key!r} cannot be read: {unreadable(array)}"
                 # What it holds counts, not what it says about itself.
-                if shapes is not None and values.shape != shapes[key]:
-                    return f"the array {key!r} has the shape {values.shape} instead of {shapes[key]}"
-            if not _is_finite(values):
+                if self._same_shapes and sent is not None and layout.shape != sent.shape:
+                    return f"the array {key!r} has the shape {layout.shape} instead of {sent.shape}"
+                values = layout.read(array)
+                if sent is not None and layout.dtype != sent.dtype:
+                    cast = _as_sent(values, sent.dtype)
+                    if cast is None:
+                        return f"the array {key!r} has the type {layout.dtype} instead of {sent.dtype}"
+                    values = cast
+                    converted[key] = Array(values)
+                values = values.ravel(order="K")
+            if not is_finite(values):
                 return f"the array {key!r} has NaN or infinite entries"
         return ""
 
     def _unusable(self, metrics: MetricRecord) -> str:
         """Return why a reply could not be weighted, or an empty string."""
         weight = metrics.get(self._weight_key)
-        if not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
-            return f"the metric {self._weight_key!r} must be a number of at least 0, not {weight!r}"
+        if not _is_weight(weight):
+            return f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
         return ""
 
     def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
@@ -189,9 +214,33 @@ class Checker:
         for signal in self._reported:
             if signal not in values:
                 return f"it reported no finite '{signal}' ({signal.meaning})"
-        if self._gradient and (gradient is None or not np.isfinite(gradient).all()):
-            return "it reported no finite gradient"
+        if self._gradient:
+            if gradient is None or not np.isfinite(gradient).all():
+                return "it reported no finite gradient"
+            if self._parameters is not None and len(gradient) > self._parameters:
+                return f"its gradient has {len(gradient)} entries, more than the model's {self._parameters}"
         return ""
+
+
+def _lists(metrics: MetricRecord) -> frozenset[tuple[str, int]]:
+    """Return which metrics are lists, and how long each is."""
+    return frozenset([(key, len(value)) for key, value in metrics.items() if isinstance(value, list)])
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= _LARGEST_WEIGHT
+
+
+def _as_sent(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray | None:
+    """Return ``values`` in the type the model was sent in, or None where that would change what they say."""
+    given = values.dtype
+    if given.kind not in "biuf" or given.itemsize > 8 or dtype.kind not in "biuf":
+        return None
+    with np.errstate(all="ignore"):  # a number that does not fit is infinite or another, and found below
+        cast = values.astype(dtype)
+        if dtype.kind != "f" and not np.array_equal(cast, values):
+            return None
+    return cast
 
 
 def agreeing(replies: Sequence[Checked]) -> list[Checked]:
@@ -223,7 +272,7 @@ class Measures:
 
     @cached_property
     def _gradients(self) -> FloatArray:
-        width = max((len(r.gradient) for r in self._replies if r.gradient is not None), default=0)
+        width = next((len(r.gradient) for r in self._replies if r.status is _OK and r.gradient is not None), 0)
         rows = [r.gradient if r.status is _OK and r.gradient is not None else np.zeros(width) for r in self._replies]
         return np.stack(rows) if rows else np.empty((0, width))
 
@@ -249,7 +298,7 @@ class Measures:
             bias = bias_of(self._model) if signal.how.take == "output-bias" else None
             values = np.asarray(taken(signal.how, rows, self.ok, bias), np.float64)
         else:
-            found = [reply.values.get(signal) for reply in self._replies]
+            found = [reply.values.get(signal) if reply.status is _OK else None for reply in self._replies]
             widths = [np.shape(value) for value in found if value is not None]
             nothing = np.full(widths[0] if widths else (), np.nan)
             values = np.array([nothing if value is None else value for value in found], np.float64)
@@ -278,23 +327,21 @@ def averaged(replies: Sequence[Checked], key: str) -> ArrayRecord:
     return ArrayRecord(mean)
 
 
-def alike(messages: Sequence[Message], key: str) -> list[Message]:
-    """Return the evaluation replies whose metrics can be averaged together: those named as in the first usable one."""
-    usual: frozenset[str] | None = None
-    found = []
-    for message in messages:
-        records = list(message.content.metric_records.values())
-        if len(records) != 1 or not isinstance(records[0].get(key), (int, float)):
-            log.info("\t> node %d sent no metric %r", message.metadata.src_node_id, key)
+def alike(messages: Mapping[str, Message], key: str) -> list[Message]:
+    """Return the evaluation replies, by client, whose metrics can be averaged together: those named as most are."""
+    found: dict[str, tuple[Any, Message]] = {}
+    for name, message in messages.items():
+        records = list(message.content.metric_records.items())
+        if len(records) != 1 or not _is_weight(records[0][1].get(key)):
+            log.info("\t> %s sent no usable metric %r", name, key)
             continue
-        usual = frozenset(records[0]) if usual is None else usual
-        if frozenset(records[0]) == usual:
-            found.append(message)
-        else:
-            log.info("\t> node %d sent metrics of other names", message.metadata.src_node_id)
-    return found
-
-
-def _short(text: str, limit: int = 300) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+        found[name] = ((records[0][0], frozenset(records[0][1]), _lists(records[0][1])), message)
+    if not found:
+        return []
+    ((usual, _),) = Counter(kind for kind, _ in found.values()).most_common(1)
+    for name, (kind, _) in found.items():
+        if kind != usual:
+            log.info("\t> %s sent metrics of other names or types than most", name)
+    sound = [message for kind, message in found.values() if kind == usual]
+    record = str(usual[0])
+    return sound if any(message.content.metric_records[record][key] for message in sound) else []

@@ -7,6 +7,7 @@ to describe itself; a ClientApp without fedcohort cannot answer and takes part u
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -38,12 +39,15 @@ class Card:
         What it said about itself.
     answers : bool
         Whether its ClientApp speaks fedcohort.
+    registered : bool
+        Whether the SuperLink binds the name to the node's key.
     """
 
     name: str
     node: int
     description: Description
     answers: bool
+    registered: bool = False
 
     def signals(self, sealed: bool) -> frozenset[Signal]:
         """Return what can be known about this client; ``sealed``: whether encrypted label counts can be opened."""
@@ -86,6 +90,9 @@ class Roster:
         self._registered: dict[int, str] = {}  # names given to nodes at registration with the SuperLink
         self._cards: dict[int, Card] = {}
         self._unfit: dict[int, float] = {}  # node id -> when to ask again
+        self._described: dict[int, float] = {}  # node id -> when it was last asked
+        self.describe_every: float | None = None
+        self._due = math.inf  # when somebody is to be asked again
         self._by_name: dict[str, int] = {}
         self._sorted: dict[str, Card] | None = None  # `online`, until something changes
 
@@ -122,9 +129,12 @@ class Roster:
             # Only newcomers are worth the longer question, which brings the names they were registered under.
             self._registered = {int(n.node_id): n.name if n.HasField("name") else "" for n in self._grid.get_nodes()}
             self._seen = set(self._registered)
-            for node in [n for n in self._cards if n not in self._registered]:
-                self._forget(node)
-        elif len(self._cards) == len(ids):
+            names = set(self._registered.values())
+            for node in [n for n, c in self._cards.items() if n not in self._registered or
+                         (not c.registered and c.name in names)]:  # fmt: skip
+                if node in self._cards:
+                    self._forget(node)
+        elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():
             return
         now = self._clock()
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
@@ -134,8 +144,11 @@ class Roster:
         newcomers = [
             node
             for node in self._registered
-            if node not in self._cards and node not in asked and self._unfit.get(node, now) <= now
+            if node not in asked and (self._is_stale(node, now) if node in self._cards else self._is_new(node, now))
         ]
+        self._described.update(dict.fromkeys(newcomers, now))
+        if self.describe_every is not None:
+            self._due = min(self._described.values(), default=now) + self.describe_every
         question = RecordDict({RECORD: ConfigRecord({"version": VERSION})})
         self._outbox.send(
             {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=_UNANSWERED_AFTER) for n in newcomers}
@@ -143,8 +156,18 @@ class Roster:
         for reply in self._outbox.pull():
             self._read(int(reply.name), reply)
 
+    def _is_due(self) -> bool:
+        return self.describe_every is not None and self._clock() >= self._due
+
+    def _is_stale(self, node: int, now: float) -> bool:
+        return self.describe_every is not None and now - self._described.get(node, now) >= self.describe_every
+
+    def _is_new(self, node: int, now: float) -> bool:
+        return self._unfit.get(node, now) <= now
+
     def _forget(self, node: int) -> None:
         self._sorted = None
+        self._described.pop(node, None)
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
             del self._by_name[card.name]
@@ -156,6 +179,8 @@ class Roster:
         if node not in self._registered or reply.vanished or reply.expired:
             return
         if reply.error is not None:
+            if node in self._cards:
+                return  # what it said before still holds
             if _NOT_OURS.search(reply.error) is None:
                 log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
                 self._unfit[node] = self._clock() + _UNANSWERED_AFTER
@@ -171,11 +196,22 @@ class Roster:
             answers = True
         # The name a node was registered under is bound to its key; what a client says of itself is not.
         name = self._registered[node] or description.name or f"node-{node}"
+        registered = bool(self._registered[node])
+        if not registered and name in self._registered.values():
+            if self._unfit.get(node, 0.0) <= self._clock():
+                log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
+            self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+            if node in self._cards:
+                self._forget(node)
+            return
         rival = self._by_name.get(name)
         if rival is not None and rival != node:
             log.warning(
                 "node %d answers to the name %r, so node %d is taken for its past and left alone", node, name, rival
             )
+        card = Card(name, node, description, answers, registered)
+        if self._cards.get(node) == card and rival == node:
+            return
         self._sorted = None
-        self._cards[node] = Card(name, node, description, answers)
+        self._cards[node] = card
         self._by_name[name] = node

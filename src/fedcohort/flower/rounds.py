@@ -5,38 +5,26 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
-from fedcohort.errors import InputError, SignalError
+from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.filters import KeepAll, Replies
-from fedcohort.flower.exchange import Outbox, Reply, exchange, with_ttl
+from fedcohort.flower.averaging import Average, aggregated
+from fedcohort.flower.evaluation import Evaluation, scalars
+from fedcohort.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
-from fedcohort.flower.inner import GridView, StrategyState, addressed, grows, keys, levels, needed, offered, wanted
+from fedcohort.flower.inner import StrategyState, keys, levels, needed, wanted
 from fedcohort.flower.population import FederationTimeoutError, Population
-from fedcohort.flower.replies import (
-    MEASURED,
-    Checked,
-    Checker,
-    Measures,
-    agreeing,
-    alike,
-    averaged,
-    bias_of,
-    scale_weight,
-    weight_of,
-)
-from fedcohort.flower.roster import Card
-from fedcohort.flower.wire import RECORD, SEED, WORK, ask_record
+from fedcohort.flower.replies import MEASURED, Checked, Measures, agreeing, averaged, bias_of, scale_weight, weight_of
+from fedcohort.flower.training import Trained, Training
 from fedcohort.journal import is_blank
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
 from fedcohort.session import Session
@@ -47,20 +35,14 @@ if TYPE_CHECKING:
     from fedcohort.flower.strategy import CohortStrategy, EvaluateFn
 
 log = logging.getLogger("flwr.fedcohort")
-_OK, _MISSING = Status.OK, Status.MISSING
-_EVALUATION = "evaluation"
+_OK, _INVALID = Status.OK, Status.INVALID
 _TRIAL = "trial"
-_AFTERLIFE = 60.0  # seconds, at least, that a train message outlives its deadline, so that a late answer can arrive
+_TRY, _SETTINGS = "try", "settings"  # events: a pending cohort is trained again; what a run was started with
+_NAMED = 8  # clients named in a line of the log
 
 
-@dataclass(frozen=True)
-class _Owed:
-    """Train messages of a closed round that are still unanswered."""
-
-    ticket: int
-    round: int
-    outbox: Outbox
-    nodes: Mapping[str, int]
+class RoundError(FedcohortError, RuntimeError):
+    """A round brought no model, however often it was tried."""
 
 
 class Rounds:
@@ -81,12 +63,12 @@ class Rounds:
         self.grid = grid
         self.deadline = settings.deadline or timeout
         self.query_deadline = settings.query_deadline or self.deadline
-        self.train_config = train_config
-        self.evaluate_config = evaluate_config
-        self.evaluate_fn = evaluate_fn
+        self.config = train_config
+        self._given = dict(train_config)
         self.levels = levels(self.inner)
+        self.least = settings.wait_for or needed(self.inner)
         self.memory = StrategyState(self.inner)
-        self.weight_key, self.config_key = keys(self.inner)
+        self.weight_key, _ = keys(self.inner)
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
         # A shadow must be able to read the table; what else it would like to know is reported where clients can.
         required = settings.selector.requires | (shadows & TABLE_SIGNALS)
@@ -96,12 +78,24 @@ class Rounds:
             required,
             patience=settings.patience,
             unseal=settings.unseal,
+            describe_every=settings.describe_every,
             clock=settings.clock,
             sleep=settings.sleep,
         )
-        self.owed: list[_Owed] = []
-        self.session: Session | None = None
+        self.debts = self.population.debts
         self.result = Result()
+        self.training = Training(grid, self.inner, self.deadline, self.debts)
+        self.evaluation = Evaluation(
+            grid,
+            self.inner,
+            evaluate_config,
+            evaluate_fn,
+            self.result,
+            seed=settings.seed,
+            deadline=self.deadline,
+            debts=self.debts,
+        )
+        self.session: Session | None = None
 
     def close(self) -> None:
         """Close the journal."""
@@ -113,26 +107,32 @@ class Rounds:
     def play(self, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
         """Run until ``num_rounds`` rounds are on record."""
         begun = self.settings.clock()
+        journal = self.settings.journal
+        if journal is not None and not is_blank(journal):
+            self.session = self._reopened()
+            if _finished(self.session, num_rounds):
+                self._resumed(self.session, initial_arrays)
+                log.info("the run is finished: %s holds %d of %d rounds", journal, self.session.round, num_rounds)
+                return self.result
         self._check_model(initial_arrays)
-        self.population.assemble(self.settings.wait_for or needed(self.inner))
-        session = self.session = self._open()
+        self.population.assemble(self.least)
+        session = self.session = self.session or self._created()
+        self._note_settings(session)
         arrays = self._resumed(session, initial_arrays)
-        self.result.arrays = arrays
-        if session.round == 0 and self.evaluate_fn is not None:
-            self._evaluated_here(0, arrays)
+        fruitless = 0
         while True:
-            pending = session.pending
-            if pending:
-                cohort = pending[0]
-                log.info("[ROUND %d/%d] trained again: it was not finished", cohort.round + 1, num_rounds)
-            elif session.round < num_rounds:
+            cohort = self._pending(session, num_rounds)
+            if cohort is None:
+                if session.round >= num_rounds:
+                    break
                 log.info("[ROUND %d/%d]", session.round + 1, num_rounds)
                 cohort = self._choose(session, arrays)
-            else:
-                break
             if cohort.size:
-                arrays = self._round(session, cohort, arrays)
-                self.result.arrays = arrays
+                after = self._round(session, cohort, arrays)
+                fruitless = fruitless + 1 if after is None else 0
+                if fruitless == self.settings.tries:
+                    raise self._gave_up(session, cohort)
+                self.result.arrays = arrays = arrays if after is None else after
             if cohort.stop is not None:
                 log.info("the selector declares the run finished: %s", cohort.stop)
                 break
@@ -152,23 +152,26 @@ class Rounds:
                 raise
             self.wished = frozenset(s for s in self.wished if not needs_output_bias({s}))
 
-    def _open(self) -> Session:
+    def _reopened(self) -> Session:
         settings = self.settings
-        if settings.journal is not None and not is_blank(settings.journal):
-            session = Session.open(settings.journal, settings.selector, shadows=settings.shadows, commit="manual")
-            if session.seed != settings.seed:
-                session.close()
-                raise InputError(
-                    f"The journal {settings.journal} was written with seed {session.seed}; it cannot be continued with "
-                    f"seed {settings.seed}.",
-                    hint="pass the old seed, or start a new journal",
-                )
-            return session
+        assert settings.journal is not None
+        session = Session.open(settings.journal, settings.selector, shadows=settings.shadows, commit="manual")
+        if session.seed != settings.seed:
+            session.close()
+            raise InputError(
+                f"The journal {settings.journal} was written with seed {session.seed}; it cannot be continued with "
+                f"seed {settings.seed}.",
+                hint="pass the old seed, or start a new journal",
+            )
+        return session
+
+    def _created(self) -> Session:
+        settings = self.settings
         if settings.journal is not None:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
         return Session(
             settings.selector,
-            self.population.table(list(self.population.online.values())),
+            self.population.first_table(),
             seed=settings.seed,
             signals=self.population.supplied(),
             journal=settings.journal,
@@ -177,68 +180,139 @@ class Rounds:
             commit="manual",
         )
 
+    def _note_settings(self, session: Session) -> None:
+        """Put what the run was started with on record, whenever it differs from the start before."""
+        self.population.remember(session)
+        settings = self.settings
+        now = {
+            "cohort-size": settings.cohort_size,
+            "spares": settings.spares,
+            "min-replies": settings.min_replies,
+            "strategy": [type(level).__name__ for level in self.levels],
+            "filter": repr(settings.filter),
+            "signals": sorted(self.population.supplied()),
+        }
+        before = session.journal.events(_SETTINGS)
+        if before and before[-1] == now:
+            return
+        if before:
+            changed = [f"{key} was {before[-1].get(key)}, is {value}" for key, value in now.items()
+                       if before[-1].get(key) != value]  # fmt: skip
+            log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
+        session.note(_SETTINGS, now)
+
     def _resumed(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
         """Return the model to go on with: the journal's checkpoint, or ``initial_arrays`` before the first round."""
+        arrays = self._loaded(session, initial_arrays)
+        self.result.arrays = arrays
+        recorded = session.journal.metrics()
+        for round_, numbers in recorded.items():
+            for prefix, into in (
+                ("train/", self.result.train_metrics_clientapp),
+                ("evaluate/", self.result.evaluate_metrics_clientapp),
+                ("", self.result.evaluate_metrics_serverapp),
+            ):
+                found = {k[len(prefix) :]: v for k, v in numbers.items() if k.startswith(prefix) and
+                         (prefix or "/" not in k)}  # fmt: skip
+                if found:
+                    into[round_ + 1] = MetricRecord({**found})
+        if session.round == 0:
+            self.evaluation.at_server(0, arrays)
+        elif not session.pending and self.population.online and not _evaluated(recorded.get(session.round - 1, {})):
+            self._evaluate(session, session.round - 1, arrays)  # the run was cut off before this was on record
+        return arrays
+
+    def _loaded(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
         store = self.settings.checkpoints
         if store is None:
             return initial_arrays
         first = store.name(0)
         if session.host_state is not None:
             name = str(session.host_state["checkpoint"])
-        elif session.round and store.exists(first):
+        elif (begun := session.journal.last()[1] >= 0) and store.exists(first):
             name = first
-        elif session.round:
+        elif begun:
             raise InputError(
                 f"The journal {self.settings.journal} has rounds, but {store.folder} has no checkpoint to go on from.",
                 hint="was 'checkpoints' another folder before?",
             )
         else:
-            store.save(0, initial_arrays, self.memory)
+            store.save(0, initial_arrays, self.memory, {})
             return initial_arrays
-        arrays = store.load(name, self.memory)
+        arrays = store.load(name, self.memory, self.config)
         log.info("continuing after round %d with %s", session.round - len(session.pending), store.folder / name)
         return arrays
 
+    def _pending(self, session: Session, num_rounds: int) -> Cohort | None:
+        """Return the cohort that was not finished when the run was cut off; one tried too often is abandoned."""
+        while session.pending:
+            cohort = session.pending[0]
+            tries = 1 + sum(body["ticket"] == cohort.ticket for body in session.journal.events(_TRY))
+            if tries < self.settings.tries:
+                log.info("[ROUND %d/%d] trained again: it was not finished", cohort.round + 1, num_rounds)
+                session.note(_TRY, {"ticket": cohort.ticket})
+                session.commit()
+                self._available(session)
+                return cohort
+            log.warning("round %d was tried %d times and never finished: chosen anew", cohort.round + 1, tries)
+            session.abandon(cohort.ticket, f"not finished in {tries} tries")
+            session.commit()
+        return None
+
+    def _gave_up(self, session: Session, cohort: Cohort) -> RoundError:
+        reasons = session.journal.events(EVENT)[-1:]
+        why = [f"{name}: {reason}" for name, reason in (reasons[0]["failures"] if reasons else {}).items()]
+        return RoundError(
+            f"Round {cohort.round + 1} brought no model in {self.settings.tries} tries. "
+            f"The last time: {'; '.join(why[:_NAMED]) or 'too few sound models'}.",
+            hint="mend the clients or the strategy and start the run again: it continues with this round",
+        )
+
     # -- choosing ---------------------------------------------------------------------------------------------------
 
-    def _busy(self, card: Card) -> bool:
-        """Whether a client still owes the answer to an earlier round; one that restarted since owes nothing."""
-        return any(card.name in o.outbox.owing() and o.nodes[card.name] == card.node for o in self.owed)
-
     def _available(self, session: Session) -> list[str]:
-        """Return who can take part, waiting for the first client if nobody can."""
+        """Return who can take part, waiting until as many are online as the run wants to see and one is free."""
         end = self.settings.clock() + self.settings.patience
         while True:
             self.population.refresh()
             self._collect_late(session)
             self.population.welcome(session)
-            names = self.population.available(session, self._busy if self.owed else None)
-            if self.settings.clock() > end:
-                # Better to ask somebody who is slow than nobody.
-                names = names or self.population.available(session, None)
-            if names:
+            enough = len(self.population.online) >= self.least
+            names = self.population.available(session, busy=bool(self.debts.open))
+            if enough and names:
                 return names
             if self.settings.clock() > end:
-                raise FederationTimeoutError(
-                    f"Nobody has been available for {self.settings.patience:g} s in round {session.round + 1}.",
-                    hint="start SuperNodes and run the app again: it continues with this round",
-                )
+                # Better to ask somebody who is slow than nobody.
+                names = self.population.available(session, busy=False)
+                if enough and names:
+                    return names
+                raise self._nobody(session)
             self.settings.sleep(0.25)
+
+    def _nobody(self, session: Session) -> FederationTimeoutError:
+        online = len(self.population.online)
+        what = f"{online} of {self.least} clients have been online" if online else "Nobody has been available"
+        return FederationTimeoutError(
+            f"{what} for {self.settings.patience:g} s in round {session.round + 1}.",
+            hint="start SuperNodes and run the app again: it continues with this round",
+        )
 
     def _collect_late(self, session: Session) -> None:
         """Put answers that came after their round was closed on record, and see who is free again."""
-        for owed in self.owed:
-            for reply in owed.outbox.pull():
-                if reply.error is None:
-                    session.tell(RoundReport(owed.ticket, [reply.name]))
-                    note = {reply.name: f"answered after {reply.seconds:.1f} s, when the round was closed"}
-                    session.note(EVENT, event(owed.round, note))
-                    log.info("client %r answered round %d after %.1f s", reply.name, owed.round + 1, reply.seconds)
-        self.owed = [owed for owed in self.owed if owed.outbox.waiting]
+        for debt, reply in self.debts.collect():
+            if debt.ticket is not None and debt.round is not None and reply.error is None:
+                session.tell(RoundReport(debt.ticket, [reply.name]))
+                note = {reply.name: f"answered after {reply.seconds:.1f} s, when the round was closed"}
+                session.note(EVENT, event(debt.round, note))
+                log.info("client %r answered round %d after %.1f s", reply.name, debt.round + 1, reply.seconds)
+
+    def _size(self) -> int | None:
+        """Return how many sound models a round needs; None: everybody's."""
+        return self.settings.cohort_size or wanted(self.levels, "train", len(self.population.online))
 
     def _choose(self, session: Session, arrays: ArrayRecord) -> Cohort:
         names = self._available(session)
-        size = self.settings.cohort_size or wanted(self.levels, "train", len(self.population.online))
+        size = self._size()
         if size is not None:
             size = min(size + self.settings.spares, session.table.n)
         request = RoundRequest(size, self.population.indices(session.table, names))
@@ -246,8 +320,13 @@ class Rounds:
         answer = None if query is None else self._answer(session, query, arrays, names)
         cohort = session.ask(request, answer)
         session.commit()
-        log.info("selected %d of %d available clients (%d known)", cohort.size, len(names), session.table.n)
+        if log.isEnabledFor(logging.INFO):
+            shown = ", ".join(cohort.names[:_NAMED]) + (", ..." if cohort.size > _NAMED else "")
+            log.info("selected %s (%d of %d available, %d known)", shown, cohort.size, len(names), session.table.n)
         return cohort
+
+    def _outbox(self) -> Outbox:
+        return Outbox(self.grid, self.settings.clock, self.settings.sleep)
 
     def _answer(self, session: Session, query: Query, arrays: ArrayRecord, available: Sequence[str]) -> Answer:
         match query:
@@ -268,15 +347,18 @@ class Rounds:
         for row, clients in enumerate(cohorts):
             online = self.population.online
             names = [n for n in (session.table.name(int(c)) for c in clients) if n in online]
-            # A copy, because a trial must leave no trace in the strategy: no moments, no privacy spent.
-            stand_in = copy.deepcopy(self.inner)
             cards = {name: online[name] for name in names}
             # Not the batches of the round itself, which may train the same clients.
             seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
-            messages = self._train_messages(stand_in, session.round + 1, cards, arrays, seed=seed, work={}, report=())
+            # Copies, because a trial must leave no trace in the strategy: no moments, no privacy spent.
+            stand_in, config = copy.deepcopy(self.inner), ConfigRecord(dict(self.config))
+            messages = self.training.messages(
+                stand_in, session.round + 1, cards, arrays, config, seed=seed, work={}, report=()
+            )
             with_ttl(messages.values(), 2 * self.deadline)
-            replies = exchange(self.grid, messages, self.deadline, clock=self.settings.clock, sleep=self.settings.sleep)
-            checked = agreeing(self._checker(arrays, ()).all(replies[name] for name in names if name in replies))
+            replies = exchange(self._outbox(), messages, self.deadline, self.debts)
+            answers = [replies[name] for name in names if name in replies]
+            checked = agreeing(self.training.checker(arrays, ()).all(answers))
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))
@@ -288,142 +370,95 @@ class Rounds:
 
     # -- one round --------------------------------------------------------------------------------------------------
 
-    def _checker(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
-        return Checker(arrays, self.weight_key, required, same_shapes=not grows(self.inner))
-
-    def _train_messages(
-        self,
-        strategy: Strategy,
-        server_round: int,
-        cards: Mapping[str, Card],
-        arrays: ArrayRecord,
-        *,
-        seed: int,
-        work: Mapping[str, float],
-        report: Iterable[Signal],
-    ) -> dict[str, Message]:
-        """Return the strategy's own train messages for ``cards``, with what fedcohort adds for each client."""
-        nodes = [card.node for card in cards.values()]
-        if not nodes:
-            return {}
-        with offered(strategy, len(nodes)):
-            view = GridView(self.grid, nodes)
-            # Strategies write into the config; a copy keeps this round's number out of messages still on their way.
-            config = ConfigRecord(dict(self.train_config))
-            written = strategy.configure_train(server_round, arrays, config, view)
-            messages = addressed(strategy, written, nodes)
-        ask = ask_record(report)
-        # Equal contents stay one object: Flower then hashes and uploads them once.
-        variants: dict[tuple[int, float | None, bool], tuple[RecordDict, RecordDict]] = {}
-        found: dict[str, Message] = {}
-        for name, card in cards.items():
-            message = found[name] = messages[card.node]
-            original = message.content
-            factor = work.get(name)
-            variant = (id(original), factor, card.answers)
-            known = variants.get(variant)
-            if known is None:
-                content = RecordDict(dict(original))
-                theirs = content.config_records.get(self.config_key, ConfigRecord())
-                ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
-                content[self.config_key] = ConfigRecord({**theirs, **ours})
-                if card.answers:
-                    content[RECORD] = ask
-                # The original is held, or its id could be given out again.
-                known = variants[variant] = (original, content)
-            message.content = known[1]
-        return found
-
-    def _round(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> ArrayRecord:
-        """Train a cohort, average, put the round on record, evaluate; return the next model."""
+    def _round(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> ArrayRecord | None:
+        """Train a cohort, average, put the round on record, evaluate; return the next model, or None without one."""
         server_round = cohort.round + 1
-        checked, reasons = self._train(session, cohort, arrays)
-        measures = Measures(arrays, checked)
-        kept = self._kept(checked, measures)
-        agg_arrays, metrics = self._aggregate(server_round, cohort, checked, kept)
-        if agg_arrays is None:
-            log.info("round %d leaves the global model as it was", server_round)
+        config = dict(self.config)
+        required = session.requires & METRIC_SIGNALS
+        trained = self.training.train(
+            cohort,
+            self.population.online,
+            arrays,
+            self.config,
+            self._outbox(),
+            seed=session.seed,
+            required=required,
+            asked=required | (self.wished & self.population.supplied()),
+            enough=self._enough(cohort),
+        )
+        measures = Measures(arrays, trained.checked)
+        kept = self._kept(trained.checked, measures)
+        average = self._aggregate(server_round, cohort, trained, kept)
+        checked = trained.checked
+        if average.blamed:
+            checked = [
+                reply._replace(status=_INVALID, reason=average.blamed[reply.name])
+                if reply.name in average.blamed
+                else reply
+                for reply in checked
+            ]
+            kept = kept & np.array([reply.name not in average.blamed for reply in checked])
+            measures = Measures(arrays, checked)
+            trained.reasons.update(average.blamed)
+        if average.arrays is None:
             kept = np.zeros(len(checked), np.bool_)
-        else:
-            arrays = agg_arrays
-        if metrics is not None:
-            log.info("\t└──> Aggregated MetricRecord: %s", metrics)
-            self.result.train_metrics_clientapp[server_round] = metrics
-        if reasons:
-            for name, reason in reasons.items():
+        if average.metrics is not None:
+            log.info("\t└──> Aggregated MetricRecord: %s", average.metrics)
+            self.result.train_metrics_clientapp[server_round] = average.metrics
+        if trained.reasons:
+            for name, reason in trained.reasons.items():
                 log.info("\t> %s: %s", name, reason)
-            session.note(EVENT, event(cohort.round, reasons))
+            session.note(EVENT, event(cohort.round, trained.reasons))
         report = RoundReport(
             ticket=cohort.ticket,
             clients=self._indices(cohort, checked),
             status=None if measures.all_ok else [int(reply.status) for reply in checked],
             metrics=self._columns(session, measures, checked),
             kept=kept,
+            complete=average.arrays is not None,
         )
+        if average.arrays is None:
+            self.config = ConfigRecord(config)  # the round is configured anew when it is tried again
+            session.tell(report)
+            why = average.error or "no model came of it"
+            session.abandon(cohort.ticket, why)
+            session.commit()
+            log.warning("round %d leaves the global model as it was and is tried again: %s", server_round, why)
+            return None
+        self._store(session, report, server_round, average)
+        self._evaluate(session, cohort.round, average.arrays)
+        return average.arrays
+
+    def _enough(self, cohort: Cohort) -> int:
+        """Return how many sound models close the round; without spares everybody is waited for."""
+        size = self._size()
+        if not self.settings.spares or size is None:
+            return cohort.size
+        return min(cohort.size, max(size, cohort.size - self.settings.spares))
+
+    def _store(self, session: Session, report: RoundReport, server_round: int, average: Average) -> None:
+        """Put the round on record, and the model beside it."""
+        numbers = {f"train/{key}": value for key, value in scalars(average.metrics).items()}
+        if numbers:
+            session.record(server_round - 1, numbers)
         store = self.settings.checkpoints
         if store is None:
             session.tell(report)
-        else:
-            name = store.save(server_round, arrays, self.memory)
-            session.tell(report, host={"checkpoint": name})
-            session.commit()
-            store.prune(name)
-        numbers = {f"train/{key}": value for key, value in _scalars(metrics).items()}
-        numbers.update(self._evaluated_there(server_round, arrays))
-        numbers.update(self._evaluated_here(server_round, arrays))
+            return
+        assert average.arrays is not None
+        # Of the config only what the strategy wrote; the rest is the app's, which may say otherwise next time.
+        written = {k: v for k, v in self.config.items() if k not in self._given or self._given[k] != v}
+        name = store.save(server_round, average.arrays, self.memory, written)
+        session.tell(report, host={"checkpoint": name})
+        session.commit()
+        store.prune(name)
+
+    def _evaluate(self, session: Session, round_: int, arrays: ArrayRecord) -> None:
+        numbers = self.evaluation.on_clients(round_ + 1, arrays, self.population.online, self._outbox())
+        numbers.update(self.evaluation.at_server(round_ + 1, arrays))
         if numbers:
-            session.record(cohort.round, numbers)
-        return arrays
-
-    def _train(self, session: Session, cohort: Cohort, arrays: ArrayRecord) -> tuple[list[Checked], dict[str, str]]:
-        """Return the checked replies in cohort order, and why clients without a sound one have none."""
-        online = self.population.online
-        cards = {name: card for name in cohort.names if (card := online.get(name)) is not None}
-        reasons: dict[str, str] = {}
-        if len(cards) < len(cohort.names):
-            reasons.update({name: "not online" for name in cohort.names if name not in online})
-        work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
-        required = session.requires & METRIC_SIGNALS
-        asked = required | (self.wished & self.population.supplied())
-        messages = self._train_messages(
-            self.inner, cohort.round + 1, cards, arrays, seed=session.seed, work=work, report=asked
-        )
-        with_ttl(messages.values(), self.deadline + max(self.deadline, _AFTERLIFE))
-        outbox = Outbox(self.grid, self.settings.clock, self.settings.sleep)
-        for name in outbox.send(messages):
-            reasons[name] = "the SuperLink did not take the message"
-        checker = self._checker(arrays, required)
-        checked: dict[str, Checked] = {}
-        enough = len(cohort.names)
-        if self.settings.spares:
-            enough = max(cohort.size - self.settings.spares, 1)
-
-        seen = sound = 0
-
-        def done(replies: Sequence[Reply]) -> bool:
-            nonlocal seen, sound
-            for result in checker.all(replies[seen:]):
-                checked[result.name] = result
-                sound += result.status is _OK
-            seen = len(replies)
-            return sound >= enough
-
-        begun = self.settings.clock()
-        done(outbox.gather(self.deadline, done))
-        if outbox.waiting:
-            closed = self.settings.clock() - begun >= self.deadline
-            why = f"no answer within {self.deadline:g} s" if closed else "the round was closed with enough others"
-            reasons.update(dict.fromkeys(outbox.owing(), why))
-            nodes = {name: cards[name].node for name in outbox.owing()}
-            self.owed.append(_Owed(cohort.ticket, cohort.round, outbox, nodes))
-        # What was lost on the way counts as never answered; the session knows those by their absence.
-        if sound < len(checked):
-            reasons.update({c.name: c.reason for c in checked.values() if c.status is _MISSING})
-        ordered = agreeing([c for c in map(checked.get, cohort.names) if c is not None and c.status is not _MISSING])
-        failed = {reply.name: reply.reason for reply in ordered if reply.status is not _OK}
-        reasons.update(failed)
-        log.info("%d sound models, %d clients without one", len(ordered) - len(failed), len(reasons))
-        return ordered, reasons
+            session.record(round_, numbers)
+            session.commit()
 
     @staticmethod
     def _indices(cohort: Cohort, checked: Sequence[Checked]) -> IntArray:
@@ -457,71 +492,34 @@ class Rounds:
         kept[ok] = verdict.kept
         return kept
 
-    def _aggregate(
-        self, server_round: int, cohort: Cohort, checked: Sequence[Checked], kept: Any
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
+    def _aggregate(self, server_round: int, cohort: Cohort, trained: Trained, kept: BoolArray) -> Average:
+        chosen = [reply for reply, keep in zip(trained.checked, kept.tolist(), strict=True) if keep]
         if cohort.weights is not None:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
         if len(chosen) < self.settings.min_replies or not any(weight_of(r, self.weight_key) > 0 for r in chosen):
-            chosen = []
-        messages = [reply.message for reply in chosen if reply.message is not None]
-        return self.inner.aggregate_train(server_round, messages)
+            return Average()
+        found = aggregated(self.inner, server_round, chosen, trained.errors())
+        if len(chosen) - len(found.blamed) < self.settings.min_replies:
+            return Average(blamed=found.blamed, error=found.error)
+        return found
 
-    def _columns(self, session: Session, measures: Measures, checked: Sequence[Checked]) -> dict[Signal, Any]:
+    def _columns(self, session: Session, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, Any]:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
         brought = [reply.values for reply in checked if reply.status is _OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
         signals = (session.requires & METRIC_SIGNALS) | extra | (self.wished & MEASURED)
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
-    # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def _evaluated_here(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        if self.evaluate_fn is None:
-            return {}
-        metrics = self.evaluate_fn(server_round, arrays)
-        log.info("\t└──> Global evaluation: %s", metrics)
-        if metrics is not None:
-            self.result.evaluate_metrics_serverapp[server_round] = metrics
-        return _scalars(metrics)
-
-    def _evaluated_there(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Evaluate on clients, drawn by the seed among those that are free."""
-        if wanted(self.levels, "evaluate", 1) == 0:
-            return {}
-        online = {name: card for name, card in self.population.online.items() if not self._busy(card)}
-        if not online:
-            return {}
-        count = wanted(self.levels, "evaluate", len(online))
-        names = list(online)
-        if count is not None and count < len(names):
-            draw = streams.stream(self.settings.seed, _EVALUATION, server_round - 1)
-            names = [names[int(i)] for i in np.sort(draw.choice(len(names), count, replace=False))]
-        nodes = [online[name].node for name in names]
-        with offered(self.inner, len(nodes)):
-            view = GridView(self.grid, nodes)
-            config = ConfigRecord(dict(self.evaluate_config))
-            written = self.inner.configure_evaluate(server_round, arrays, config, view)
-            by_node = {message.metadata.dst_node_id: message for message in written}
-        messages = {name: by_node[online[name].node] for name in names if online[name].node in by_node}
-        with_ttl(messages.values(), 2 * self.deadline)
-        replies = exchange(self.grid, messages, self.deadline, clock=self.settings.clock, sleep=self.settings.sleep)
-        sound = []
-        for name in messages:
-            reply = replies.get(name)
-            if reply is None or reply.error is not None:
-                log.info("\t> %s did not evaluate: %s", name, "no answer" if reply is None else reply.error)
-            else:
-                sound.append(reply.message)
-        metrics = self.inner.aggregate_evaluate(server_round, alike(sound, self.weight_key))
-        if metrics is not None:
-            log.info("\t└──> Aggregated evaluation: %s", metrics)
-            self.result.evaluate_metrics_clientapp[server_round] = metrics
-        return {f"evaluate/{key}": value for key, value in _scalars(metrics).items()}
+def _evaluated(numbers: Mapping[str, float]) -> bool:
+    """Whether a round's numbers include those of an evaluation."""
+    return any(not key.startswith("train/") for key in numbers)
 
 
-def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
-    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float)) and math.isfinite(v)}
+def _finished(session: Session, num_rounds: int) -> bool:
+    """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
+    last = session.journal.cohorts()[-1:]
+    stopped = bool(last) and last[0].stop is not None
+    return not session.pending and (session.round >= num_rounds or stopped)

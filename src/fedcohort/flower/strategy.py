@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -27,21 +27,17 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedcohort.errors import ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
 from fedcohort.flower.checkpoint import Checkpoints
-from fedcohort.flower.inner import (
-    InnerStrategyError,
-    levels,
-    wanted,
-)
+from fedcohort.flower.inner import InnerStrategyError, check_strategy, levels, wanted
 from fedcohort.flower.population import FederationTimeoutError, Unseal
-from fedcohort.flower.rounds import Rounds
+from fedcohort.flower.rounds import RoundError, Rounds
 from fedcohort.params import Constraint, Interval, Optional
-from fedcohort.protocol import (
-    SELECTORS,
-    Selector,
-)
+from fedcohort.protocol import SELECTORS, Selector
+from fedcohort.registry import Registry
+from fedcohort.selectors import All
 from fedcohort.signals import Signal
 
-__all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "ServerValidation"]
+__all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "RoundError", "ServerValidation"]
+T = TypeVar("T")
 log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -85,14 +81,19 @@ class CohortStrategy(Strategy):
     query_deadline : float, optional
         Seconds clients have to answer questions before the choice. Default: as ``deadline``.
     wait_for : int, optional
-        How many clients must be online before the first round. Default: what the wrapped strategy wants to see.
+        How many clients must be online before each round. Default: what the wrapped strategy wants to see.
     patience : float
         Longest time to wait for clients to come online, in seconds.
+    tries : int
+        How often a round is tried. One that brings no model is chosen anew and, after so many times, ends the run with
+        an error; one that was cut off is trained again and, after so many times, chosen anew.
+    describe_every : float, optional
+        Seconds after which clients are asked again what they hold. Default: only when they connect.
     min_replies : int
-        With fewer models than this a round is closed without changing the global model (Krum wants several).
-    filter : Filter, optional
-        Decides which models enter the average. Default: all sound ones, or the default filter of a selector that
-        learns from which models are kept.
+        With fewer models than this a round leaves the global model alone (Krum wants several).
+    filter : Filter or str, optional
+        Decides which models enter the average, or its name. Default: all sound ones, or the default filter of a
+        selector that learns from which models are kept.
     validation : ServerValidation, optional
         For filters that need the models' outputs on the server's validation set.
     shadows : mapping of name to Selector, optional
@@ -118,10 +119,12 @@ class CohortStrategy(Strategy):
         query_deadline: float | None = None,
         wait_for: int | None = None,
         patience: float = 600.0,
+        tries: int = 3,
+        describe_every: float | None = None,
         min_replies: int = 1,
-        filter: Filter | None = None,
+        filter: Filter | str | None = None,
         validation: ServerValidation | None = None,
-        shadows: Mapping[str, Selector[Any]] | None = None,
+        shadows: Mapping[str, Selector[Any] | str] | None = None,
         unseal: Unseal | None = None,
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
@@ -134,17 +137,19 @@ class CohortStrategy(Strategy):
         _check("query_deadline", query_deadline, Optional(seconds))
         _check("wait_for", wait_for, Optional(count))
         _check("patience", patience, seconds)
+        _check("tries", tries, count)
+        _check("describe_every", describe_every, Optional(seconds))
         _check("min_replies", min_replies, count)
         _check("keep_checkpoints", keep_checkpoints, count)
-        self.selector = _named(selector) if isinstance(selector, str) else selector
-        self.strategy = FedAvg() if strategy is None else strategy
+        self.selector = _made("selector", selector, Selector, SELECTORS)
+        self.strategy = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
         if wanted(levels(self.strategy), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
-        self.filter = KeepAll() if filter is None else filter
+        self.filter = KeepAll() if filter is None else _made("filter", filter, Filter, FILTERS)
         if Need.LOGITS in self.filter.needs and validation is None:
             raise ParameterError(
                 f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
@@ -159,8 +164,10 @@ class CohortStrategy(Strategy):
         self.query_deadline = query_deadline
         self.wait_for = wait_for
         self.patience = patience
+        self.tries = tries
+        self.describe_every = describe_every
         self.min_replies = min_replies
-        self.shadows = dict(shadows or {})
+        self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.unseal = unseal
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
@@ -204,6 +211,12 @@ class CohortStrategy(Strategy):
         """
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
+        everybody = wanted(levels(self.strategy), "train", 1_000_000) == 1_000_000
+        if self.cohort_size is None and everybody and not isinstance(self.selector, All):
+            log.warning(
+                "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
+                "or cohort_size"
+            )
         run = Rounds(
             self,
             grid,
@@ -250,5 +263,14 @@ def _check(name: str, value: object, constraint: Constraint) -> None:
         )
 
 
-def _named(name: str) -> Selector[Any]:
-    return SELECTORS.create(name)
+def _made(parameter: str, given: T | str, kind: Any, registry: Registry[T]) -> T:
+    """Return an object that was given, or the one its registered name stands for."""
+    if isinstance(given, str):
+        return registry.create(given)
+    if isinstance(given, kind):
+        return cast(T, given)
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
+    raise ParameterError(
+        f"The {parameter!r} parameter of CohortStrategy must be a {kind.__name__} or its name. Got {what}.",
+        hint=f"make an object of it: {given.__name__}()" if isinstance(given, type) else None,
+    )

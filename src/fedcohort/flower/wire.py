@@ -6,7 +6,6 @@ one MetricRecord in a reply and average every metric they find; a ConfigRecord t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -26,6 +25,8 @@ WORK = "fedcohort.work"  # local work as a multiple of the default; absent where
 SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a trial that is thrown away
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
+_LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53
+_LARGEST = 1e30  # up to here every selector is tested to keep its state finite
 
 # What clients measure and send as numbers; whatever else one claims to know is not looked at.
 _REPORTABLE = {s.value: s for s in REPORT_SIGNALS if s.by is Party.CLIENT and not isinstance(s.how, VectorOf)}
@@ -78,12 +79,14 @@ class Description:
         signals, sealed = record.get("signals"), record.get("sealed-labels")
         if not isinstance(name, str) or not isinstance(signals, list):
             raise ValueError("the description lacks 'name' or 'signals'")
-        if size is not None and (not isinstance(size, int) or size < 0):
-            raise ValueError(f"'size' must be a whole number, not negative. Got {size!r}")
+        if len(name) > _LONGEST_NAME or not (name == "" or name.isprintable()):
+            raise ValueError(f"'name' must be printable and have at most {_LONGEST_NAME} characters")
+        if size is not None and not _is_count(size):
+            raise ValueError(f"'size' must be a whole number, not negative. Got {str(size)[:40]}")
         if counts is not None and (
-            not isinstance(counts, list) or not all(isinstance(c, int) and c >= 0 for c in counts)
+            not isinstance(counts, list) or len(counts) > _MOST_CLASSES or not all(map(_is_count, counts))
         ):
-            raise ValueError(f"'label-counts' must be whole numbers, not negative. Got {counts!r}")
+            raise ValueError(f"'label-counts' must be at most {_MOST_CLASSES} whole numbers, not negative")
         if sealed is not None and not isinstance(sealed, bytes):
             raise ValueError("'sealed-labels' must be bytes")
         known = {s.value: s for s in Signal}
@@ -94,6 +97,10 @@ class Description:
             sealed_labels=sealed,
             signals=frozenset(known[s] for s in signals if s in known),
         )
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value <= _LARGEST_COUNT
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord | None:
@@ -133,7 +140,10 @@ def report_record(
 
 
 def reported(record: Mapping[str, object] | None) -> dict[Signal, Value]:
-    """Return the finite numbers of a client's report, by signal: (V,) arrays of signals that are vectors."""
+    """Return the usable numbers of a client's report, by signal: (V,) arrays of signals that are vectors.
+
+    NaN and what is beyond all that selectors are tested with counts as not reported.
+    """
     found: dict[Signal, Value] = {}
     if record is None:
         return found
@@ -150,7 +160,7 @@ def reported(record: Mapping[str, object] | None) -> dict[Signal, Value]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
 
 
 def reported_gradient(record: Mapping[str, object] | None) -> FloatArray | None:

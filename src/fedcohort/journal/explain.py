@@ -17,6 +17,7 @@ from fedcohort.journal.store import Journal
 from fedcohort.numerics.top import top_k
 from fedcohort.protocol import Cohort, Status
 
+ABANDONED = "abandoned"  # the event of a cohort whose round was not counted
 _ALL_SCORES = 1024  # up to so many candidates every score is recorded
 _RUNNERS_UP = 64  # beyond, the picked ones and so many of the next best
 

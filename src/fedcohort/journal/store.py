@@ -272,12 +272,9 @@ class Journal:
             ),
         )
 
-    def add_scores(
-        self, ticket: int, selector: str, picked: IntArray, arrays: Mapping[str, AnyArray] | None, note: str | None
-    ) -> None:
-        """Record what a selector ('' is the session's own) picked and the scores it picked by."""
-        body = None if arrays is None else pack_many(arrays)
-        self._db.execute("INSERT INTO scores VALUES (?,?,?,?,?)", (ticket, selector, pack(picked), body, note))
+    def add_scores(self, ticket: int, selector: str, picked: IntArray, scores: bytes | None, note: str | None) -> None:
+        """Record what a selector ('' is the session's own) picked and the scores it picked by, as packed arrays."""
+        self._db.execute("INSERT INTO scores VALUES (?,?,?,?,?)", (ticket, selector, pack(picked), scores, note))
 
     def add_replies(self, block: ReplyBlock) -> None:
         """Record the replies of one report; they take the place of what was recorded for the same clients before."""
@@ -328,6 +325,14 @@ class Journal:
             self._db.execute("INSERT OR REPLACE INTO states VALUES (?,?,NULL,?)", (*key, pack(value)))
             self._delta_bytes[key] = 0
         self._saved[selector] = after
+
+    def drop_state(self, selector: str) -> None:
+        """Forget a selector's state."""
+        self._db.execute("DELETE FROM states WHERE selector = ?", (selector,))
+        self._db.execute("DELETE FROM deltas WHERE selector = ?", (selector,))
+        self._saved.pop(selector, None)
+        for key in [key for key in self._delta_bytes if key[0] == selector]:
+            del self._delta_bytes[key]
 
     # -- reading ------------------------------------------------------------------------------------------------
 
