@@ -17,7 +17,6 @@ from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.engine import train_plain
 from fedcohort.simulate.local import batch_plan
-from fedcohort.simulate.models import build_model
 from fedcohort.simulate.runner import prepare
 from fedcohort.vectors import taken
 
@@ -55,59 +54,6 @@ def rows(made):
     return rounds.to_pylist(), clients.to_pylist()
 
 
-class PlainClient:
-    """One client's data and a module, for computing everything the slow way."""
-
-    def __init__(self, prepared, client, key=None):
-        dataset = next(iter(prepared.datasets.values()))
-        federation = prepared.federations[key or next(iter(prepared.federations))]
-        part = federation.client(client)
-        train = len(part) - part.validation
-        self.x = torch.as_tensor(dataset.x_train[part.indices[:train]])
-        self.y = torch.as_tensor(part.labels[:train].astype(np.int64))
-        self.x_validation = torch.as_tensor(dataset.x_train[part.indices[train:]])
-        self.y_validation = torch.as_tensor(part.labels[train:].astype(np.int64))
-        self.classes, self.shape = dataset.classes, dataset.shape
-        self.client = client
-
-    def module(self, vector):
-        model = build_model("mlp-64", self.shape, self.classes)
-        torch.nn.utils.vector_to_parameters(vector.clone(), model.parameters())  # the module keeps it
-        return model
-
-    def train(self, vector, local, seed, round_, **extra):
-        model = self.module(vector)
-        plan = batch_plan(seed, round_, self.client, len(self.x), local)
-        train_plain(model, self.x, self.y, plan, local, round=round_, **extra)
-        return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-
-    def loss(self, vector):
-        with torch.no_grad():
-            return float(F.cross_entropy(self.module(vector)(self.x), self.y))
-
-    def loss_rms(self, vector):
-        with torch.no_grad():
-            losses = F.cross_entropy(self.module(vector)(self.x), self.y, reduction="none")
-        return math.sqrt(sum(float(loss) ** 2 for loss in losses) / len(losses))
-
-    def output_bias(self, vector):
-        return list(self.module(vector).parameters())[-1].detach()
-
-    def validation_loss(self, vector):
-        with torch.no_grad():
-            return float(F.cross_entropy(self.module(vector)(self.x_validation), self.y_validation))
-
-    def pseudo_loss(self, vector, teacher):
-        with torch.no_grad():
-            guess = self.module(teacher)(self.x).argmax(1)
-            return float(F.cross_entropy(self.module(vector)(self.x), guess))
-
-    def gradient(self, vector):
-        model = self.module(vector)
-        F.cross_entropy(model(self.x), self.y).backward()
-        return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-
-
 @pytest.mark.parametrize(
     "aggregator",
     [
@@ -119,7 +65,7 @@ class PlainClient:
     ],
     ids=lambda a: a["name"],
 )
-def test_rounds_equal_a_plain_loop(aggregator):
+def test_rounds_equal_a_plain_loop(aggregator, plain_client):
     made, prepared = group({"aggregator": aggregator}, seeds=[1, 4])
     n = len(made.runs[0].federation)
     models = {run.plan.id: made.models[run.row].clone() for run in made.runs}
@@ -134,7 +80,7 @@ def test_rounds_equal_a_plain_loop(aggregator):
             share = run.ground.share[cohort]
             trained, steps = [], []
             for client in cohort:
-                plain = PlainClient(prepared, client, prepared.federation_keys[run.row])
+                plain = plain_client(prepared, client, prepared.federation_keys[run.row])
                 extra = {}
                 if aggregator["name"] == "scaffold":
                     extra["correction"] = server[name] - own[name].get(client, torch.zeros_like(old))
@@ -246,7 +192,7 @@ class Probe(Selector[ProbeState]):
         return state
 
 
-def test_every_signal_equals_its_definition():
+def test_every_signal_equals_its_definition(plain_client):
     made, prepared = group(selector=Probe(wants=REPORT_SIGNALS))
     run = made.runs[0]
     told = []
@@ -254,7 +200,7 @@ def test_every_signal_equals_its_definition():
     old = made.models[0].clone()
     made.step()
     report = told[0]
-    clients = [PlainClient(prepared, int(c)) for c in report.clients]
+    clients = [plain_client(prepared, int(c)) for c in report.clients]
     local = run.plan.local
     after = [client.train(old, local, run.plan.seed, 0) for client in clients]
     gradients = torch.stack([client.gradient(old) for client in clients])
@@ -320,7 +266,7 @@ class NoBias(torch.nn.Module):
         return x.flatten(1) @ self.weight.T
 
 
-def test_losses_are_answered_by_available_clients_only():
+def test_losses_are_answered_by_available_clients_only(plain_client):
     asked = np.array([5, 0, 3])
     query = Losses(asked, frozenset({Signal.LOSS, Signal.VALIDATION_LOSS}))
     awake = {"name": "bernoulli", "probabilities": [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0]}
@@ -336,7 +282,7 @@ def test_losses_are_answered_by_available_clients_only():
     loss = answers[0][Signal.LOSS]
     assert math.isnan(loss[0])
     for place, client in ((1, 0), (2, 3)):
-        plain = PlainClient(prepared, client)
+        plain = plain_client(prepared, client)
         assert loss[place] == pytest.approx(plain.loss(old), rel=1e-4)
         assert answers[0][Signal.VALIDATION_LOSS][place] == pytest.approx(plain.validation_loss(old), rel=1e-4)
     row = rows(made)[0][0]
@@ -350,7 +296,7 @@ def test_losses_are_answered_by_available_clients_only():
     made.close()
 
 
-def test_a_trial_is_trained_averaged_and_forgotten():
+def test_a_trial_is_trained_averaged_and_forgotten(plain_client):
     cohorts = (np.array([1, 4]), np.array([2]))
     made, prepared = group(selector=Probe(asks=Trial(cohorts), wants=frozenset({Signal.TRIAL_QUERY})))
     run = made.runs[0]
@@ -360,7 +306,7 @@ def test_a_trial_is_trained_averaged_and_forgotten():
     made.step()
     change = answers[0][Signal.LOSS_CHANGE]
     assert change.shape == (2, 8)
-    everyone = [PlainClient(prepared, client) for client in range(8)]
+    everyone = [plain_client(prepared, client) for client in range(8)]
     for number, cohort in enumerate(cohorts):
         seed = int(stream(run.plan.seed, "trial", 0, number).integers(1 << 62))
         trained = torch.stack([everyone[c].train(old, run.plan.local, seed, 0) for c in cohort])
@@ -401,14 +347,14 @@ def test_simulated_seconds_by_hand():
     made.close()
 
 
-def test_work_sets_the_number_of_local_steps():
+def test_work_sets_the_number_of_local_steps(plain_client):
     made, prepared = group(selector=Probe(work=(0.01, 1.0, 2.0)))
     run = made.runs[0]
     old = made.models[0].clone()
     made.step()
     trained = []
     for client, factor in ((0, 0.01), (1, 1.0), (2, 2.0)):
-        plain = PlainClient(prepared, client)
+        plain = plain_client(prepared, client)
         usual = run.plan.local.steps_for(len(plain.x))
         steps = max(1, math.floor(usual * factor + 0.5))
         model = plain.module(old)
@@ -534,7 +480,7 @@ def test_one_broken_model_is_invalid_and_left_out(monkeypatch):
     made.close()
 
 
-def test_distances_leave_out_broken_models(monkeypatch):
+def test_distances_leave_out_broken_models(monkeypatch, plain_client):
     made, prepared = group(selector=Probe(wants=frozenset({Signal.UPDATE_DISTANCE})))
     run = made.runs[0]
     told = []
@@ -549,7 +495,9 @@ def test_distances_leave_out_broken_models(monkeypatch):
     monkeypatch.setattr(made.engine, "train", breaking)
     old = made.models[0].clone()
     made.step()
-    updates = torch.stack([PlainClient(prepared, c).train(old, run.plan.local, run.plan.seed, 0) - old for c in (0, 1)])
+    updates = torch.stack(
+        [plain_client(prepared, c).train(old, run.plan.local, run.plan.seed, 0) - old for c in (0, 1)]
+    )
     expected = (updates - updates.mean(0)).norm(dim=1)
     np.testing.assert_allclose(told[0].metrics[Signal.UPDATE_DISTANCE][:2], expected, rtol=1e-4)
     made.close()
@@ -569,11 +517,11 @@ def test_scaffold_ignores_gradients_that_the_selector_wants():
         made.close()
 
 
-def test_scaffold_option_one_takes_full_batch_gradients_at_the_received_model():
+def test_scaffold_option_one_takes_full_batch_gradients_at_the_received_model(plain_client):
     made, prepared = group({"aggregator": {"name": "scaffold", "option": 1}}, selector=Probe())
     old = made.models[0].clone()
     made.step()
-    gradients = [PlainClient(prepared, client).gradient(old) for client in range(3)]
+    gradients = [plain_client(prepared, client).gradient(old) for client in range(3)]
     torch.testing.assert_close(made.runs[0].memory.server, sum(gradients) / 8, rtol=1e-3, atol=1e-6)
     size = 4 * made.engine.n_params
     row = rows(made)[0][0]
@@ -582,7 +530,7 @@ def test_scaffold_option_one_takes_full_batch_gradients_at_the_received_model():
 
 
 @pytest.mark.parametrize("score", ["accuracy", "loss"])
-def test_fedca_keeps_what_validates_best_at_the_server(score):
+def test_fedca_keeps_what_validates_best_at_the_server(score, plain_client):
     made, prepared = group({"filter": {"name": "fedca", "score": score}}, seeds=[1, 2])
     dataset = next(iter(prepared.datasets.values()))
     old = made.models.clone()
@@ -594,7 +542,7 @@ def test_fedca_keeps_what_validates_best_at_the_server(score):
         labels = torch.as_tensor(dataset.y_train[run.federation.server_validation])
         logits = []
         for client in mine:
-            plain = PlainClient(prepared, client["client"], prepared.federation_keys[run.row])
+            plain = plain_client(prepared, client["client"], prepared.federation_keys[run.row])
             model = plain.module(plain.train(old[run.row], run.plan.local, run.plan.seed, 0))
             with torch.no_grad():
                 logits.append(model(place))
