@@ -117,7 +117,8 @@ def test_rounds_equal_a_plain_loop(aggregator, plain_client):
 
 def test_a_run_is_the_same_bit_by_bit_whoever_shares_its_batch():
     selectors = {"uniform": {}, "power-of-choice": {}, "flash": {}, "fedcor": {"warmup": 1}}
-    shape = {"data": {"shape": [13]}, "run": {"rounds": 5}, "local": {"epochs": 2}}  # odd sizes: tails of vectors
+    # Ten classes and six models are added up in another order at the end of a vector, or in another product.
+    shape = {"data": {"shape": [50], "classes": 10, "samples": 1500}, "run": {"rounds": 3, "cohort": 6}}
     many, _ = group(shape, seeds=[1, 2, 3, 4, 5], selectors={**selectors, "fedcbs": {}, "fedacs": {}})
     while not many.done:
         many.step()
