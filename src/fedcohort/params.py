@@ -169,6 +169,26 @@ class Optional(Constraint):
 
 
 @dataclass(frozen=True)
+class Either(Constraint):
+    """What one of two constraints admits: a few names, or a number."""
+
+    first: Constraint
+    second: Constraint
+
+    def admits(self, value: object) -> bool:
+        """Whether one of the two admits ``value``."""
+        return self.first.admits(value) or self.second.admits(value)
+
+    def describe(self) -> str:
+        """Name both."""
+        return f"{self.first.describe()}, or {self.second.describe()}"
+
+    def bad_values(self) -> list[object]:
+        """Return the bad values of both that the other does not admit."""
+        return [v for v in (*self.first.bad_values(), *self.second.bad_values()) if not self.admits(v)]
+
+
+@dataclass(frozen=True)
 class Sequence(Constraint):
     """A tuple whose items ``inner`` admits, at least ``least`` of them."""
 

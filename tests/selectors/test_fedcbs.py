@@ -87,7 +87,7 @@ def test_parts_add_up_to_the_logarithm_of_the_probability():
 def test_first_pick_explores_by_round_and_pulls():
     """P(c_1) by hand in the third round: k = 3, T_n = 1 plus the rounds in which a client was selected."""
     counts = np.array([[8.0, 2.0], [3.0, 7.0], [9.0, 1.0]])
-    session = Session(FedCBS(exploration=0.7), ClientTable(labels=LabelCounts(counts)), seed=4)
+    session = Session(FedCBS(exploration=0.7, floor=1e-20), ClientTable(labels=LabelCounts(counts)), seed=4)
     pulls = np.ones(3)
     for _ in range(2):
         cohort = session.ask(RoundRequest(size=1))
@@ -100,6 +100,33 @@ def test_first_pick_explores_by_round_and_pulls():
     assert np.allclose(np.exp(cohort.score), weights / weights.sum())
 
 
+def test_selections_count_when_the_cohort_is_made():
+    """T_n is known to a cohort that is asked for before the one before it reports."""
+    counts = np.full((4, 2), 5.0)
+    session = Session(FedCBS(), ClientTable(labels=LabelCounts(counts)), seed=4)
+    cohort = session.ask(RoundRequest(size=2))
+    wanted = np.ones(4)
+    wanted[cohort.clients] += 1
+    assert session.state.pulls.tolist() == wanted.tolist()
+    session.tell(RoundReport(cohort.ticket, cohort.clients))
+    assert session.state.pulls.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("swaps", [0, 10])
+def test_nearly_balanced_clients_do_not_starve(swaps):
+    """200 clients with balanced labels up to chance, 12 of them exactly balanced: these alone train under 1e-20."""
+    rng = np.random.default_rng(2)
+    counts = rng.multinomial(100, np.full(10, 0.1), 200).astype(float)
+    counts[:12] = 10.0
+    table = ClientTable(labels=LabelCounts(counts))
+    distinct = {}
+    for floor in (1e-20, "chance"):
+        cohorts, _ = play(FedCBS(floor=floor, swaps=swaps), table, 100, available=200)
+        distinct[floor] = len({int(c) for cohort in cohorts for c in cohort.clients})
+    assert distinct[1e-20] <= 30
+    assert distinct["chance"] >= 150  # uniform cohorts reach 199
+
+
 def test_exploration_reaches_everybody():
     counts = dirichlet_labels(6, clients=40)
     cohorts, session = play(FedCBS(), ClientTable(labels=LabelCounts(counts)), 150, size=4, available=12)
@@ -108,12 +135,12 @@ def test_exploration_reaches_everybody():
 
 
 def test_figure_3_finds_its_optimum():
-    """{C1, C3, C4} is balanced; the paper's own draw finds it in 7 rounds of 100, the default in nearly all."""
+    """{C1, C3, C4} is balanced; the paper's own draw finds it in 7 rounds of 100, with swaps in nearly all."""
     labels = LabelCounts([[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]])
     found = {0: 0, 10: 0}
     for swaps in found:
         for seed in range(200):
-            session = Session(FedCBS(swaps=swaps), ClientTable(labels=labels), seed=seed)
+            session = Session(FedCBS(swaps=swaps, floor=1e-20), ClientTable(labels=labels), seed=seed)
             found[swaps] += sorted(session.ask(RoundRequest(size=3)).clients.tolist()) == [0, 2, 3]
     assert 4 <= found[0] <= 28  # 0.074 of 200
     assert found[10] > 180
@@ -166,6 +193,6 @@ def test_large_exponents_stay_finite():
 
 
 def test_bad_parameters():
-    for bad in ({"exploration": -1.0}, {"beta": 0.0}, {"floor": 0.0}, {"swaps": -1}, {"swaps": 0.5}):
+    for bad in ({"exploration": -1.0}, {"beta": 0.0}, {"floor": 0.0}, {"floor": "low"}, {"swaps": -1}, {"swaps": 0.5}):
         with pytest.raises(ParameterError, match=next(iter(bad))):
             FedCBS(**bad)

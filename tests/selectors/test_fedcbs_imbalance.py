@@ -25,12 +25,14 @@ def exact_qcid(counts, group):
     return sum((sum(row[b] for row in rows) / total - Fraction(1, classes)) ** 2 for b in range(classes))
 
 
-def paper_probability(counts, pick, k, pulls):
+def paper_probability(counts, pick, k, pulls, by_chance=False):
     """P(C_1 = c_1, ..., C_M = c_M) by the formulas of Sec. 3.3, beta_m = m, with their denominators."""
     strength, floor = 10.0, Fraction(1, 10**20)
+    classes = len(counts[0])
 
     def bounded(group):
-        return max(exact_qcid(counts, group), floor)
+        least = Fraction(classes - 1, classes * int(counts[group].sum())) if by_chance else floor
+        return max(exact_qcid(counts, group), least)
 
     def first(c):
         return 1 / bounded([c]) + Fraction(strength * math.sqrt(3 * math.log(k) / (2 * pulls[c])))
@@ -104,6 +106,31 @@ def test_every_ordered_pick_has_the_papers_probability(k, form):
     assert chances.sum() == pytest.approx(1.0)
     for pick, chance in zip(picks.tolist(), chances, strict=True):
         assert chance == pytest.approx(paper_probability(counts, pick, k, pulls.tolist()), rel=1e-8)
+
+
+@pytest.mark.parametrize("form", [0, 1, 2])
+def test_the_floor_of_chance_in_every_ordered_pick(form):
+    """Nearly balanced clients, most groups of which lie below what chance shows."""
+    counts = np.random.default_rng(3).multinomial(30, np.full(4, 0.25), 6)
+    counts[2] = [30, 0, 0, 0]
+    labels, sizes = forms(counts)[form]
+    weighting = selector.Weighting(floor="chance", exploration=selector.exploration_bonus(10.0, 5, np.ones(6)))
+    picks, chances = enumeration.ordered_probabilities(labels, 3, weighting, sizes)
+    for pick, chance in zip(picks.tolist(), chances, strict=True):
+        assert chance == pytest.approx(paper_probability(counts, pick, 5, [1] * 6, by_chance=True), rel=1e-8)
+    below = [float(exact_qcid(counts, g)) < 0.75 / 90 for g in itertools.combinations(range(6), 3)]
+    groups, target = enumeration.target_probabilities(labels, 3, weighting, sizes)
+    assert 0 < sum(below) < len(groups)
+    assert np.ptp(target[below]) == pytest.approx(0.0, abs=1e-12)  # all of 90 samples: one floor
+    assert target[below].min() == pytest.approx(target.max())
+
+
+def test_chance_is_the_mean_imbalance_of_balanced_samples():
+    """Over all 3^4 = 81 equally likely ways to draw four samples of three classes."""
+    draws = [np.bincount(labels, minlength=3) for labels in itertools.product(range(3), repeat=4)]
+    mean = sum(exact_qcid(np.array([draw]), [0]) for draw in draws) / 81
+    assert mean == Fraction(2, 12)
+    assert imbalance.chance(np.array([4.0, 0.0]), 3).tolist() == pytest.approx([1 / 6, 2 / 3])
 
 
 def test_draws_have_these_probabilities():

@@ -14,7 +14,7 @@ import numpy as np
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import LabelInfo
 from fedcohort.errors import InputError
-from fedcohort.selectors.fedcbs.imbalance import group_of, qcid
+from fedcohort.selectors.fedcbs.imbalance import chance, group_of, qcid
 from fedcohort.selectors.fedcbs.selector import Weighting
 
 _MOST_ORDERED = 2_000_000
@@ -54,7 +54,7 @@ def ordered_probabilities(
             picks.append(tuple(group.members))
             chances.append(chance)
             return
-        values = group.extended(np.empty(group.n))
+        values = weighting.imbalance(group, np.empty(group.n))
         logits = weighting.first(values) if m == 1 else weighting.balance(values, m)
         weights = np.exp(logits - logits.max())
         weights /= weights.sum()
@@ -71,14 +71,18 @@ def target_probabilities(
     labels: LabelInfo, size: int, weighting: Weighting, sizes: FloatArray | None = None
 ) -> tuple[IntArray, FloatArray]:
     r"""Return every group of ``size`` clients, (P, M) ascending, and :math:`P(M) \propto QCID(M)^{-\beta_M}`, (P,)."""
-    n = group_of(labels, sizes).n
+    everybody = group_of(labels, sizes)
+    n = everybody.n
     if not 1 <= size <= n or math.comb(n, size) > _MOST_ORDERED:
         raise InputError(
             f"Groups can be enumerated for 1 to {n} clients and at most {_MOST_ORDERED} groups. "
             f"Got size={size}, which has {math.comb(n, size)}."
         )
     groups = np.array(list(itertools.combinations(range(n), size)), dtype=np.int64)
-    logits = weighting.balance(np.array([qcid(labels, group, sizes) for group in groups]), size)
+    values = np.array([qcid(labels, group, sizes) for group in groups])
+    if weighting.floor == "chance":
+        values = np.maximum(values, chance(everybody.sizes[groups].sum(axis=1), labels.classes))
+    logits = weighting.balance(values, size)
     weights = np.exp(logits - logits.max())
     return groups, weights / weights.sum()
 

@@ -50,7 +50,7 @@ class ClassBalance(ABC):
         self.n = len(sizes)
         self.members: list[int] = []
         self.classes = classes
-        self._sizes = sizes
+        self.sizes = sizes
         self._own = own
         self._size = 0.0
         self._empty = np.flatnonzero(sizes == 0)
@@ -77,13 +77,13 @@ class ClassBalance(ABC):
     def add(self, position: int) -> None:
         """Add a candidate to the group."""
         self.members.append(position)
-        self._size += float(self._sizes[position])
+        self._size += float(self.sizes[position])
         self._move(position, 1)
 
     def remove(self, position: int) -> None:
         """Take a member out of the group."""
         self.members.remove(position)
-        self._size = float(self._sizes[self.members].sum())  # anew, so that no rounding error stays behind
+        self._size = float(self.sizes[self.members].sum())  # anew, so that no rounding error stays behind
         self._move(position, -1)
 
     def qcid(self) -> float:
@@ -102,7 +102,7 @@ class ClassBalance(ABC):
         size, total, even = self._size, self.total, 1.0 / self.classes
         for start in range(0, self.n, _BLOCK):
             rows = slice(start, min(start + _BLOCK, self.n))
-            part, sizes = out[rows], self._sizes[rows]
+            part, sizes = out[rows], self.sizes[rows]
             work = self._work[: len(part)]
             self._cross(2.0, rows, part)
             part += self._own[rows]
@@ -116,6 +116,23 @@ class ClassBalance(ABC):
         out[self._empty] = self.worst
         out[self.members] = np.inf
         return out
+
+    def extended_by_chance(self) -> FloatArray:
+        """Return (c,) the QCID that chance alone leaves in the group with each candidate added.
+
+        >>> group_of(LabelCounts([[4, 0], [3, 3]])).extended_by_chance()
+        array([0.125     , 0.08333333])
+        """
+        return chance(self.sizes + self._size, self.classes)
+
+
+def chance(samples: FloatArray, classes: int) -> FloatArray:
+    r"""Return the mean QCID of groups of ``samples`` samples drawn from balanced classes.
+
+    The share of class b among q such samples has variance :math:`(1/B)(1 - 1/B) / q`; the sum over the classes is
+    :math:`E[QCID] = (1 - 1/B) / q`. A group below it is not better balanced than one above, it was lucky.
+    """
+    return np.asarray((1.0 - 1.0 / classes) / np.maximum(samples, 1.0))
 
 
 class _FactorBalance(ClassBalance):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.errors import InputError
-from fedcohort.params import Interval, param
+from fedcohort.params import Either, Interval, OneOf, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.selectors.fedcbs.imbalance import RESOLUTION, ClassBalance, group_of
 from fedcohort.signals import Signal
@@ -46,6 +47,15 @@ class FedCBS(Selector[BalancedState]):
     ``floor``, a lower bound of QCID itself, beta_m = ``beta`` * m. The paper's denominators for m > 1 are the same for
     every candidate and cancel.
 
+    **The floor.** The paper's L_b = 1e-20 (``floor=1e-20``) gives an exactly balanced client the weight 1e20, against
+    which no exploration counts: where clients are nearly balanced anyway, the few that are exactly so train for ever.
+    The default, ``"chance"``, is the QCID that a group of so many samples shows by chance when the classes are
+    balanced,
+
+    .. math:: L_b(M) = \Bigl(1 - \frac{1}{B}\Bigr) \Big/ \sum_{n \in M} q_n,
+
+    below which one group is not better balanced than another. Skewed groups lie far above it.
+
     Label information is taken in the form it is given: LabelCounts, a LabelFactor (S = F F') or a LabelGram (S
     itself). All give the same probabilities; counts are never asked for. One pick is one product of the factor with a
     vector, or one row of S.
@@ -60,9 +70,9 @@ class FedCBS(Selector[BalancedState]):
     With 30% available they make cohorts more alike and cost a little: Dirichlet 0.777 to 0.774, class-imbalanced Case
     2 0.742 to 0.735. So the default is the paper's.
 
-    Deviations from the paper: a client without samples counts as fully imbalanced (the formula would divide by 0, or
-    prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of Theorem 3.1 in double
-    precision, counts as 0. The swaps are an addition, off by default.
+    Deviations from the paper: the floor, as above. A client without samples counts as fully imbalanced (the formula
+    would divide by 0, or prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of
+    Theorem 3.1 in double precision, counts as 0. The swaps are an addition, off by default.
 
     Examples
     --------
@@ -72,13 +82,17 @@ class FedCBS(Selector[BalancedState]):
     >>> labels = LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9], [5, 5]])
     >>> session = Session(FedCBS(), ClientTable(labels=labels), seed=3)
     >>> cohort = session.ask(RoundRequest(size=2, available=[0, 1, 2, 3]))
-    >>> sorted(cohort.names), cohort.notes["qcid"]
+    >>> sorted(cohort.names), round(cohort.notes["qcid"], 3)
     (['0', '2'], 0.0)
     """
 
     exploration: float = param(10.0, Interval(float, 0, None), "weight of rarely selected clients (lambda)")
     beta: float = param(1.0, Interval(float, 0, None, "neither"), "growth of the exponents, beta_m = beta * m (beta_m)")
-    floor: float = param(1e-20, Interval(float, 0, 1, "neither"), "least value of QCID (L_b)")
+    floor: float | Literal["chance"] = param(
+        "chance",
+        Either(OneOf(("chance",)), Interval(float, 0, 1, "neither")),
+        "least value of QCID (L_b); what balanced data shows by chance, or a number (the paper: 1e-20)",
+    )
     swaps: int = param(
         0, Interval(int, 0, None), "swap moves towards P(M) ~ QCID^-beta_M after the draw; 0 is the paper"
     )
@@ -112,13 +126,13 @@ class FedCBS(Selector[BalancedState]):
             parts={"balance": draw.log_probability - draw.exploration, "exploration": draw.exploration},
             notes={"qcid": draw.qcid},
         )
-        return cohort, state
+        pulls = state.pulls.copy()
+        pulls[cohort.clients] += 1  # T_n counts selections, whatever becomes of them
+        return cohort, BalancedState(sealed(pulls))
 
     def update(self, state: BalancedState, outcome: Outcome) -> BalancedState:
-        """Count the selected clients, whatever became of them."""
-        pulls = state.pulls.copy()
-        pulls[outcome.clients] += 1
-        return BalancedState(sealed(pulls))
+        """Nothing is learnt from a report."""
+        return state
 
 
 @dataclass(frozen=True)
@@ -132,19 +146,31 @@ class Weighting:
     ----------
     beta : float
         beta_m = beta * m.
-    floor : float
-        L_b, the least value of QCID.
+    floor : float or "chance"
+        L_b, the least value of QCID: a number (1e-20 in the paper), or what balanced data of a group's size shows.
     exploration : (c,) float array or None
         lambda sqrt(3 ln k / 2 T_n) of every candidate; None is 0.
     """
 
     beta: float = 1.0
-    floor: float = 1e-20
+    floor: float | Literal["chance"] = 1e-20
     exploration: FloatArray | None = None
+
+    def imbalance(self, group: Group, out: FloatArray) -> FloatArray:
+        """Write to ``out`` (c,) the QCID of a group with each candidate, at least that of chance if so wanted."""
+        group.extended(out)
+        if self.floor == "chance":
+            np.maximum(out, group.extended_by_chance(), out=out)
+        return out
+
+    @property
+    def least(self) -> float:
+        """The smallest value a QCID is taken for."""
+        return RESOLUTION if self.floor == "chance" else self.floor
 
     def bounded(self, values: FloatArray) -> FloatArray:
         """Return QCID values with the floor in place of what is 0 or below rounding error."""
-        return np.where(values > max(RESOLUTION, self.floor), values, self.floor)
+        return np.where(values > max(RESOLUTION, self.least), values, self.least)
 
     def balance(self, values: FloatArray, m: int) -> FloatArray:
         """Return -beta_m log QCID(M_m) of every candidate (m from 1); -inf for members."""
@@ -206,7 +232,7 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
     log_probability : float
     """
     lowest = float(values.min())
-    lowest = max(lowest, weighting.floor) if lowest > RESOLUTION else weighting.floor
+    lowest = max(lowest, weighting.least) if lowest > RESOLUTION else weighting.least
     reach = (math.log(len(values)) + _LOG_RESOLUTION) / (weighting.beta * m)
     cut = math.exp(min(math.log(lowest) + reach, 700.0))
     near = np.flatnonzero(values <= max(cut, RESOLUTION))
@@ -267,14 +293,14 @@ def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.ran
     values = np.empty(group.n)
     picks = np.empty(size, dtype=np.int64)
     chance, bonus = np.empty(size), np.zeros(size)
-    first = weighting.first(group.extended(values))
+    first = weighting.first(weighting.imbalance(group, values))
     picks[0], chance[0] = _draw(first, rng.random())
     explored = first - weighting.balance(values, 1)
     bonus[0] = explored[picks[0]]
     last = first
     group.add(int(picks[0]))
     for m in range(2, size + 1):
-        picks[m - 1], chance[m - 1] = draw_next(group.extended(values), m, weighting, rng.random())
+        picks[m - 1], chance[m - 1] = draw_next(weighting.imbalance(group, values), m, weighting, rng.random())
         group.add(int(picks[m - 1]))
     moves = swaps if 1 < size < group.n else 0
     order = np.empty(0, dtype=np.int64)
@@ -283,7 +309,7 @@ def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.ran
             order = rng.permutation(size)
         place = int(order[move % size])
         group.remove(int(picks[place]))
-        picks[place], chance[place] = draw_next(group.extended(values), size, weighting, rng.random())
+        picks[place], chance[place] = draw_next(weighting.imbalance(group, values), size, weighting, rng.random())
         bonus[place] = 0.0
         group.add(int(picks[place]))
     if size > 1:
