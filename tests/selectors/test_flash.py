@@ -23,7 +23,7 @@ class World:
         self.n = n
         self.first = {}
         self.context = {i: dict(zip(ELEMENTS, (1.0, 1.0, 1.0, None), strict=True)) for i in range(n)}
-        self.history, self.rewards = [], []
+        self.history, self.rewards, self.level = [], [], {}
         self.unit = None
 
     def losses(self, k):
@@ -51,13 +51,16 @@ class World:
             self.unit = float(np.median(metrics[Signal.DURATION][ok]))
         pairs = []
         reading = READINGS[self.selector.reward]
+        self.level |= {i: metrics[reading.before][j] for j, i in enumerate(cohort.clients.tolist()) if ok[j]}
+        usual = np.mean(list(self.level.values())) if self.level else math.nan
         for j, i in enumerate(cohort.clients.tolist()):
             if not ok[j]:
                 self.context[i]["last-reward"] = 0.0
                 continue
             tau = metrics[Signal.DURATION][j] / self.unit
-            reward = (metrics[reading.before][j] - metrics[reading.after][j]) / tau
-            reward = abs(reward) if reading.absolute else reward
+            before, after = metrics[reading.before][j], metrics[reading.after][j]
+            gains = {"decrease": before - after, "change": abs(before - after), "advantage": 1 - after / usual}
+            reward = gains[reading.form] / tau
             pairs.append((i, self.vector(i), reward, tau, j))
         for i, vector, reward, tau, j in pairs:
             self.history.append(vector)
@@ -84,7 +87,7 @@ def test_theta_is_the_ridge_solution_on_the_whole_history(reward, context):
 
 
 def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken():
-    world = World(Flash(exploration=0.5), n=20)
+    world = World(Flash(exploration=0.5, pool="top", uniform_share=0.0), n=20)
     for t in range(12):
         cohort = world.round()
         theta = np.array([cohort.notes[f"drawn {name}"] for name in ELEMENTS])
@@ -145,8 +148,10 @@ def early_stop_state(predicted, streak, patience):
 
 
 def test_early_stop_written_out():
-    """N = 2. A client is retired when twice in a row its score was smaller than the reward it then brought."""
-    selector = Flash(patience=2, context=("last-reward",), first_round="asked", exploration=0.0)
+    """N = 2. A client is retired when twice in a row theta-hat' x was smaller than the reward it then brought."""
+    selector = Flash(
+        patience=2, context=("last-reward",), first_round="asked", exploration=0.0, reward="pseudo-decrease"
+    )
     session = Session(selector, ClientTable(n=3), seed=0)
 
     def play(size, rewards):
@@ -182,6 +187,102 @@ def test_early_stop_written_out():
     cohort = session.ask(RoundRequest(size=3))
     assert cohort.size == 0
     assert "retired" in cohort.stop
+
+
+def test_early_stop_compares_with_the_fitted_theta_not_with_the_drawn_one():
+    """theta-hat = 2: a context of 1 predicts 2. The draw is far off, which must not matter."""
+    selector = Flash(patience=1, context=("duration",), first_round="asked", exploration=50.0, reward="pseudo-decrease")
+    state = selector.init(ClientTable(n=4), np.random.default_rng(0))
+    values = {f: getattr(state, f) for f in state.__dataclass_fields__}
+    state = FlashState(**values | {"gram": np.array([[5.0]]), "moment": np.array([10.0]), "rounds": 3})
+    slate = Slate(round=3, size=4, candidates=np.arange(4), clients=ClientTable(n=4))
+    for seed in range(5):
+        cohort, after = selector.select(state, slate, None, np.random.default_rng(seed))
+        assert abs(cohort.notes["drawn duration"] - 2.0) > 0.1
+        assert after.predicted == pytest.approx([2.0] * 4)
+
+
+def pooled_state(selector, scores, rewards):
+    """Scores written in by hand: theta = 1 on the duration, no exploration."""
+    n = len(scores)
+    state = selector.init(ClientTable(n=n), np.random.default_rng(0))
+    values = {f: getattr(state, f) for f in state.__dataclass_fields__}
+    values |= {"gram": np.array([[1e12]]), "moment": np.array([1e12]), "rounds": 9, "duration": np.array(scores)}
+    return FlashState(**values | {"reward": np.array(rewards), "rewarded": np.ones(n, bool)})
+
+
+def picks_of(selector, state, size=2, draws=1500, candidates=None):
+    rng = np.random.default_rng(1)
+    n = len(state.duration)
+    who = np.arange(n) if candidates is None else np.array(candidates)
+    slate = Slate(round=9, size=size, candidates=who, clients=ClientTable(n=n))
+    counts = np.zeros(n)
+    for _ in range(draws):
+        cohort, _ = selector.select(state, slate, None, rng)
+        assert cohort.size == size == len(set(cohort.clients.tolist()))
+        counts[cohort.clients] += 1
+    return counts / draws, cohort
+
+
+SCORES, REWARDS = [3.0, 2.0, 1.0, -1.0, -2.0, -3.0, -4.0, -5.0], [0.0, -1.0, 1.0, 2.0, 0.0, 0.5, -1.0, 0.0]
+
+
+def test_cohorts_are_drawn_evenly_from_those_that_promise_a_reward():
+    """Positive scores 0, 1, 2 or positive last rewards 2, 3, 5: five of eight, each in two fifths of the cohorts."""
+    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.0)
+    shares, cohort = picks_of(selector, pooled_state(selector, SCORES, REWARDS))
+    assert shares == pytest.approx([0.4, 0.4, 0.4, 0.4, 0, 0.4, 0, 0], abs=0.05)
+    assert (cohort.notes["promising"], cohort.notes["pool"]) == (5, 5)
+
+
+def test_too_few_promising_ones_are_filled_up_by_score():
+    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.75)
+    shares, cohort = picks_of(selector, pooled_state(selector, SCORES, REWARDS))
+    assert shares == pytest.approx([1 / 3] * 6 + [0, 0], abs=0.05)  # the top six of eight
+    assert (cohort.notes["promising"], cohort.notes["pool"]) == (5, 6)
+    narrow = Flash(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.0)
+    shares, _ = picks_of(narrow, pooled_state(narrow, [-1.0, -2.0, -3.0, -4.0], [0.0] * 4))
+    assert shares.tolist() == [1, 1, 0, 0]  # nobody promises anything: at least as many as wanted
+    shares, _ = picks_of(selector, pooled_state(selector, SCORES, REWARDS), candidates=[5, 6, 7])
+    assert shares == pytest.approx([0] * 5 + [2 / 3] * 3, abs=0.05)  # 0.75 of three candidates
+
+
+@pytest.mark.parametrize("pool", ["top", 0.0])
+def test_some_places_are_drawn_from_everybody(pool):
+    """Two of eight wanted, clients 0 and 1 in the pool alone; k ~ B(2, 0.3) places from all that are left."""
+    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.3, pool=pool)
+    scores = [5.0, 4.0] + [-1.0] * 6
+    shares, _ = picks_of(selector, pooled_state(selector, scores, [0.0] * 8), draws=4000)
+    # k = 0: both. k = 1 (0.42): one stays, the place goes to one of the other seven. k = 2 (0.09): two of eight.
+    outside = 0.42 / 7 + 0.09 * 2 / 8
+    assert shares[2:] == pytest.approx([outside] * 6, abs=0.025)
+    assert shares.sum() == pytest.approx(2.0)
+
+
+def test_the_papers_choice_is_the_top():
+    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.0, pool="top")
+    shares, cohort = picks_of(selector, pooled_state(selector, SCORES, REWARDS), draws=20)
+    assert shares.tolist() == [1, 1] + [0] * 6
+    assert "pool" not in cohort.notes
+
+
+def test_advantage_by_hand():
+    """Round 1: losses 1, 2, 3 received, mean 2. Round 2: client 0 now reports 4, so the mean is 3."""
+    session = Session(Flash(first_round="asked", context=("duration",)), ClientTable(n=3), seed=0)
+    cohort = session.ask(RoundRequest(size=3))
+    order = cohort.clients
+    metrics = {
+        Signal.DURATION: np.full(3, 7.0),
+        Signal.ROBUST_LOSS: order + 1.0,
+        Signal.ROBUST_LOSS_AFTER: np.array([1.0, 2.0, 4.0])[order],
+    }
+    session.tell(RoundReport(cohort.ticket, order, metrics=metrics))
+    assert session.state.reward.tolist() == [0.5, 0.0, -1.0]
+    cohort = session.ask(RoundRequest(size=1, available=[0]))
+    metrics = {Signal.DURATION: [14.0], Signal.ROBUST_LOSS: [4.0], Signal.ROBUST_LOSS_AFTER: [1.5]}
+    session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+    assert session.state.usual == 3.0
+    assert session.state.reward.tolist() == [0.25, 0.0, -1.0]  # (1 - 1.5 / 3) / 2
 
 
 def test_retired_clients_are_asked_when_nobody_else_is_there():
@@ -259,27 +360,28 @@ def test_no_question_when_the_context_needs_no_losses():
 
 
 def test_the_ablation_reads_only_what_it_uses():
-    base = {Signal.DURATION, Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER}
+    base = {Signal.DURATION, Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER}
     assert Flash(context=("duration",)).requires == base
-    assert Flash(context=("robust-loss", "duration")).requires == base | {Signal.ROBUST_LOSS}
-    assert Flash().requires == base | {Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS}
-    assert Flash(context=["duration"], reward="robust-change").requires == {
-        Signal.DURATION,
-        Signal.ROBUST_LOSS,
-        Signal.ROBUST_LOSS_AFTER,
+    assert Flash(context=["duration"], reward="robust-change").requires == base
+    assert Flash().requires == base | {Signal.VALIDATION_LOSS}
+    pseudo = {Signal.DURATION, Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER}
+    assert Flash(context=("robust-loss", "duration"), reward="pseudo-decrease").requires == pseudo | {
+        Signal.ROBUST_LOSS
     }
 
 
 @pytest.mark.parametrize("losses", [np.zeros, lambda k: np.full(k, 1e300), lambda k: 10.0 ** np.linspace(-300, 300, k)])
 def test_absurd_numbers_keep_the_regression_sound(losses):
-    for reward in ("pseudo-decrease", "robust-change"):
+    for reward in ("pseudo-decrease", "robust-change", "robust-advantage"):
         session = Session(Flash(reward=reward, patience=50), ClientTable(n=6), seed=0)
         for t in range(20):
             cohort = session.ask(RoundRequest(size=3))
             metrics = {s: losses(cohort.size) for s in session.requires}
             metrics[Signal.DURATION] = [0.0, 1e-300, 1e300, 5.0, 0.0, 1.0][: cohort.size]
             if t % 2:
-                metrics[Signal.PSEUDO_LOSS] = losses(cohort.size)[::-1]
+                metrics[Signal.PSEUDO_LOSS if reward[0] == "p" else Signal.ROBUST_LOSS_AFTER] = losses(cohort.size)[
+                    ::-1
+                ]
             session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
             state = session.state
             assert np.isfinite(state.gram).all() and np.isfinite(state.moment).all()
@@ -300,7 +402,7 @@ def test_a_failed_client_loses_its_last_reward():
 
 
 def test_finds_clean_clients():
-    """Clean clients bring the model closer to its pseudo-labels, noisy ones push it away."""
+    """Noisy clients keep a robust loss above the mean whatever they train, as the default reward wants."""
     n, rng = 40, np.random.default_rng(0)
     noise = rng.beta(0.8, 1.2, n)
     session = Session(Flash(), ClientTable(n=n), seed=2)
@@ -313,13 +415,13 @@ def test_finds_clean_clients():
             Signal.ROBUST_LOSS: 1.0 + progress + 6 * level + 0.1 * rng.normal(size=cohort.size),
             Signal.VALIDATION_LOSS: 0.4 + progress + 2 * level,
             Signal.DURATION: 500 * (1 + rng.exponential(size=cohort.size)),
-            Signal.PSEUDO_LOSS: np.full(cohort.size, 0.3),
-            Signal.PSEUDO_LOSS_AFTER: 0.3 - 0.1 + 0.6 * level + 0.05 * rng.normal(size=cohort.size),
+            Signal.ROBUST_LOSS_AFTER: 0.8 + progress + 5.5 * level + 0.1 * rng.normal(size=cohort.size),
         }
         session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
         if t >= 40:
-            picked.append(level.mean())
-    assert np.mean(picked) < 0.5 * noise.mean()
+            picked.append(level)
+    assert np.mean(np.concatenate(picked)) < 0.7 * noise.mean()
+    assert session.coverage().recent >= 20  # and not from a handful of them
 
 
 def test_bad_parameters():
@@ -332,6 +434,9 @@ def test_bad_parameters():
         {"ridge": 0.0},
         {"delta": 1.0},
         {"patience": 0},
+        {"pool": "best"},
+        {"pool": 1.5},
+        {"uniform_share": -0.1},
         {"first_round": "some"},
         {"reward": "validation-decrease"},
     ):

@@ -41,8 +41,11 @@ class FlashState:
     first_robust: FloatArray = per_client()  # (N,) NaN while unknown
     first_validation: FloatArray = per_client()  # (N,) NaN while unknown
     rewarded: BoolArray = per_client()  # (N,) whether it was ever asked and the outcome is known
-    predicted: FloatArray = per_client()  # (N,) the score it was last picked by; NaN when it is not waited for
-    streak: IntArray = per_client()  # (N,) times in a row that the score was below the reward
+    predicted: FloatArray = per_client()  # (N,) theta-hat' x it was last picked with; NaN when not waited for
+    streak: IntArray = per_client()  # (N,) times in a row that the prediction was below the reward
+    level: FloatArray = (
+        per_client()
+    )  # (N,) the reward's loss of the received model, as last reported; NaN while unknown
     # Rewards that wait for the next global model (only with reward="validation-decrease").
     waiting: IntArray = field(default_factory=lambda: sealed(np.empty(0, np.int64)))  # (w,) clients
     waiting_context: FloatArray = field(default_factory=lambda: sealed(np.empty((0, 0))))  # (w, d)
@@ -52,6 +55,12 @@ class FlashState:
     def mean_reward(self) -> float:
         """The mean of all rewards so far."""
         return self.reward_sum / self.reward_count if self.reward_count else 0.0
+
+    @property
+    def usual(self) -> float:
+        """The mean of ``level`` over the clients that reported it; 0 before the first."""
+        known = self.level[np.isfinite(self.level)]
+        return float(np.clip(known, -1e100, 1e100).mean()) if len(known) else 0.0
 
 
 def columns(state: FlashState, elements: Sequence[str], who: IntArray | None) -> list[tuple[str, FloatArray]]:

@@ -5,7 +5,7 @@ r"""FLASH's reward, which the paper leaves ambiguous: each reading has a name (S
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,22 +19,46 @@ class Reading(NamedTuple):
 
     before: Signal
     after: Signal | None  # None: the same loss of the next global model, from the next round's query
-    absolute: bool
+    form: Literal["decrease", "change", "advantage"]
 
 
 READINGS = {
-    "pseudo-decrease": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, False),
-    "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, True),
-    "robust-decrease": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, False),
-    "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, True),
-    "validation-decrease": Reading(Signal.VALIDATION_LOSS, None, False),
+    "robust-advantage": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, "advantage"),
+    "robust-decrease": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, "decrease"),
+    "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, "change"),
+    "pseudo-decrease": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, "decrease"),
+    "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, "change"),
+    "validation-decrease": Reading(Signal.VALIDATION_LOSS, None, "decrease"),
 }
 
 
-def rate(reading: Reading, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
-    """Return the rewards: decrease of a loss, or its absolute value, per unit of time."""
+def rate(reading: Reading, before: FloatArray, after: FloatArray, tau: FloatArray, usual: float) -> FloatArray:
+    """Return the rewards per unit of time.
+
+    Parameters
+    ----------
+    reading : Reading
+        What is rewarded: the decrease of a loss, its change in either direction, or how far the loss afterwards lies
+        below the usual one, as a share of it.
+    before, after : (k,) float array
+        The loss of the received model and of the client's own (or of the next global model).
+    tau : (k,) float array
+        Durations.
+    usual : float
+        The mean of the loss over all clients that are known; only looked at by an advantage. At 0 nobody has one.
+
+    Examples
+    --------
+    >>> rate(READINGS["robust-advantage"], np.ones(2), np.array([0.5, 3.0]), np.array([1.0, 2.0]), 2.0)
+    array([ 0.75, -0.25])
+    """
     # Losses may be as large as 1e308; their difference must not overflow before it is cut off.
-    decrease = np.clip(before, -1e100, 1e100) - np.clip(after, -1e100, 1e100)
-    if reading.absolute:
-        decrease = np.abs(decrease)
-    return np.asarray(np.clip(decrease / tau, -LIMIT, LIMIT))
+    before, after = np.clip(before, -1e100, 1e100), np.clip(after, -1e100, 1e100)
+    match reading.form:
+        case "advantage":
+            gain = (usual - after) / usual if usual > 1e-100 else np.zeros(len(after))
+        case "decrease":
+            gain = before - after
+        case "change":
+            gain = np.abs(before - after)
+    return np.asarray(np.clip(gain / tau, -LIMIT, LIMIT))

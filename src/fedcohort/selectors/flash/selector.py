@@ -10,7 +10,9 @@ gives to other selectors is :class:`fedcohort.early_stop.EarlyStop`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from fedcohort.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.errors import ParameterError
 from fedcohort.numerics.top import top_k
-from fedcohort.params import Interval, OneOf, Optional, Sequence, param
+from fedcohort.params import Either, Interval, OneOf, Optional, Sequence, param
 from fedcohort.pictures import Lines, Picture, Record, number
 from fedcohort.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
 from fedcohort.selectors.flash.context import (
@@ -72,7 +74,7 @@ class Flash(Selector[FlashState]):
     .. math:: x_i = [L_{robust} / L^1_{robust},\; L_{CE}(V) / L^1_{CE}(V),\; \tau,\; r],
 
     and expected reward :math:`\theta^\top x_i` (Eq. 1). Ridge regression over all observations and one Thompson draw
-    (Eq. 2) give the scores :math:`\tilde\theta^\top x_i`, of which the top M_t are taken:
+    (Eq. 2) give the scores :math:`\tilde\theta^\top x_i`:
 
     .. math:: V = \lambda I + \sum x x^\top, \quad b = \sum r x, \quad \hat\theta = V^{-1} b, \quad
               \tilde\theta \sim N(\hat\theta, (c\,\alpha_t)^2 V^{-1}), \quad
@@ -81,52 +83,66 @@ class Flash(Selector[FlashState]):
     Symbols: V = ``gram``, b = ``moment``, lambda = ``ridge``, delta = ``delta``, c = ``exploration``, t = round, m =
     number of clients, d = number of context elements, N = ``patience``. M_t is whatever size the host asks for.
 
-    **The reward is ambiguous in the paper**; each reading has a name. Its formula is the absolute change of the robust
+    **The reward** is ambiguous in the paper; each reading has a name. Its formula is the absolute change of the robust
     loss over the duration (``robust-change``); the sentence above it says pseudo-label cross-entropy
     (``pseudo-change``); Algorithm 1 evaluates the next global model (``validation-decrease``, on each client's held-out
     data; needs ``contexts="fresh"``). The absolute value rewards clients that change a lot for the worse, those with
-    noisy labels, so the default is the signed one, ``pseudo-decrease``: how much closer the client's training moved the
-    model to the pseudo-labels of the model it received, per unit of time. ``robust-decrease`` is the signed robust
-    loss.
+    noisy labels. Its signed form ``pseudo-decrease`` avoids them and pays clients that agree with the model already, so
+    that under skewed labels a handful of them train for ever; ``robust-decrease`` is the signed formula. The default,
+    ``robust-advantage``, compares with the federation: with the robust loss :math:`L_i` of client i's own model after
+    training and the mean :math:`\bar L` of what all clients last reported of the model they received,
 
-    The early-stop rule (``patience``; off by default) retires a client whose score was smaller than the reward it then
-    brought ``patience`` times in a row, and ends the run when all clients are retired.
+    .. math:: r_i = \frac{1 - L_i / \bar L}{\tau_i}.
 
-    Deviations from the paper: alpha_t of the theory is scaled by c = 0.1, because rewards are far smaller than the unit
-    variance the theory assumes (c = 1 is the paper). A regression pair is the context a client was picked by and the
-    reward it then brought, as in Eq. (1); Algorithm 1 line 9 computes the context after training, when the reward is
-    known already. tau is the client's own duration (Algorithm 1 line 8). Durations are in units of the median of the
-    first round, so that the choice does not depend on seconds or milliseconds. Contexts, rewards and durations are cut
-    off at 100 (durations also at 1/100) so that V stays sound. A client that failed keeps its context with a last
-    reward of 0, since the round got nothing from it, and does not enter the regression. One that was never asked has
-    the context [1, 1, 1, mean reward so far]. In the first round all clients train, but no more than
-    ``first_round_limit`` of them. Retired clients are asked only in rounds in which nobody else is available.
+    Wrong labels cannot be learnt in a round, so noisy clients stay above the mean and bring less than 0; skewed clean
+    ones come below it whatever the model knew before.
+
+    **The choice.** The paper takes the top M_t scores (``pool="top"``), that is the same few clients as long as scores
+    differ. By default the cohort is drawn uniformly from all candidates that promise something, those whose score or
+    last reward is above 0, or from the top half of the scores where fewer do (``pool=0.5``); and each place goes to
+    somebody drawn from everybody with probability ``uniform_share``.
+
+    The early-stop rule (``patience``; off by default) retires a client for which :math:`\hat\theta^\top x` was smaller
+    than the reward it then brought ``patience`` times in a row, and ends the run when all clients are retired.
+
+    Deviations from the paper: the reward and the choice, as above; the paper is ``Flash(reward="robust-change",
+    pool="top", uniform_share=0, exploration=1, contexts="fresh")``. alpha_t of the theory is scaled by c = 0.1, because
+    rewards are far smaller than the unit variance the theory assumes. Contexts are those last reported; Algorithm 2
+    asks everybody for fresh losses before every round, which is booked as such (``contexts="fresh"``). A regression
+    pair is the context a client was picked by and the reward it then brought, as in Eq. (1); Algorithm 1 line 9
+    computes the context after training, when the reward is known already. tau is the client's own duration (Algorithm 1
+    line 8). Durations are in units of the median of the first round, so that the choice does not depend on seconds or
+    milliseconds. Contexts, rewards and durations are cut off at 100 (durations also at 1/100) so that V stays sound. A
+    client that failed keeps its context with a last reward of 0, since the round got nothing from it, and does not
+    enter the regression. One that was never asked has the context [1, 1, 1, mean reward so far]. In the first round all
+    clients train, but no more than ``first_round_limit`` of them. Retired clients are asked only in rounds in which
+    nobody else is available.
 
     Examples
     --------
     >>> from fedcohort.protocol import RoundReport, RoundRequest
     >>> from fedcohort.session import Session
     >>> session = Session(Flash(first_round="asked"), ClientTable(n=6), seed=1)
-    >>> for _ in range(30):  # clients 0 to 2 have clean labels: training brings the model closer to its pseudo-labels
+    >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     clean = cohort.clients < 3
     ...     report = {
     ...         Signal.ROBUST_LOSS: np.where(clean, 1.0, 3.0),
     ...         Signal.VALIDATION_LOSS: np.where(clean, 0.5, 2.0),
     ...         Signal.DURATION: np.full(2, 60.0),
-    ...         Signal.PSEUDO_LOSS: np.full(2, 0.4),
-    ...         Signal.PSEUDO_LOSS_AFTER: np.where(clean, 0.3, 0.9),
+    ...         Signal.ROBUST_LOSS_AFTER: np.where(clean, 0.5, 2.5),
     ...     }
     ...     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=report))
-    >>> session.ask(RoundRequest(size=2)).clients < 3
-    array([ True,  True])
+    >>> cohort = session.ask(RoundRequest(size=2))
+    >>> cohort.clients < 3, cohort.notes["promising"]
+    (array([ True,  True]), 3)
     """
 
-    starves = "a client whose context promises little reward is left out on purpose"
+    starves = "a client whose context promises no reward is left to the few places that are drawn from everybody"
 
     pictures = (Picture("flash-coefficients", "FLASH: what its score is made of", "coefficient", _coefficients),)
 
-    reward: str = param("pseudo-decrease", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
+    reward: str = param("robust-advantage", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
     context: tuple[str, ...] = param(
         ELEMENTS, Sequence(OneOf(ELEMENTS), 1), "elements of the context vector (x_t); leave some out for the ablation"
     )
@@ -136,12 +152,21 @@ class Flash(Selector[FlashState]):
     exploration: float = param(0.1, Interval(float, 0, None), "factor on alpha_t (c; the paper: 1)")
     ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation (lambda)")
     delta: float = param(0.1, Interval(float, 0, 1, "neither"), "confidence (delta)")
+    pool: float | Literal["top"] = param(
+        0.5,
+        Either(OneOf(("top",)), Interval(float, 0, 1)),
+        "draw from all that promise a reward above 0, at least this share of the candidates; or take the top M_t (the "
+        "paper)",
+    )
+    uniform_share: float = param(
+        0.1, Interval(float, 0, 1), "chance that a place of the cohort is drawn from everybody (the paper: 0)"
+    )
     first_round: str = param(
         "all", OneOf(("all", "asked")), "who trains in the first round: everybody (S_0), or as many as asked"
     )
     first_round_limit: int = param(1000, Interval(int, 1, None), "most clients of a first round of all")
     patience: int | None = param(
-        None, Optional(Interval(int, 1, None)), "rounds in a row with score < reward that retire a client (N)"
+        None, Optional(Interval(int, 1, None)), "rounds in a row with theta-hat' x < reward that retire a client (N)"
     )
 
     def __post_init__(self) -> None:
@@ -193,6 +218,7 @@ class Flash(Selector[FlashState]):
             first_validation=unknown,
             rewarded=sealed(np.zeros(n, np.bool_)),
             predicted=unknown,
+            level=unknown,
             streak=sealed(np.zeros(n, np.int64)),
             gram=sealed(self.ridge * np.eye(d)),
             moment=sealed(np.zeros(d)),
@@ -216,7 +242,7 @@ class Flash(Selector[FlashState]):
     def select(
         self, state: FlashState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, FlashState]:
-        """Draw theta, score everybody by it, take the top."""
+        """Draw theta, score everybody by it, draw the cohort among those that promise something."""
         if answer is not None:
             state = self._with_answer(state, slate.candidates, answer)
         candidates = slate.candidates
@@ -240,21 +266,49 @@ class Flash(Selector[FlashState]):
             notes[f"{_THETA}{name}"] = fitted
             notes[f"drawn {name}"] = drawn
         notes["alpha"] = width
-        allowed = score
+        allowed = np.arange(len(candidates))
         if retired is not None:
             out = slate.of_candidates(retired)
             notes["retired"] = int(retired.sum())
             if out.all():
                 notes["reason"] = "only retired clients are available"
-            elif out.any():
-                allowed = np.where(out, -np.inf, score)
-        size = min(slate.size, int(np.isfinite(allowed).sum())) if allowed is not score else slate.size
-        chosen = candidates[top_k(allowed, size, rng)]
+            else:
+                allowed = np.flatnonzero(~out)
+        chosen = candidates[allowed[self._chosen(score[allowed], candidates[allowed], slate.size, state, notes, rng)]]
         if self.patience is not None:
             predicted = state.predicted.copy()
-            predicted[chosen] = score[np.searchsorted(candidates, chosen)]
+            predicted[chosen] = contexts(state, self.context, chosen) @ mean
             state = dataclasses.replace(state, predicted=sealed(predicted))
         return Cohort(clients=chosen, candidates=candidates, score=score, parts=parts, notes=notes), state
+
+    def _chosen(
+        self,
+        score: FloatArray,
+        clients: IntArray,
+        size: int,
+        state: FlashState,
+        notes: dict[str, str | float | int],
+        rng: np.random.Generator,
+    ) -> IntArray:
+        """Return up to ``size`` positions among ``clients`` (c,), and note how they came about."""
+        count = len(clients)
+        if size >= count or state.rounds == 0 or self.pool == "top":
+            picks = top_k(score, min(size, count), rng)
+        else:
+            pool = np.flatnonzero((score > 0) | (state.reward[clients] > 0))
+            notes["promising"] = len(pool)
+            least = max(size, math.ceil(self.pool * count))
+            if len(pool) < least:
+                pool = top_k(score, least, rng)
+            notes["pool"] = len(pool)
+            picks = rng.choice(pool, size, replace=False)
+        places = rng.binomial(size, self.uniform_share) if size < count and self.uniform_share > 0 else 0
+        if places and state.rounds:
+            kept = picks[: size - places]
+            others = np.setdiff1d(np.arange(count), kept, assume_unique=True)
+            picks = np.concatenate([kept, rng.choice(others, places, replace=False)])
+            notes["drawn from everybody"] = places
+        return picks
 
     def update(self, state: FlashState, outcome: Outcome) -> FlashState:
         """Learn from the contexts the clients were picked by and the rewards they brought."""
@@ -272,18 +326,21 @@ class Flash(Selector[FlashState]):
             state = with_losses(state, who, losses)
         durations = state.duration.copy()
         durations[who] = tau
+        before = outcome[reading.before][usable]
+        level = state.level.copy()
+        level[who] = before
         rewards, rewarded = state.reward.copy(), state.rewarded.copy()
         rewards[outcome.clients[~usable]] = 0.0
         rewarded[outcome.clients] = True
         state = dataclasses.replace(
             state,
             duration=sealed(durations),
+            level=sealed(level),
             reward=sealed(rewards),
             rewarded=sealed(rewarded),
             rounds=state.rounds + 1,
             time_unit=unit,
         )
-        before = outcome[reading.before][usable]
         if reading.after is None:
             return dataclasses.replace(
                 state,
@@ -291,7 +348,8 @@ class Flash(Selector[FlashState]):
                 waiting_context=sealed(np.concatenate([state.waiting_context, context])),
                 waiting_loss=sealed(np.concatenate([state.waiting_loss, before])),
             )
-        return self._learnt(state, who, context, rate(reading, before, outcome[reading.after][usable], tau))
+        after = outcome[reading.after][usable]
+        return self._learnt(state, who, context, rate(reading, before, after, tau, state.usual))
 
     def theta(self, state: FlashState) -> dict[str, float]:
         """Return the fitted weight of each context element."""
@@ -329,7 +387,7 @@ class Flash(Selector[FlashState]):
             now = np.where(candidates[at] == state.waiting, answer[self._reading.before][at], np.nan)
             known = np.isfinite(now)
             who = state.waiting[known]
-            rewards = rate(self._reading, state.waiting_loss[known], now[known], state.duration[who])
+            rewards = rate(self._reading, state.waiting_loss[known], now[known], state.duration[who], state.usual)
             state = self._learnt(state, who, state.waiting_context[known], rewards)
             state = dataclasses.replace(
                 state,
