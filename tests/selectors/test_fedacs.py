@@ -6,19 +6,21 @@ import pytest
 from fedcohort.clients import ClientTable
 from fedcohort.errors import ParameterError
 from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
-from fedcohort.selectors.fedacs import FedAcs, FedAcsState, ranking
+from fedcohort.selectors.fedacs import FedAcs, FedAcsState, near, ranking
 from fedcohort.session import Session
 from fedcohort.signals import Signal
 
 
-def tell(session, cohort, distance, status=None):
-    metrics = dict.fromkeys(session.selector.requires, distance)
+def tell(session, cohort, distance, status=None, norm=None):
+    metrics = {session.selector._distance: distance}
+    if norm is not None:
+        metrics[session.selector._norm] = norm
     session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
 
 
 def test_updates_are_algorithm_2():
     eta = 0.5
-    session = Session(FedAcs(eta=eta, pool_share=1.0), ClientTable(n=12), seed=3)
+    session = Session(FedAcs(eta=eta, pool_share=1.0, duels="all"), ClientTable(n=12), seed=3)
     rng = np.random.default_rng(0)
     wins, losses = np.zeros(12), np.zeros(12)
     for _ in range(15):
@@ -36,7 +38,7 @@ def test_updates_are_algorithm_2():
 
 
 def test_all_equal_changes_nothing_but_the_round_count():
-    session = Session(FedAcs(), ClientTable(n=4), seed=0)
+    session = Session(FedAcs(duels="all"), ClientTable(n=4), seed=0)
     cohort = session.ask(RoundRequest(size=3))
     tell(session, cohort, np.full(3, 7.0))
     assert not session.state.wins.any() and not session.state.losses.any()
@@ -44,7 +46,7 @@ def test_all_equal_changes_nothing_but_the_round_count():
 
 
 def test_failed_clients_do_not_duel():
-    session = Session(FedAcs(), ClientTable(n=3), seed=0)
+    session = Session(FedAcs(duels="all"), ClientTable(n=3), seed=0)
     cohort = session.ask(RoundRequest(size=3))
     tell(session, cohort, [1.0, 2.0, 3.0], status=[Status.OK, Status.LATE, Status.OK])
     first, late, last = cohort.clients
@@ -55,6 +57,68 @@ def test_failed_clients_do_not_duel():
     before = session.state
     tell(session, cohort, [1.0, 2.0, 3.0], status=[Status.OK, Status.FAILED, Status.FAILED])
     assert session.state is before  # nobody to duel with
+
+
+def lengths(vectors):
+    """Distances to the mean, and norms."""
+    return np.linalg.norm(vectors - vectors.mean(axis=0), axis=1), np.linalg.norm(vectors, axis=1)
+
+
+@pytest.mark.parametrize("k", [2, 3, 10])
+def test_near_by_brute_force(k):
+    """Nearer to the mean of the others than the origin is, from the vectors themselves."""
+    rng = np.random.default_rng(k)
+    seen = []
+    for _ in range(200):
+        vectors = rng.normal(size=(k, 3)) + rng.normal(size=3)
+        others = np.stack([np.delete(vectors, i, axis=0).mean(axis=0) for i in range(k)])
+        wanted = np.linalg.norm(vectors - others, axis=1) < np.linalg.norm(others, axis=1)
+        assert near(*lengths(vectors)).tolist() == wanted.tolist()
+        seen += wanted.tolist()
+    assert 0.1 < np.mean(seen) < 0.9
+
+
+def test_rounds_without_two_near_clients_do_not_count():
+    session = Session(FedAcs(pool_share=1.0), ClientTable(n=6), seed=0)
+    apart = np.array([[1.0, 0, 0], [0, 2.0, 0], [0, 0, 3.0], [-1.5, 0, 0]])  # every client is skewed its own way
+    cohort = session.ask(RoundRequest(size=4))
+    distance, norm = lengths(apart)
+    assert not near(distance, norm).any()
+    tell(session, cohort, distance, norm=norm)
+    assert not session.state.wins.any() and not session.state.rounds.any()
+    one = np.array([[1.0, 0, 0], [4.0, 3.0, 0], [4.0, -3.0, 0], [4.0, 0, -5.0]])
+    alike = np.array([[1.0, 1, 1], [1.1, 1, 1], [1.0, 1.2, 1], [5.0, -3, 0]])
+    assert near(*lengths(one)).tolist() == [True, False, False, False]
+    assert near(*lengths(alike)).tolist() == [True, True, True, False]
+    for vectors, counted in ((one, 0), (alike, 1)):
+        cohort = session.ask(RoundRequest(size=4))
+        distance, norm = lengths(vectors)
+        tell(session, cohort, distance, norm=norm)
+        assert session.state.counted == counted
+    assert session.state.wins[cohort.clients].tolist() == [(distance[i] < distance).sum() for i in range(4)]
+    assert session.state.rounds.sum() == 4
+    assert session.ask(RoundRequest(size=4)).notes["duels counted"] == "1 of 3 rounds"
+
+
+def test_gradients_of_equal_skew_leave_the_pool_uniform():
+    """One class per client, shorter gradients for the classes the model knows: these fill the paper's pool."""
+    rng = np.random.default_rng(1)
+    classes = np.arange(60) % 10
+    length = np.linspace(0.3, 3.0, 10)
+    easy = {}
+    for duels in ("near", "all"):
+        session = Session(FedAcs(duels=duels), ClientTable(n=60), seed=2)
+        picked = []
+        for _ in range(120):
+            cohort = session.ask(RoundRequest(size=10))
+            own = classes[cohort.clients]
+            vectors = np.eye(10)[own] * length[own, None] + 0.05 * rng.normal(size=(10, 10))
+            distance, norm = lengths(vectors)
+            tell(session, cohort, distance, norm=norm if duels == "near" else None)
+            picked.append((own < 4).mean())
+        easy[duels] = np.mean(picked[60:])
+    assert easy["near"] == pytest.approx(0.4, abs=0.08)
+    assert easy["all"] > 0.8
 
 
 def slate(n, size, candidates=None):
@@ -73,7 +137,7 @@ def test_cohort_is_drawn_uniformly_from_the_pool():
     for _ in range(2000):
         cohort, _ = FedAcs(pool_share=0.4).select(state, slate(10, 2), None, rng)
         assert cohort.score.tolist() == [1] * 4 + [0] * 6
-        assert cohort.notes == {"pool": "exact", "pool size": 4}
+        assert cohort.notes == {"pool": "exact", "pool size": 4, "duels counted": "0 of 0 rounds"}
         picks[cohort.clients] += 1
     assert picks[4:].sum() == 0
     assert np.abs(picks[:4] - 1000).max() < 110  # standard deviation 22
@@ -106,9 +170,11 @@ def test_large_federations_use_one_draw_and_say_so(monkeypatch, share):
 
 
 def test_insights_read_their_signal():
-    assert FedAcs().requires == {Signal.GRADIENT_DISTANCE}
-    assert FedAcs(insight="update").requires == {Signal.UPDATE_DISTANCE}
-    for bad in ({"pool_share": 0.0}, {"pool_share": 1.1}, {"eta": 0.0}, {"insight": "loss"}):
+    assert FedAcs().requires == {Signal.GRADIENT_DISTANCE, Signal.GRADIENT_NORM}
+    assert FedAcs(insight="update").requires == {Signal.UPDATE_DISTANCE, Signal.UPDATE_NORM}
+    assert FedAcs(duels="all").requires == {Signal.GRADIENT_DISTANCE}
+    assert FedAcs(duels="all", insight="update").requires == {Signal.UPDATE_DISTANCE}
+    for bad in ({"duels": "some"}, {"pool_share": 0.0}, {"pool_share": 1.1}, {"eta": 0.0}, {"insight": "loss"}):
         with pytest.raises(ParameterError):
             FedAcs(**bad)
 
@@ -116,7 +182,7 @@ def test_insights_read_their_signal():
 def skewed_federation(seed, n=40, rounds=150, noise=0.4, **kwargs):
     rng = np.random.default_rng(seed)
     skew = rng.random(n)
-    session = Session(FedAcs(**kwargs), ClientTable(n=n), seed=seed)
+    session = Session(FedAcs(duels="all", **kwargs), ClientTable(n=n), seed=seed)
     for _ in range(rounds):
         cohort = session.ask(RoundRequest(size=8))
         tell(session, cohort, np.abs(skew[cohort.clients] + noise * rng.normal(size=8)))

@@ -6,6 +6,6 @@
 
 from fedcohort.ranking import Ranking
 from fedcohort.selectors.fedacs.ranking import ranking
-from fedcohort.selectors.fedacs.selector import FedAcs, FedAcsState, duels
+from fedcohort.selectors.fedacs.selector import FedAcs, FedAcsState, duels, near
 
-__all__ = ["FedAcs", "FedAcsState", "Ranking", "duels", "ranking"]
+__all__ = ["FedAcs", "FedAcsState", "Ranking", "duels", "near", "ranking"]

@@ -1,7 +1,8 @@
 r"""Skewness analytics: a federation's clients ranked by the duels FedACS has on record ([Wang2021]_).
 
 Stand-alone, FedACS ranks a federation's clients by skewness: run rounds with ``pool_share=1`` (uniform cohorts, so that
-everybody meets the same opponents), report the gradient distances, and call :func:`ranking` on the state.
+everybody meets the same opponents) and ``duels="all"``, report the gradient distances, and call :func:`ranking` on the
+state.
 
 .. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
    IWQoS 2021.
@@ -33,8 +34,8 @@ def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "due
     Parameters
     ----------
     state : FedAcsState
-        From rounds with uniform cohorts (``pool_share=1``). Cohorts the bandit chose pit good clients against each
-        other, which narrows the differences.
+        From rounds with uniform cohorts (``pool_share=1, duels="all"``). Cohorts the bandit chose pit good clients
+        against each other, which narrows the differences.
     level : float
         Of the credible intervals.
     unit : "round" or "duel"

@@ -6,6 +6,7 @@ r"""FedACS: prefer clients whose data is not skewed, found out by letting their 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, sealed
+from fedcohort.arrays import BoolArray, FloatArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.numerics.thompson import beta_draws
 from fedcohort.params import Interval, OneOf, param
@@ -34,6 +35,8 @@ class FedAcsState:
     wins: FloatArray = per_client()  # (N,) A_i, times eta
     losses: FloatArray = per_client()  # (N,) B_i, times eta
     rounds: FloatArray = per_client()  # (N,) rounds in which the client duelled
+    played: int = 0  # rounds in which duels were possible
+    counted: int = 0  # those whose duels counted
 
 
 def _skewness(record: Record) -> Intervals:
@@ -86,16 +89,27 @@ class FedAcs(Selector[FedAcsState], Ranker):
     lambda * N clients is formed by repeated Thompson sampling (draw :math:`\theta_i \sim Beta(A_i + 1, B_i + 1)` for
     everybody left, take the largest), and the cohort is drawn from the pool uniformly.
 
+    **When duels count.** The distance to the mean tells skewness only where the mean is what unskewed clients have.
+    Where every client is skewed, gradients point apart and the shortest wins, so that clients whose classes the model
+    has learnt fill the pool and the others are forgotten. So by default (``duels="near"``) a round's duels count when
+    at least two clients are *near* the others, that is nearer to the mean gradient of the others than no gradient at
+    all would be,
+
+    .. math:: \lVert \Delta w_i - \overline{\Delta w}_{-i} \rVert < \lVert \overline{\Delta w}_{-i} \rVert.
+
+    In a federation that has unskewed clients that is so in nearly every round; in one that has none nearly never, and
+    cohorts are then uniform. The paper counts every duel (``duels="all"``).
+
     Symbols: A_i = ``wins``, B_i = ``losses``, eta = ``eta``, lambda = ``pool_share``, kappa = the cohort's size,
     Delta w_i = ``insight``.
 
-    Deviations from the paper: N in lambda * N is the number of candidates, since only they can be in the pool; the
-    pool has at least kappa clients. The paper derives its reward for the full-batch gradient at the received model
-    (Eqs. 6 to 8) and then takes the weight change after local training, which measures drift rather than skew; the
-    gradient is the default here (``insight="gradient"``), the weight change is ``insight="update"``. A client that
-    delivers no sound reply does not duel. The pool is drawn without the lambda * N * N draws of Algorithm 1 but exact
-    in distribution (``pool.py``). Beyond 20,000 candidates it is the top of one Thompson draw per candidate; the note
-    "pool" of the cohort says which of the two it was.
+    Deviations from the paper: which duels count, as above. N in lambda * N is the number of candidates, since only they
+    can be in the pool; the pool has at least kappa clients. The paper derives its reward for the full-batch gradient at
+    the received model (Eqs. 6 to 8) and then takes the weight change after local training, which measures drift rather
+    than skew; the gradient is the default here (``insight="gradient"``), the weight change is ``insight="update"``. A
+    client that delivers no sound reply does not duel. The pool is drawn without the lambda * N * N draws of Algorithm 1
+    but exact in distribution (``pool.py``). Beyond 20,000 candidates it is the top of one Thompson draw per candidate;
+    the note "pool" of the cohort says which of the two it was.
 
     Examples
     --------
@@ -129,19 +143,28 @@ class FedAcs(Selector[FedAcsState], Ranker):
         0.4, Interval(float, 0, 1, "right"), "tolerance of skew: the pool's share of all candidates (lambda)"
     )
     eta: float = param(1.0, Interval(float, 0, None, "neither"), "what one duel counts (eta)")
+    duels: str = param(
+        "near",
+        OneOf(("near", "all")),
+        "whose rounds' duels count: those in which two clients are near the others, or all, as in the paper",
+    )
     insight: str = param(
         "gradient", OneOf(("gradient", "update")), "what duels: gradient at the received model, or the local update"
     )
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The distance to the cohort's mean, of gradients or of updates."""
-        return frozenset({self._distance})
+        """The distance to the cohort's mean, of gradients or of updates, and their norm unless all duels count."""
+        return frozenset({self._distance} if self.duels == "all" else {self._distance, self._norm})
+
+    @property
+    def _norm(self) -> Signal:
+        return Signal.GRADIENT_NORM if self.insight == "gradient" else Signal.UPDATE_NORM
 
     @classmethod
     def for_ranking(cls) -> Self:
         """Return FedACS with uniform cohorts, whose clients duel by their updates."""
-        return cls(pool_share=1.0, insight="update")
+        return cls(pool_share=1.0, insight="update", duels="all")
 
     @classmethod
     def ranked(cls, state: Mapping[str, Any], level: float) -> Ranking:
@@ -181,7 +204,7 @@ class FedAcs(Selector[FedAcsState], Ranker):
             candidates=slate.candidates,
             score=member,
             parts=parts,
-            notes={"pool": how, "pool size": pool_size},
+            notes={"pool": how, "pool size": pool_size, "duels counted": f"{state.counted} of {state.played} rounds"},
         )
         return cohort, state
 
@@ -189,15 +212,58 @@ class FedAcs(Selector[FedAcsState], Ranker):
         """Let everybody who delivered duel with everybody else (Algorithm 2)."""
         distance = outcome[self._distance]
         there = outcome.ok & np.isfinite(distance)
+        if self.duels == "near":
+            norm = outcome[self._norm]
+            there &= np.isfinite(norm)
         who = outcome.clients[there]
         if len(who) < 2:
             return state
+        if self.duels == "near" and near(distance[there], norm[there]).sum() < 2:
+            return dataclasses.replace(state, played=state.played + 1)
         won, lost = duels(-distance[there])
         wins, losses, rounds = state.wins.copy(), state.losses.copy(), state.rounds.copy()
         wins[who] += self.eta * won
         losses[who] += self.eta * lost
         rounds[who] += 1
-        return FedAcsState(wins=sealed(wins), losses=sealed(losses), rounds=sealed(rounds))
+        return FedAcsState(
+            wins=sealed(wins),
+            losses=sealed(losses),
+            rounds=sealed(rounds),
+            played=state.played + 1,
+            counted=state.counted + 1,
+        )
+
+
+def near(distance: FloatArray, norm: FloatArray) -> BoolArray:
+    r"""Return whose vector is nearer to the mean of the others' than the origin is.
+
+    Nothing but lengths is needed. With k vectors :math:`g_i` of mean :math:`m`, norms :math:`n_i` and distances
+    :math:`d_i = \lVert g_i - m \rVert`:
+
+    .. math::
+
+        \lVert m \rVert^2 &= \textstyle\frac{1}{k} \sum_i (n_i^2 - d_i^2), \qquad
+        g_i^\top m = (n_i^2 + \lVert m \rVert^2 - d_i^2) / 2 \\
+        m_{-i} &= (k m - g_i) / (k - 1), \qquad \lVert g_i - m_{-i} \rVert = d_i\, k / (k - 1)
+
+    Parameters
+    ----------
+    distance, norm : (k,) float array
+        Of at least two vectors: distances to their mean, and lengths.
+
+    Examples
+    --------
+    Three vectors that nearly agree, and one far off.
+
+    >>> vectors = np.array([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [0.0, 3.0]])
+    >>> near(np.linalg.norm(vectors - vectors.mean(axis=0), axis=1), np.linalg.norm(vectors, axis=1))
+    array([ True,  True,  True, False])
+    """
+    k = len(norm)
+    mean = max(0.0, float(np.mean(norm**2 - distance**2)))
+    product = (norm**2 + mean - distance**2) / 2
+    others = (k * k * mean - 2 * k * product + norm**2) / (k - 1) ** 2
+    return np.asarray((distance * k / (k - 1)) ** 2 < others)
 
 
 def duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
