@@ -36,7 +36,9 @@ class ActiveFL(Selector[ActiveState]):
 
     Symbols: n_k = clients.sizes, mean loss = Signal.LOSS, m = slate.size; alpha_1 is the fraction *dropped*.
     Deviations: the paper does not say what a client is worth before its first report; here as much as the best one
-    known, so that nobody is dropped unseen. When dropping would leave fewer than m, fewer are dropped.
+    known, so that nobody is dropped unseen. Where alpha_3 m is not an integer, its fraction is the chance of one
+    uniform client more: rounded, a small cohort would never have any and the dropped clients would be out for ever.
+    When dropping would leave fewer than m, fewer are dropped.
 
     Examples
     --------
@@ -77,7 +79,7 @@ class ActiveFL(Selector[ActiveState]):
         logits = self.alpha2 * value
         if dropped > 0:
             logits[top_k(-value, dropped, rng)] = -np.inf
-        drawn = slate.size - round(self.alpha3 * slate.size)
+        drawn = slate.size - int(self.alpha3 * slate.size + rng.random())
         by_value = softmax_sample(logits, drawn, rng) if drawn else np.empty(0, np.int64)
         rest = np.ones(count, np.bool_)
         rest[by_value] = False
