@@ -156,7 +156,7 @@ class Weighting:
     floor: float | Literal["chance"] = 1e-20
     exploration: FloatArray | None = None
 
-    def imbalance(self, group: Group, out: FloatArray) -> FloatArray:
+    def imbalance(self, group: ClassBalance, out: FloatArray) -> FloatArray:
         """Write to ``out`` (c,) the QCID of a group with each candidate, at least that of chance if so wanted."""
         group.extended(out)
         if self.floor == "chance":
