@@ -39,16 +39,13 @@ from fedcohort.flower import (
 from fedcohort.flower.inner import InnerStrategyError
 from fedcohort.journal import read_journal
 from fedcohort.protocol import (
-    Answer,
     Cohort,
-    Losses,
     Outcome,
     RoundReport,
     RoundRequest,
     Selector,
     Slate,
     Status,
-    Trial,
 )
 from fedcohort.selectors import All, PowerOfChoice, Uniform
 from fedcohort.session import Session
@@ -206,69 +203,6 @@ def test_one_client_that_cannot_answer_is_left_out(fleet: Any, kit: Any, caplog:
         fleet.strategy(PowerOfChoice(), FedAvg()).start(fleet.grid, kit.model(), num_rounds=2)
     assert "cannot supply 'loss-query', 'sizes'" in caplog.text
     assert all(name != "client-6" for r in (1, 2) for name in fleet.names(r))
-
-
-def test_losses_are_asked_before_the_choice(fleet: Any, kit: Any) -> None:
-    """With d = all candidates Power-of-Choice picks those of the largest loss: at 0 the clients of largest number."""
-    strategy = fleet.strategy(PowerOfChoice(d=6), FedAvg(fraction_train=0.34, min_train_nodes=2))
-    strategy.start(fleet.grid, kit.model(), num_rounds=1)
-    assert sorted(fleet.names(1)) == ["client-4", "client-5"]
-    asked = [m for m in fleet.grid.log if m.metadata.message_type == "query.fedcohort_losses"]
-    assert len(asked) == 6
-
-
-def test_silence_on_a_loss_query_is_nan(fleet: Any, kit: Any) -> None:
-    """Client 5 would be picked first, but does not say its loss in time."""
-    fleet.grid.nodes[fleet.grid.node_of("client-5")].busy_until = 0.4
-    strategy = fleet.strategy(PowerOfChoice(d=6), FedAvg(fraction_train=0.34), query_deadline=0.6)
-    fleet.grid.hooks.append(
-        lambda m: (
-            m.metadata.message_type == "query.fedcohort_losses"
-            and setattr(fleet.grid.nodes[fleet.grid.node_of("client-5")], "busy_until", fleet.clock.now + 5)
-        )
-    )
-    strategy.start(fleet.grid, kit.model(), num_rounds=1)
-    assert "client-5" not in fleet.names(1)
-
-
-@dataclass(frozen=True)
-class Seen:
-    change: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trying(Selector[Seen]):
-    """Tries {0, 1} and {2} before it picks, and notes what it learnt."""
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        return frozenset({Signal.TRIAL_QUERY})
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> Seen:
-        return Seen(np.zeros((2, clients.n)))
-
-    def query(self, state: Seen, slate: Slate, rng: Any) -> Trial:
-        return Trial((np.array([0, 1]), np.array([2])))
-
-    def select(self, state: Seen, slate: Slate, answer: Answer | None, rng: Any) -> tuple[Cohort, Seen]:
-        assert answer is not None
-        return Cohort(slate.candidates[: slate.size]), Seen(answer[Signal.LOSS_CHANGE])
-
-    def update(self, state: Seen, outcome: Outcome) -> Seen:
-        return state
-
-
-def test_a_trial_trains_and_averages_and_is_thrown_away(fleet: Any, kit: Any, tmp_path: Path) -> None:
-    inner = FedAdam(fraction_train=0.34, beta_1=0.0)
-    strategy = fleet.strategy(Trying(), inner, journal=tmp_path / "j")
-    strategy.start(fleet.grid, kit.model(), num_rounds=1)
-    with Session.open(tmp_path / "j", Trying()) as session:
-        change = session.state.change
-    numbers = np.arange(6.0)
-    moved = (1 * 10 + 2 * 20) / 30  # clients 0 and 1, weighted by their examples
-    np.testing.assert_allclose(change[0], np.abs(moved - numbers) - numbers, rtol=1e-6)
-    np.testing.assert_allclose(change[1], np.abs(3 - numbers) - numbers, rtol=1e-6)
-    assert inner.m_t is not None and float(inner.m_t["bias"][0]) == pytest.approx(moved)  # the round alone left a trace
 
 
 def test_a_late_client_is_missing_then_late_and_not_asked_while_it_works(fleet: Any, kit: Any, tmp_path: Path) -> None:
@@ -601,19 +535,6 @@ def test_another_seed_or_selector_cannot_continue_a_journal(fleet: Any, kit: Any
         fleet.strategy("uniform", FedAvg(), journal=tmp_path / "j", seed=2).start(fleet.grid, kit.model(), 2)
     with pytest.raises(JournalError, match="written with selector 'uniform'"):
         fleet.strategy("all", FedAvg(), journal=tmp_path / "j", seed=1).start(fleet.grid, kit.model(), 2)
-
-
-def test_a_losses_query_names_clients_that_left(fleet: Any, kit: Any) -> None:
-    query = Losses(np.arange(6))
-    from fedcohort.flower.population import Population
-
-    federation = Population(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
-    federation.assemble(6)
-    fleet.grid.remove(fleet.grid.node_of("client-4"))
-    federation.refresh()
-    names = [f"client-{i}" for i in query.clients]
-    values = federation.losses(kit.model(), names, query.signals, 5.0)[Signal.LOSS]
-    np.testing.assert_allclose(values, [0.5, 1.5, 2.5, 3.5, np.nan, 5.5])
 
 
 def test_shadows_see_the_round_and_change_nothing(kit: Any, tmp_path: Path) -> None:

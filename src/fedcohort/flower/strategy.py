@@ -33,7 +33,6 @@ from fedcohort.flower.rounds import RoundError, Rounds
 from fedcohort.params import Constraint, Interval, Optional
 from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry
-from fedcohort.selectors import All
 from fedcohort.signals import Signal
 
 __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "RoundError", "ServerValidation"]
@@ -212,7 +211,7 @@ class CohortStrategy(Strategy):
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
         everybody = wanted(levels(self.strategy), "train", 1_000_000) == 1_000_000
-        if self.cohort_size is None and everybody and not isinstance(self.selector, All):
+        if self.cohort_size is None and everybody and self.selector.chooses:
             log.warning(
                 "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                 "or cohort_size"

@@ -66,6 +66,8 @@ class All(Selector[NoState]):
     array([0, 1, 2, 3, 4])
     """
 
+    chooses = False
+
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
         """Return the empty state."""
         return NoState()
