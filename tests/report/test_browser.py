@@ -135,3 +135,12 @@ def test_settings_switch_and_draw(page, toy, tmp_path):
         assert page.js("return document.querySelectorAll('.pane:not([hidden])').length") == 1
         assert page.overflow() == []
     assert page.errors() == []
+
+
+def test_the_set_up_can_be_copied(page, report_url):
+    opened(page, report_url)
+    page.driver.find_element("css selector", "[data-copy]").click()
+    page.wait("document.querySelector('[data-copy]').textContent !== 'Copy as TOML'")
+    assert page.js("return document.querySelector('[data-copy]').textContent") in ("Copied", "Marked: press Ctrl+C")
+    page.wait("document.querySelector('[data-copy]').textContent === 'Copy as TOML'")
+    assert page.errors() == []

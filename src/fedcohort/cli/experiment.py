@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcohort.cli.output import Format, err, out, print_json, print_table, table
+from fedcohort.cli.output import Format, err, out, print_json, print_tables, table
 from fedcohort.coverage import sentences
 from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
@@ -207,10 +207,8 @@ def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequ
         shown = [board.to_dict() for board in boards]
         print_json({"out": str(simulation.out), "state": state, "leaderboards": shown})
     else:
-        for i, board in enumerate(boards):
-            if i:
-                out().print()
-            print_table(leaderboard_table(board), out())
+        tables = [leaderboard_table(board) for board in boards]
+        print_tables(tables, out())
     console.print(f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}", highlight=False)
     for text in sentences((_titled(run), results.coverage(run)) for run in results.runs):
         console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)

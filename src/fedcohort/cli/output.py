@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -68,9 +69,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
     return result
 
 
-def print_table(shown: Shown, console: Console) -> None:
-    """Print a table of results in lines that fit the console; 80 columns where it has no width of its own."""
-    console.print(to_text(shown, console.width), markup=False, highlight=False, soft_wrap=True, emoji=False)
+def print_tables(tables: Sequence[Shown], console: Console) -> None:
+    """Print tables of results in lines that fit the console, 80 columns where it has no width of its own.
+
+    What several tables have to say alike is said once, below the last.
+    """
+    for i, shown in enumerate(tables):
+        repeated = i + 1 < len(tables) and tables[i + 1].note == shown.note
+        text = to_text(replace(shown, note="") if repeated else shown, console.width)
+        console.print(text + "\n" * (i + 1 < len(tables)), markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_error(error: FedcohortError) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import FormatOption, QuietOption
-from fedcohort.cli.output import Format, err, out, print_json, print_table
+from fedcohort.cli.output import Format, err, out, print_json, print_tables
 from fedcohort.errors import InputError
 from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard.formats import render
@@ -103,8 +103,7 @@ def report(  # the command line's options are this signature
         )
         return
     if not quiet:
-        for section in found.sections:
-            print_table(section.tables[0], messages)
+        print_tables([section.tables[0] for section in found.sections], messages)
     out().print(str(output), markup=False, highlight=False)
     if written:
         messages.print(f"{len(written)} files in {export}", highlight=False)
