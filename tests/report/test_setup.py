@@ -10,6 +10,7 @@ import pytest
 
 from fedcohort.report.page import assemble, build_report
 from fedcohort.report.setup import facts
+from fedcohort.scenario import PRESETS, preset
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.runner import run_experiment
 
@@ -22,6 +23,8 @@ TABLE = {
         "availability": {"name": "bernoulli", "probability": 0.6},
         "latency": {"name": "shifted-exponential"},
         "noise": {"level": 0.2},
+        "failure": 0.05,
+        "deadline": 60.0,
         "validation": 0.1,
     },
     "model": {"name": "logistic"},
@@ -51,6 +54,8 @@ def test_everything_that_matters_is_stated(page):
         "Availability": ["bernoulli", "0.6"],
         "Latency": ["shifted-exponential"],
         "Label noise": ["level 0.2"],
+        "Failures": ["probability 0.05"],
+        "Deadline": ["60 s"],
         "Held out": ["10% of each client's data"],
         "Model": ["logistic"],
         "Local training": ["steps 3", "batch_size 8", "lr 0.125"],
@@ -77,4 +82,16 @@ def test_the_toml_in_the_page_gives_the_same_runs(page):
 
 def test_a_bare_configuration_states_what_it_has():
     assert facts({}, {}) == {}
-    assert facts({"scenario": "fedcor-1spc", "seeds": 2}, {}) == {"Partition": "fedcor-1spc", "Seeds": "2: 0 and 1"}
+    always = facts({"scenario": "fedcor-1spc", "seeds": 2}, {})
+    assert "clients 100" in always["Partition"] and always["Availability"] == "everybody, in every round"
+    assert always["Seeds"] == "2: 0 and 1"
+
+
+def test_what_a_preset_stands_for_is_stated():
+    seen = set()
+    for name in PRESETS:
+        said = facts({"scenario": {"preset": name}}, {})["Availability"]
+        always = preset(name).to_dict()["availability"]["name"] == "always"
+        assert (said == "everybody, in every round") == always
+        seen.add(always)
+    assert seen == {True, False}

@@ -254,8 +254,8 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
     before = so_far(setting)
     about = (
         " Ranks are by terminal accuracy within a seed of a setting; Friedman's test over these blocks, then Nemenyi's "
-        "critical difference at 5%. A bar joins selectors that cannot be told apart; which can depends on who else is "
-        "compared."
+        "critical difference at 5%. A bar joins selectors that cannot be told apart; which ones can depends on "
+        "who else is compared."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)

@@ -6,7 +6,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedcohort.errors import FedcohortError
 from fedcohort.report.data import Bundle
+from fedcohort.scenario import Scenario
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.tables import to_toml
 
@@ -21,14 +23,16 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
     config : the experiment's complete configuration
     meta : what was noted beside it: versions, device, command, datasets
     """
-    scenario = _mapping(config.get("scenario"))
+    scenario = _scenario(config.get("scenario"))
     run = _mapping(config.get("run"))
     found = {
         "Data": _data(_mapping(config.get("data")), meta.get("datasets")),
         "Partition": _worded(scenario.get("partition") or scenario.get("preset")),
-        "Label noise": _worded(scenario.get("noise")),
-        "Availability": _worded(scenario.get("availability")),
-        "Latency": _worded(scenario.get("latency")),
+        "Label noise": _worded(scenario.get("noise")) if _mapping(scenario.get("noise")).get("level", 1) else "none",
+        "Availability": _unless(scenario.get("availability"), "always", "everybody, in every round"),
+        "Latency": _unless(scenario.get("latency"), "none", "none"),
+        "Failures": f"probability {scenario['failure']:g} per client and round" if scenario.get("failure") else "",
+        "Deadline": f"{scenario['deadline']:g} s" if scenario.get("deadline") else "",
         "Held out": _held_out(scenario),
         "Model": _worded(config.get("model")),
         "Local training": _worded(config.get("local")),
@@ -44,6 +48,15 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
         "Command": str(meta.get("command") or ""),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _scenario(value: Any) -> Mapping[str, Any]:
+    """Return a scenario with what its preset stands for; one that cannot be built here stays as it is written."""
+    written = _mapping(value)
+    try:
+        return Scenario.from_dict(written).to_dict() if written else {}
+    except FedcohortError:
+        return written
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -83,6 +96,10 @@ def _data(data: Mapping[str, Any], datasets: Any) -> str:
         ]
         said.append(f"{item.get('name', 'data')} ({', '.join(part for part in parts if part)})")
     return "; ".join(said) or _worded(data)
+
+
+def _unless(value: Any, name: str, otherwise: str) -> str:
+    return otherwise if _mapping(value).get("name") == name else _worded(value)
 
 
 def _held_out(scenario: Mapping[str, Any]) -> str:

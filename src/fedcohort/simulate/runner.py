@@ -254,7 +254,7 @@ class Simulation:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
-            "device": self.device,
+            "device": self.device if self.experiment.options.engine == "ray" else str(choose_device(self.device)),
             "machine": platform.platform(),
             "command": self._command,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -57,7 +57,7 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
     if any(row.megabytes.count for row in rows):
         add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
     if any(row.query_share > 0 for row in rows):
-        add("Queries' part of bytes", 13, [Cell(_known(row.query_share, "{:.0%}")) for row in rows])
+        add("Query bytes", 13, [Cell(_known(row.query_share, "{:.0%}")) for row in rows])
     order = sorted(range(len(columns)), key=lambda i: columns[i][1])
     return Table(
         name="leaderboard",

@@ -36,14 +36,17 @@ def points(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits, never in exponent form from a thousandth up.
+    """Return a number with three significant digits, one where it is very small, and never in exponent form.
 
-    >>> number(0.081234), number(1234567.0), number(2.0), number(999.6)
-    ('0.0812', '1,234,567', '2', '1,000')
+    >>> number(0.081234), number(1234567.0), number(2.0), number(999.6), number(0.0000081)
+    ('0.0812', '1,234,567', '2', '1,000', '0.000008')
     """
     if math.isnan(value):
         return "unknown"
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+    size = abs(value)
+    if 0 < size < 1e-4:
+        return f"{value:.{min(12, math.ceil(-math.log10(size)))}f}"
+    return f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
 
 
 def counted(value: float, one: str, many: str | None = None) -> str:
