@@ -17,6 +17,7 @@ from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.explain import explain
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
+from fedcohort.cli.keyholder import keyholder_app
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
 from fedcohort.cli.report import report
@@ -55,6 +56,7 @@ for _command in (compare, init, run, report, explain, dashboard, analytics, chec
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")
+app.add_typer(keyholder_app, name="keyholder")
 
 
 def main() -> None:

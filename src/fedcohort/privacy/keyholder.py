@@ -106,12 +106,12 @@ class KeyHolder:
         values[values < 0] = np.nan
         return values
 
-    def open(self, rows: Sequence[Row], sizes: Mapping[str, int]) -> list[list[int]]:
+    def open(self, rows: Iterable[Row], sizes: Mapping[str, int]) -> list[list[int]]:
         """Return the inner products in ``rows``.
 
         Parameters
         ----------
-        rows : sequence of Row
+        rows : iterable of Row
         sizes : mapping of name to int
             How many samples each client in them states to have. Stated once, it stands.
 
@@ -149,7 +149,7 @@ class KeyHolder:
             self._values, self._sizes = values, stated
         return opened
 
-    def readable(self, rows: Sequence[Row]) -> list[bool]:
+    def readable(self, rows: Iterable[Row]) -> list[bool]:
         """Return for each row whether this key opens it, without opening it; finds who used another key."""
         with self._lock:
             found = []

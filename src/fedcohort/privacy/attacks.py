@@ -1,0 +1,323 @@
+r"""Attacks on label counts, as somebody would run them who sees S, noisy counts, or plain updates.
+
+Fed-CBS's Theorem 3.2 says that counts cannot be derived from S, because a rotation changes counts and not S. Counts are
+whole numbers, and that decides it. The integer combinations of the clients' counts form a lattice, S tells all its
+lengths and angles, and for as few dimensions as there are classes the lattice's shortest vectors are quickly found
+(:func:`from_products`): they are the class axes. Everybody's counts follow exactly, up to the names of the classes.
+With one client whose counts are known the names follow as well; with B of them one linear system does it
+(:func:`from_sybils`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import linear_sum_assignment
+
+from fedcohort.arrays import BoolArray, FloatArray
+from fedcohort.errors import InputError
+
+Matrix = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What an attack found.
+
+    Parameters
+    ----------
+    counts : (N, B) array
+        The attacker's belief about everybody's label counts.
+    named : bool
+        Whether the attacker knows which column is which class; otherwise columns are in an order of its own.
+    """
+
+    counts: FloatArray
+    named: bool
+
+
+# -- lattices -----------------------------------------------------------------------------------------------------
+
+
+def reduced_basis(gram: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
+    """Return a reduced basis of the lattice that vectors with these inner products generate.
+
+    LLL in whole numbers (de Weger's variant), for vectors that may depend on each other (Pohst 1987): those that become
+    zero are dropped.
+
+    Parameters
+    ----------
+    gram : (m, m) whole numbers
+        Inner products of the generating vectors.
+
+    Returns
+    -------
+    coefficients : (r, m)
+        The basis vectors as combinations of the given ones; Python integers, of any length.
+    gram : (r, r)
+        Their inner products.
+    """
+    m = len(gram)
+    u: Matrix = [[int(i == j) for j in range(m)] for i in range(m)]
+    g: Matrix = [[int(x) for x in row] for row in gram]
+
+    def combine(i: int, j: int, q: int) -> None:
+        """b_i -= q b_j, in basis and products."""
+        if q:
+            u[i] = [a - q * b for a, b in zip(u[i], u[j], strict=True)]
+            g[i] = [a - q * b for a, b in zip(g[i], g[j], strict=True)]
+            for row, other in zip(g, range(len(g)), strict=True):
+                row[i] = g[i][other] if other != i else row[i] - q * row[j]
+
+    def drop(i: int) -> None:
+        del u[i], g[i]
+        for row in g:
+            del row[i]
+
+    # d[i]: determinant of the first i vectors; lam[i][j] = d[j + 1] * mu[i][j]
+    d: list[int] = [1]
+    lam: Matrix = []
+    k = 0
+    while k < len(g):
+        if g[k][k] == 0:
+            drop(k)
+            continue
+        if len(lam) <= k:
+            row: list[int] = []
+            for j in range(k + 1):
+                value = g[k][j]
+                for i in range(j):
+                    value = (d[i + 1] * value - row[i] * (lam[j][i] if j < k else row[i])) // d[i]
+                row.append(value)
+            lam.append(row[:k])
+            d.append(row[k])
+        # size reduction
+        for j in range(k - 1, -1, -1):
+            if 2 * abs(lam[k][j]) > d[j + 1]:
+                q = (2 * lam[k][j] + d[j + 1]) // (2 * d[j + 1])
+                combine(k, j, q)
+                for i in range(j):
+                    lam[k][i] -= q * lam[j][i]
+                lam[k][j] -= q * d[j + 1]
+        if g[k][k] == 0:
+            drop(k)
+            del lam[k:], d[k + 1 :]
+            continue
+        dependent = d[k + 1] == 0
+        if k > 0 and (dependent or 4 * d[k + 1] * d[k - 1] < 3 * d[k] * d[k] - 4 * lam[k][k - 1] ** 2):
+            u[k], u[k - 1] = u[k - 1], u[k]
+            g[k], g[k - 1] = g[k - 1], g[k]
+            for r in g:
+                r[k], r[k - 1] = r[k - 1], r[k]
+            del lam[k - 1 :], d[k:]
+            k -= 1
+        else:
+            k += 1
+    return u, g
+
+
+def _axes(gram: Matrix, coefficients: Matrix) -> tuple[Matrix, list[int]] | None:
+    """Return pairwise orthogonal vectors that span a reduced lattice, and their squared lengths; None without such."""
+    r = len(gram)
+    if all(gram[i][j] == 0 for i in range(r) for j in range(i)):
+        return coefficients, [gram[i][i] for i in range(r)]
+    return None
+
+
+def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int | None = None) -> Recovered | None:
+    """Return everybody's counts from S alone, up to the order of the classes; None when the lattice does not tell.
+
+    Parameters
+    ----------
+    gram : (N, N) whole numbers
+        S.
+    sizes : (N,) array
+        Samples of each client.
+    classes : int
+        B.
+    use : int, optional
+        How many clients to generate the lattice with; default 2 B + 6.
+
+    Examples
+    --------
+    >>> counts = np.array([[9, 1, 0], [2, 2, 6], [0, 5, 4], [1, 1, 1], [7, 0, 2]])
+    >>> found = from_products(counts @ counts.T, counts.sum(axis=1), 3)
+    >>> sorted(map(tuple, found.counts.T.astype(int).tolist())) == sorted(map(tuple, counts.T.tolist()))
+    True
+    """
+    s = np.asarray(gram)
+    total = np.asarray(sizes, np.int64)
+    if s.ndim != 2 or s.shape[0] != s.shape[1] or len(total) != len(s):
+        raise InputError(f"The attack takes S (N, N) and N sizes. Got {s.shape} and {total.shape}.")
+    whole = np.rint(s)
+    if not np.isfinite(s).all() or (np.abs(s - whole) > 1e-3).any():
+        return None  # not products of whole numbers: noise, or an estimate
+    exact = [[int(x) for x in row] for row in whole]
+    # Small clients make short generators; zero ones none.
+    order = [int(i) for i in np.argsort(np.diag(whole)) if exact[int(i)][int(i)] > 0]
+    wanted = min(len(order), use or 2 * classes + 6)
+    while True:
+        chosen = order[:wanted]
+        coefficients, reduced = reduced_basis([[exact[i][j] for j in chosen] for i in chosen])
+        axes = _axes(reduced, coefficients)
+        if axes is not None:
+            found = _along(axes, exact, chosen, total)
+            if found is not None:
+                return Recovered(_padded(found, classes), named=False)
+        if wanted == len(order):
+            return None
+        wanted = min(len(order), 2 * wanted)
+
+
+def _along(axes: tuple[Matrix, list[int]], exact: Matrix, chosen: list[int], sizes: np.ndarray) -> FloatArray | None:
+    """Return everybody's coordinates along the axes if they are counts of the stated sizes."""
+    columns = []
+    for vector, norm in zip(*axes, strict=True):
+        root = round(norm**0.5)
+        if root * root != norm:
+            return None
+        products = [sum(c * exact[i][j] for c, i in zip(vector, chosen, strict=True)) for j in range(len(exact))]
+        columns.append([p / root for p in products])
+    counts = np.array(columns, np.float64).T
+    signs = np.where(counts.sum(axis=0) < 0, -1.0, 1.0)
+    counts = counts * signs
+    if (counts < -1e-9).any() or np.abs(counts.sum(axis=1) - sizes).max(initial=0.0) > 1e-6:
+        return None
+    return counts
+
+
+def _padded(counts: FloatArray, classes: int) -> FloatArray:
+    return np.pad(counts, ((0, 0), (0, classes - counts.shape[1]))) if counts.shape[1] < classes else counts
+
+
+# -- factors ------------------------------------------------------------------------------------------------------
+
+
+def from_factor(
+    gram: ArrayLike, sizes: ArrayLike, classes: int, rng: np.random.Generator, *, tries: int = 10, steps: int = 300
+) -> Recovered:
+    """Return counts that are not negative, have the stated sums and products near S: for S with noise on it.
+
+    Alternates between the rotation that brings a factor of S nearest to counts (Procrustes) and the counts nearest to
+    the rotated factor (projection onto those of the stated size); the best of several random starts.
+    """
+    from fedcohort.privacy.noise import plausible
+
+    s = np.asarray(gram, np.float64)
+    total = np.asarray(sizes, np.float64)
+    values, vectors = np.linalg.eigh((s + s.T) / 2)
+    top = np.argsort(values)[::-1][:classes]
+    factor = _padded(vectors[:, top] * np.sqrt(np.maximum(values[top], 0.0)), classes)
+    best, best_miss = None, np.inf
+    for _ in range(tries):
+        rotation = np.linalg.qr(rng.standard_normal((classes, classes)))[0]
+        counts = factor
+        for _ in range(steps):
+            rotated = factor @ rotation
+            counts = np.array([plausible(row, q) for row, q in zip(rotated, total, strict=True)])
+            left, _, right = np.linalg.svd(factor.T @ counts)
+            rotation = left @ right
+        miss = float(((factor @ rotation - counts) ** 2).sum())
+        if miss < best_miss:
+            best, best_miss = counts, miss
+    assert best is not None
+    return Recovered(np.asarray(best, np.float64), named=False)
+
+
+# -- coalitions ---------------------------------------------------------------------------------------------------
+
+
+def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
+    """Return everybody's counts from the rows of S of k clients whose counts are known: the exact break.
+
+    Parameters
+    ----------
+    products : (k, N) array
+        The known clients' rows of S.
+    known : (k, B) array
+        Their counts; with k = B linearly independent ones, such as ten clients with one class each, everybody's counts
+        are the solution of one linear system. With fewer, what they span.
+
+    Examples
+    --------
+    >>> counts = np.array([[3, 4, 0], [1, 0, 6]])
+    >>> sybils = np.eye(3, dtype=int)
+    >>> from_sybils(sybils @ counts.T, sybils).counts.astype(int).tolist()
+    [[3, 4, 0], [1, 0, 6]]
+    """
+    rows, basis = np.asarray(products, np.float64), np.asarray(known, np.float64)
+    return Recovered(np.asarray(np.linalg.lstsq(basis, rows, rcond=None)[0].T, np.float64), named=True)
+
+
+def with_names(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
+    """Return what was found with its columns in the order of the classes, as far as known clients' counts tell.
+
+    Parameters
+    ----------
+    found : Recovered
+    known : mapping of client to (B,) counts
+        The clients of a coalition.
+    """
+    if found.named or not known:
+        return found
+    clients = list(known)
+    truth = np.array([np.asarray(known[c], np.float64) for c in clients])  # (k, B)
+    ours = found.counts[clients]
+    cost = np.abs(truth[:, :, None] - ours[:, None, :]).sum(axis=0)  # class x column
+    columns = linear_sum_assignment(cost)[1]
+    # Classes the coalition's counts cannot tell apart stay open.
+    distinct = len({tuple(column) for column in np.round(truth, 6).T.tolist()}) == truth.shape[1]
+    return Recovered(found.counts[:, columns], named=distinct)
+
+
+# -- how good -----------------------------------------------------------------------------------------------------
+
+
+def share_error(found: Recovered, truth: ArrayLike) -> FloatArray:
+    """Return (N,) total variation distances between found and true label shares, 0 to 1.
+
+    Columns without names are first put into the order that fits the truth best over all clients: what is measured is
+    what the attacker knows up to the names of the classes.
+    """
+    true = np.asarray(truth, np.float64)
+    counts = found.counts if found.named else found.counts[:, _best_order(found.counts, true)]
+    return np.asarray(0.5 * np.abs(_shares(counts) - _shares(true)).sum(axis=1))
+
+
+def exact(found: Recovered, truth: ArrayLike) -> BoolArray:
+    """Return (N,) whether a client's counts were found exactly, up to the names of the classes if those are open."""
+    true = np.asarray(truth, np.float64)
+    counts = found.counts if found.named else found.counts[:, _best_order(found.counts, true)]
+    return np.asarray((np.abs(counts - true) < 0.5).all(axis=1))
+
+
+def _best_order(counts: FloatArray, truth: FloatArray) -> list[int]:
+    cost = np.abs(_shares(truth)[:, :, None] - _shares(counts)[:, None, :]).sum(axis=0)
+    return [int(c) for c in linear_sum_assignment(cost)[1]]
+
+
+def _shares(counts: FloatArray) -> FloatArray:
+    positive = np.maximum(counts, 0.0)
+    total = positive.sum(axis=1, keepdims=True)
+    return np.asarray(np.where(total > 0, positive / np.maximum(total, 1e-12), 1.0 / counts.shape[1]))
+
+
+def sybil_counts(classes: int, size: int) -> list[list[int]]:
+    """Return B clients' counts that are linearly independent and look as if they held ``size`` samples each.
+
+    >>> sybil_counts(3, 12)
+    [[12, 0, 0], [0, 12, 0], [0, 0, 12]]
+    """
+    return [[size if b == i else 0 for b in range(classes)] for i in range(classes)]
+
+
+def guess_bound(epsilon: float) -> float:
+    """Return the largest share of right guesses which of two neighbours a client's data are, under epsilon-DP.
+
+    >>> round(guess_bound(1.0), 3)
+    0.731
+    """
+    return float(1.0 / (1.0 + np.exp(-epsilon)))

@@ -1,0 +1,262 @@
+"""The leakage meter: for a federation and each way of telling about labels, who learns what, by attacks really run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedcohort.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.errors import InputError
+from fedcohort.numerics.label_shares import by_moments
+from fedcohort.privacy.attacks import (
+    Recovered,
+    exact,
+    from_factor,
+    from_products,
+    from_sybils,
+    guess_bound,
+    share_error,
+    sybil_counts,
+    with_names,
+)
+from fedcohort.privacy.noise import Below, CountNoise, plausible
+
+_CLOSE = 0.1  # total variation below which shares count as known
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What one observer learns.
+
+    Attributes
+    ----------
+    observer : str
+        Who: "server", "key holder", "1 client", "server and 1 client", ...
+    attack : str
+        How.
+    error : (N,) array
+        Total variation distance between true and inferred label shares of each client, 0 to 1.
+    exact : (N,) bool array
+        Whose counts are known exactly.
+    named : bool
+        Whether the observer knows which class is which.
+    """
+
+    observer: str
+    attack: str
+    error: FloatArray
+    exact: BoolArray
+    named: bool
+
+    @property
+    def mean_error(self) -> float:
+        """Mean over clients."""
+        return float(self.error.mean())
+
+    @property
+    def exact_share(self) -> float:
+        """Share of clients whose counts are known exactly."""
+        return float(self.exact.mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Exposure:
+    """One way of telling about labels: everybody who looks, and a sentence.
+
+    Attributes
+    ----------
+    option : str
+    findings : tuple of Finding
+    verdict : str
+    """
+
+    option: str
+    findings: tuple[Finding, ...]
+    verdict: str
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """All exposures of one federation.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The clients.
+    ignorance : (N,) array
+        Error of somebody who knows nothing but the label shares of all clients together.
+    exposures : tuple of Exposure
+    """
+
+    names: tuple[str, ...]
+    ignorance: FloatArray
+    exposures: tuple[Exposure, ...]
+
+
+def audit(
+    counts: ArrayLike,
+    *,
+    names: Sequence[str] | None = None,
+    epsilons: Sequence[float] = (1.0,),
+    coalition: int = 1,
+    updates: ArrayLike | None = None,
+    step: float = 1.0,
+    rng: np.random.Generator,
+) -> Audit:
+    """Run every attack on a federation.
+
+    Parameters
+    ----------
+    counts : (N, B) whole numbers
+        The clients' true label counts.
+    names : sequence of str, optional
+    epsilons : sequence of float
+        Budgets of the noisy option to try.
+    coalition : int
+        How many clients collude with the server; the sybil attack brings B of its own besides.
+    updates : (N, B) array, optional
+        Each client's update of the output layer's bias in one local training, if updates are sent in the clear.
+    step : float
+        Learning rate times local steps of that training.
+    rng : Generator
+    """
+    truth = np.asarray(counts)
+    if truth.ndim != 2 or (truth != np.rint(truth)).any() or (truth < 0).any():
+        raise InputError(f"The audit takes whole label counts, (N, B). Got an array of shape {truth.shape}.")
+    truth = truth.astype(np.int64)
+    n = len(truth)
+    if not 1 <= coalition <= n:
+        raise InputError(f"A coalition has 1 to {n} clients. Got {coalition}.")
+    traitors = rng.choice(n, coalition, replace=False)
+    shared = truth.sum(axis=0) / max(int(truth.sum()), 1)
+    nothing = Recovered(np.outer(truth.sum(axis=1), shared), named=True)
+    look = _Looker(truth, traitors, nothing, rng)
+    exposures = [look.counts(), look.encrypted(), look.rotated()]
+    exposures += [look.noisy(epsilon) for epsilon in epsilons]
+    if updates is not None:
+        exposures.append(look.updates(np.asarray(updates, np.float64), step))
+    return Audit(
+        tuple(names) if names is not None else tuple(map(str, range(n))),
+        share_error(nothing, truth),
+        tuple(exposures),
+    )
+
+
+class _Looker:
+    """Runs the attacks on one federation."""
+
+    def __init__(self, truth: IntArray, traitors: IntArray, nothing: Recovered, rng: np.random.Generator) -> None:
+        self.truth, self.traitors, self.nothing, self.rng = truth, traitors, nothing, rng
+        self.sizes = truth.sum(axis=1)
+        self.classes = truth.shape[1]
+        self.friends = f"server and {len(traitors)} client{'s' * (len(traitors) != 1)}"
+        self.known = {int(c): truth[c] for c in traitors}
+
+    def finding(self, observer: str, attack: str, found: Recovered | None) -> Finding:
+        result = self.nothing if found is None else found
+        attack = f"{attack}: fails" if found is None else attack
+        return Finding(observer, attack, share_error(result, self.truth), exact(result, self.truth), result.named)
+
+    def blind(self, observer: str, why: str) -> Finding:
+        return Finding(observer, why, share_error(self.nothing, self.truth), exact(self.nothing, self.truth), True)
+
+    def counts(self) -> Exposure:
+        everything = Recovered(self.truth.astype(np.float64), named=True)
+        findings = (
+            self.finding("server", "reads the counts", everything),
+            self.blind(f"{len(self.traitors)} clients without the server", "see nothing of others"),
+        )
+        return Exposure("counts in the clear", findings, "Open: the server is told everybody's label counts.")
+
+    def _products(self) -> tuple[Finding, Finding, Finding]:
+        gram = self.truth @ self.truth.T
+        found = from_products(gram, self.sizes, self.classes)
+        how = "lattice of whole counts from S"
+        if found is None:
+            found = from_factor(gram, self.sizes, self.classes, self.rng)
+            how = "factor of S, not negative, known sums"
+        # Ten sybils for ten classes: their rows of S are all that is needed.
+        sybils = np.array(sybil_counts(self.classes, max(1, int(np.median(self.sizes)))))
+        solved = from_sybils(sybils @ self.truth.T, sybils)
+        return (
+            self.finding("server", how, found),
+            self.finding(self.friends, f"{how}, named by the coalition's own counts", with_names(found, self.known)),
+            self.finding(f"server and {self.classes} sybils", "one linear system", solved),
+        )
+
+    def encrypted(self) -> Exposure:
+        server, friends, sybils = self._products()
+        holder = Finding("key holder", server.attack, server.error, server.exact, server.named)
+        both = self.finding(
+            "server and key holder", "decrypt everything", Recovered(self.truth.astype(np.float64), named=True)
+        )
+        clients = self.blind(f"{len(self.traitors)} clients without the server", "see ciphertexts of nobody")
+        return Exposure(
+            "encrypted, S at the server",
+            (server, holder, friends, sybils, both, clients),
+            f"{_products_verdict(server, sybils)} Encryption protects against everybody who does not see S.",
+        )
+
+    def rotated(self) -> Exposure:
+        server, _, sybils = self._products()
+        one = self.finding(
+            "server and 1 client", "the client knows the rotation", Recovered(self.truth.astype(np.float64), named=True)
+        )
+        return Exposure(
+            "secret rotation",
+            (server, one, sybils),
+            f"{_products_verdict(server, sybils)} One client that tells the server the seed opens everybody.",
+        )
+
+    def noisy(self, epsilon: float) -> Exposure:
+        below: Below = lambda n: int(self.rng.integers(n))  # noqa: E731
+        noise = CountNoise(epsilon=epsilon)
+        seen = np.array([noise.noisy(row, below) for row in self.truth])
+        likely = np.array([plausible(row, q) for row, q in zip(seen, self.sizes, strict=True)])
+        sybils = np.array(sybil_counts(self.classes, 1))
+        solved = from_sybils(sybils @ seen.T, sybils).counts
+        solved = np.array([plausible(row, q) for row, q in zip(solved, self.sizes, strict=True)])
+        server = self.finding("server", "nearest possible counts", Recovered(likely, named=True))
+        findings = (
+            server,
+            self.finding(f"server and {self.classes} sybils", "one linear system", Recovered(solved, True)),
+        )
+        return Exposure(
+            f"noisy counts, epsilon {epsilon:g}",
+            findings,
+            f"Bounded: whoever looks guesses a single sample's label right at most {guess_bound(epsilon):.0%} of the "
+            f"time when two are in question; shares are still known to {server.mean_error:.2f} on average.",
+        )
+
+    def updates(self, updates: FloatArray, step: float) -> Exposure:
+        shares = by_moments(updates, step)
+        found = Recovered(shares * self.sizes[:, None], named=True)
+        finding = self.finding("server", "label shares from the update of the output bias", found)
+        close = float((finding.error < _CLOSE).mean())
+        better = finding.mean_error < 0.5 * float(share_error(self.nothing, self.truth).mean())
+        sentence = (
+            f"shares of {close:.0%} of clients are known to {_CLOSE:g} from a single update (on average to "
+            f"{finding.mean_error:.2f}; knowing nothing gives {share_error(self.nothing, self.truth).mean():.2f})."
+        )
+        return Exposure(
+            "updates in the clear, labels never asked for",
+            (finding,),
+            f"Moot: {sentence} Whatever is done to counts, aggregate updates securely as well."
+            if better
+            else f"Little: {sentence}",
+        )
+
+
+def _products_verdict(server: Finding, sybils: Finding) -> str:
+    if server.exact_share > 0.5:
+        return (
+            f"Broken: S alone gives the server the exact counts of {server.exact_share:.0%} of clients, up to the "
+            f"names of the classes; with as many sybils as classes {sybils.exact_share:.0%}, names included."
+        )
+    return (
+        f"Broken by sybils: S alone leaves shares open to {server.mean_error:.2f}, but as many sybils as classes find "
+        f"the exact counts of {sybils.exact_share:.0%} of clients."
+    )

@@ -1,0 +1,144 @@
+"""Attacks that are really run: what S gives away, who needs whom, and what noise leaves of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.errors import InputError
+from fedcohort.privacy.attacks import (
+    Recovered,
+    exact,
+    from_factor,
+    from_products,
+    from_sybils,
+    guess_bound,
+    reduced_basis,
+    share_error,
+    sybil_counts,
+    with_names,
+)
+from fedcohort.privacy.noise import CountNoise
+
+
+def dirichlet(n: int, classes: int, seed: int, alpha: float = 0.3) -> Any:
+    rng = np.random.default_rng(seed)
+    return np.array(
+        [rng.multinomial(int(rng.integers(30, 200)), rng.dirichlet(np.full(classes, alpha))) for _ in range(n)]
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_reduced_basis_generates_the_same_lattice(dimension: int, vectors: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given_ = rng.integers(-6, 7, (vectors, dimension))
+    coefficients, gram = reduced_basis((given_ @ given_.T).tolist())
+    basis = np.array(coefficients, np.int64).reshape(-1, vectors) @ given_
+    assert np.array_equal(basis @ basis.T, np.array(gram, np.int64).reshape(len(basis), len(basis)))
+    assert len(basis) == np.linalg.matrix_rank(given_)
+    if len(basis):
+        # Every given vector is an integer combination of the basis, so the lattices are the same.
+        combination = np.linalg.lstsq(basis.T.astype(float), given_.T.astype(float), rcond=None)[0]
+        assert np.allclose(combination, np.rint(combination), atol=1e-6)
+        # LLL's promise: the first vector is at most 2^((r-1)/2) times the shortest. Brute force over small ones.
+        box = itertools.product(range(-3, 4), repeat=len(basis))
+        shortest = min(float(v @ v) for c in box if any(c) for v in [np.array(c) @ basis])
+        assert basis[0] @ basis[0] <= 2 ** (len(basis) - 1) * shortest + 1e-9
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        dirichlet(40, 10, 0),
+        np.random.default_rng(1).integers(0, 1000, (25, 10)),
+        np.eye(10, dtype=int)[np.arange(30) % 10] * 50,  # one class each, all of one size
+        np.eye(5, dtype=int)[np.arange(12) % 5] * np.arange(1, 13)[:, None],
+    ],
+    ids=["dirichlet", "dense", "one class, one size", "one class, sizes"],
+)
+def test_products_alone_give_everybody_away(counts: Any) -> None:
+    found = from_products(counts @ counts.T, counts.sum(axis=1), counts.shape[1])
+    assert found is not None and not found.named
+    assert exact(found, counts).all()
+    assert share_error(found, counts).max() < 1e-9
+
+
+def test_one_known_client_gives_the_names() -> None:
+    counts = dirichlet(30, 6, 3)
+    counts[4] = [1, 2, 3, 4, 5, 6]
+    found = from_products(counts @ counts.T, counts.sum(axis=1), 6)
+    assert found is not None
+    named = with_names(found, {4: counts[4]})
+    assert named.named and np.array_equal(named.counts, counts)
+    alike = with_names(found, {4: [7, 7, 7, 7, 7, 7]})  # this one tells no class from another
+    assert not alike.named
+
+
+def test_too_few_clients_do_not_tell() -> None:
+    counts = np.array([[9, 4, 1], [2, 7, 7]])
+    assert from_products(counts @ counts.T, counts.sum(axis=1), 3) is None
+    with pytest.raises(InputError, match="N sizes"):
+        from_products(np.eye(3), [1, 2], 3)
+
+
+def test_sybils_solve_one_linear_system() -> None:
+    counts = dirichlet(50, 10, 5)
+    sybils = np.array(sybil_counts(10, 60))
+    everyone = np.vstack([counts, sybils])
+    gram = everyone @ everyone.T
+    found = from_sybils(gram[50:, :50], sybils)
+    assert found.named and exact(found, counts).all()
+    fewer = from_sybils(gram[50:59, :50], sybils[:9])  # nine of ten: the tenth class stays open
+    assert exact(fewer, counts).mean() < 0.9
+    assert np.allclose(fewer.counts[:, :9], counts[:, :9])
+
+
+def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
+    """Under epsilon-DP nobody tells two neighbours apart more often than the bound; without it, always."""
+    epsilon, trials = 1.0, 1500
+    rng = np.random.default_rng(7)
+    below = lambda n: int(rng.integers(n))  # noqa: E731
+    noise = CountNoise(epsilon=epsilon)
+    a, b = np.array([20, 10, 5]), np.array([19, 11, 5])  # one sample has another label
+    sybils = np.array(sybil_counts(3, 30))
+    right = plain = 0
+    for trial in range(trials):
+        truth = a if trial % 2 else b
+        seen = noise.noisy(truth, below)
+        # The server forms S from what it was told, and the sybils solve for it.
+        found = from_sybils(sybils @ seen, sybils).counts.reshape(-1)
+        assert np.allclose(found, seen)
+        # The best guess there is: the likelihood of both neighbours under two-sided geometric noise.
+        right += (np.abs(found - a).sum() < np.abs(found - b).sum()) == bool(trial % 2)
+        exactly = from_sybils(sybils @ truth, sybils).counts.reshape(-1)
+        plain += np.allclose(exactly, a) == bool(trial % 2)
+    assert plain == trials
+    slack = 3 * np.sqrt(0.25 / trials)
+    assert right / trials <= guess_bound(epsilon) + slack
+    assert right / trials > 0.55  # the attack is not a straw man
+    counts = dirichlet(40, 10, 8)
+    seen = np.array([noise.noisy(c, below) for c in counts])
+    found = from_products(seen @ seen.T, counts.sum(axis=1), 10)
+    assert found is None or not exact(found, counts).any()
+
+
+def test_factor_attack_beats_ignorance_when_products_are_blurred() -> None:
+    counts = dirichlet(60, 5, 9, alpha=0.2)
+    rng = np.random.default_rng(1)
+    gram = counts @ counts.T + rng.normal(size=(60, 60)) * 30
+    found = from_factor(gram, counts.sum(axis=1), 5, rng, tries=4, steps=150)
+    ignorance = Recovered(np.ones((60, 5)), named=True)
+    assert share_error(found, counts).mean() < 0.3 * share_error(ignorance, counts).mean()
+
+
+def test_errors_are_distances_of_shares() -> None:
+    truth = np.array([[10, 0], [0, 10]])
+    assert share_error(Recovered(np.array([[0.0, 5.0], [5.0, 0.0]]), named=True), truth).tolist() == [1.0, 1.0]
+    assert share_error(Recovered(np.array([[0.0, 5.0], [5.0, 0.0]]), named=False), truth).tolist() == [0.0, 0.0]
+    assert share_error(Recovered(np.zeros((2, 2)), named=True), truth).tolist() == [0.5, 0.5]
