@@ -10,6 +10,7 @@ from fedcohort.numerics.label_shares import (
     by_auxiliary_moments,
     by_gradient_norms,
     by_moments,
+    by_relative_softmax,
     by_softmax,
 )
 
@@ -81,3 +82,13 @@ def test_gradient_norms_are_small_where_the_client_has_trained():
     found = by_gradient_norms(norms, 0.001)
     assert found[0].argmax() == 1 and found[0, 1] > 0.9
     assert abs(found[1] - 1 / 3).max() < 0.01
+
+
+def test_relative_softmax_knows_no_scale():
+    rng = np.random.default_rng(3)
+    updates = rng.normal(size=(6, 4))
+    assert np.allclose(by_relative_softmax(updates, 0.5), by_relative_softmax(1e-6 * updates + 7.0, 0.5))
+    assert np.allclose(by_relative_softmax(np.zeros((2, 4)), 0.5), 0.25)
+    assert by_relative_softmax(np.empty((0, 4)), 0.5).shape == (0, 4)
+    still = by_relative_softmax(np.vstack([updates, 1e-3 * updates[:1]]), 0.5)
+    assert abs(still[-1] - 0.25).max() < 0.01  # moved little beside the others: balanced

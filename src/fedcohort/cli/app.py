@@ -20,6 +20,7 @@ from fedcohort.cli.init import init
 from fedcohort.cli.keyholder import keyholder_app
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
+from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.run import run
 from fedcohort.errors import FedcohortError
@@ -57,6 +58,7 @@ for _command in (compare, init, run, report, explain, dashboard, analytics, chec
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")
 app.add_typer(keyholder_app, name="keyholder")
+app.add_typer(privacy_app, name="privacy")
 
 
 def main() -> None:

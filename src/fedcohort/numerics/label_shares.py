@@ -34,6 +34,19 @@ def by_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
+def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
+    r"""Return (k, B) shares as :func:`by_softmax` does, with T a multiple of the cohort's typical update.
+
+    T = ``temperature`` times the root mean square of the cohort's updates, each without its mean. Learning rate, number
+    of local steps and the round then need no tuning; a client that moves less than the others counts as balanced.
+    """
+    moved = np.asarray(updates, np.float64)
+    scale = float(np.sqrt(((moved - moved.mean(axis=-1, keepdims=True)) ** 2).mean())) if moved.size else 0.0
+    if scale == 0.0:
+        return np.full(moved.shape, 1.0 / moved.shape[-1])
+    return by_softmax(moved, temperature * scale)
+
+
 def by_moments(updates: ArrayLike, step: float, predicted: ArrayLike | None = None) -> FloatArray:
     r"""Return (k, B) shares :math:`D = \bar p + \Delta b / \eta R`, made shares. Exact for one full-batch step.
 

@@ -1,8 +1,8 @@
 """The key holder as a process of its own: HTTPS with a token, three questions, limits on all of them.
 
 It is Python's own ``http.server`` behind ``ssl``: whoever must trust the key holder has SEAL and the standard library
-to trust, no web framework. One request carries all rows of an opening, read and decrypted one after the other, so that an
-opening happens as a whole or not at all.
+to trust, no web framework. One request carries all rows of an opening, read and decrypted one after the other, so that
+an opening happens as a whole or not at all.
 
 ======  ================  ===============================================================================
 method  path              meaning
@@ -216,6 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, code: int, body: dict[str, Any], **headers: str) -> None:
         data = json.dumps(body).encode()
+        self._skim()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -226,6 +227,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
+
+    def _skim(self) -> None:
+        """Read on a little before a refusal: a peer that is still sending would lose the answer with the connection."""
+        until = time.monotonic() + 5.0
+        while self._left > 0 and time.monotonic() < until:
+            data = self.rfile.read(min(self._left, 1 << 16))
+            if not data:
+                return
+            self._left -= len(data)
 
     def _refuse(self, code: int, kind: str, message: str, wait: float = 0.0, **more: Any) -> None:
         log.warning("refused %s from %s: %s", self.path, self.address_string(), message)

@@ -3,7 +3,7 @@
 from fedcohort.selectors.active_fl import ActiveFL
 from fedcohort.selectors.balanced import Balanced
 from fedcohort.selectors.fedacs import FedAcs
-from fedcohort.selectors.fedcbs import FedCBS
+from fedcohort.selectors.fedcbs import BlindFedCBS, FedCBS
 from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb
 from fedcohort.selectors.fedcor import FedCor
 from fedcohort.selectors.flash import Flash
@@ -15,6 +15,7 @@ __all__ = [
     "ActiveFL",
     "All",
     "Balanced",
+    "BlindFedCBS",
     "FedAcs",
     "FedCBS",
     "FedCmTs",
