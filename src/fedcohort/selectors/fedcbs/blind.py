@@ -42,8 +42,8 @@ class BlindFedCBS(Selector[BlindState]):
         P(c_m \mid c_1 \dots c_{m-1}) &\propto QCID(\hat M_m)^{-\beta_m}
 
     Symbols: :math:`\Delta b_n` = update of the output layer's bias, T = ``temperature`` times the root mean square of
-    the cohort's updates, QCID, beta_m = ``beta`` * m, lambda = ``exploration`` and L_b = ``floor`` as in ``fedcbs``, with
-    the sizes q_n and label counts q_n * D_n.
+    the cohort's updates, QCID, beta_m = ``beta`` * m, lambda = ``exploration`` and L_b = ``floor`` as in ``fedcbs``,
+    with the sizes q_n and label counts q_n * D_n.
 
     A client that was never seen counts as balanced, which makes it attractive: the first rounds look at everybody.
     What it knows it knows from updates in the clear; under secure aggregation there is nothing to see.

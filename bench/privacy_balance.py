@@ -1,0 +1,137 @@
+"""How much balance and accuracy private labels leave: noise by epsilon, estimates, exact products.
+
+Run: python bench/privacy_balance.py [--folder DATA] [--rounds 200] [--seeds 3]; writes docs/img/privacy-epsilon.png and
+bench/results/privacy_balance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation
+
+EPSILONS = (0.5, 1, 2, 4, 8)
+ROOT = Path(__file__).parents[1]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "digits, 29 samples a client": {
+        "data": {"name": "digits"},
+        "scenario": {"partition": {"name": "dirichlet", "clients": 50, "alpha": 0.1}},
+        "local": {"batch_size": 16, "steps": 10, "lr": 0.05},
+    },
+    "Fashion-MNIST, 300 samples a client": {
+        "data": {"name": "fashion-mnist"},
+        "scenario": {"partition": {"name": "dirichlet", "clients": 200, "alpha": 0.1}},
+        "local": {"batch_size": 32, "steps": 10, "lr": 0.05},
+    },
+}
+
+
+def experiment(setting: dict[str, Any], folder: str | None, rounds: int, seeds: int) -> Experiment:
+    selectors: dict[str, Any] = {
+        "uniform": {},
+        "exact": {"name": "fedcbs"},
+        "blind": {"name": "fedcbs-blind", "labels": "none"},
+    }
+    for epsilon in EPSILONS:
+        selectors[f"epsilon {epsilon}"] = {"name": "fedcbs", "labels": {"name": "noisy", "epsilon": float(epsilon)}}
+    table = {
+        **setting,
+        "data": {**setting["data"], **({"folder": folder} if folder and setting["data"]["name"] != "digits" else {})},
+        "seeds": seeds,
+        "model": {"name": "mlp"},
+        "run": {"rounds": rounds, "cohort": 10, "eval_every": 5, "device": "cpu"},
+        "selectors": selectors,
+    }
+    return Experiment.from_dict(table)
+
+
+def measured(folder: str | None, rounds: int, seeds: int) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """For each setting and label: QCID and accuracy of every seed (last quarter of the rounds)."""
+    found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for title, setting in SETTINGS.items():
+        with tempfile.TemporaryDirectory() as place:
+            out = Path(place) / "out"
+            Simulation(experiment(setting, folder, rounds, seeds), out, device="cpu").run()
+            results = load(out)
+            by_run = {run.id: run.label for run in results.runs}
+            rows = results.rounds.to_pylist()
+            found[title] = {}
+            for label in dict.fromkeys(by_run.values()):
+                runs = [run for run, of in by_run.items() if of == label]
+                late = [[r for r in rows if r["run"] == run and r["round"] >= 3 * rounds // 4] for run in runs]
+                qcid = [float(np.mean([r["qcid"] for r in part])) for part in late]
+                accuracy = [
+                    float(
+                        np.mean(
+                            [r["accuracy"] for r in part if r["accuracy"] is not None and np.isfinite(r["accuracy"])]
+                        )
+                    )
+                    for part in late
+                ]
+                found[title][label] = (qcid, accuracy)
+    return found
+
+
+def picture(found: dict[str, Any], path: Path) -> None:
+    figure = make_subplots(rows=1, cols=2, subplot_titles=("QCID of the cohorts (lower is better)", "accuracy"))
+    colours = ("#1f77b4", "#d95f02")
+    for (title, labels), colour in zip(found.items(), colours, strict=True):
+        for column, place in ((1, 0), (2, 1)):
+            values = [labels[f"epsilon {e}"][place] for e in EPSILONS]
+            figure.add_trace(
+                go.Scatter(
+                    x=EPSILONS, y=[np.mean(v) for v in values], name=title, legendgroup=title, showlegend=column == 1,
+                    error_y={"array": [np.std(v) for v in values]}, line={"color": colour}, mode="lines+markers",
+                ),
+                row=1, col=column,
+            )  # fmt: skip
+            for label, dash in (("exact", "dash"), ("blind", "dashdot"), ("uniform", "dot")):
+                figure.add_trace(
+                    go.Scatter(
+                        x=[EPSILONS[0], EPSILONS[-1]], y=[np.mean(labels[label][place])] * 2, name=f"{label}",
+                        legendgroup=title, showlegend=column == 1, mode="lines",
+                        line={"color": colour, "dash": dash, "width": 1.5},
+                    ),
+                    row=1, col=column,
+                )  # fmt: skip
+    figure.update_xaxes(type="log", title="epsilon", tickvals=EPSILONS)
+    figure.update_yaxes(type="log", row=1, col=1)
+    figure.update_layout(template="plotly_white", width=1100, height=460, margin={"t": 50, "b": 50, "l": 60, "r": 20})
+    figure.write_image(path, scale=2)
+
+
+def page(found: dict[str, Any], rounds: int, seeds: int) -> str:
+    lines = [
+        "# Balance and accuracy that private labels leave",
+        "",
+        f"`python bench/privacy_balance.py --rounds {rounds} --seeds {seeds}`: Dirichlet(0.1) label skew, MLP, cohorts "
+        f"of 10, {rounds} rounds, {seeds} seeds; means over the last quarter of the rounds, with the deviation over "
+        "seeds. Geometric noise, one release.",
+    ]
+    for title, labels in found.items():
+        lines += ["", f"## {title}", "", "| labels | QCID | accuracy |", "|---|---:|---:|"]
+        for label, (qcid, accuracy) in labels.items():
+            cells = [f"{np.mean(values):.4f} ± {np.std(values):.4f}" for values in (qcid, accuracy)]
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", help="where datasets are kept")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    outcome = measured(arguments.folder, arguments.rounds, arguments.seeds)
+    (ROOT / "bench/results/privacy_balance.md").write_text(page(outcome, arguments.rounds, arguments.seeds))
+    picture(outcome, ROOT / "docs/img/privacy-epsilon.png")
+    print(page(outcome, arguments.rounds, arguments.seeds))
