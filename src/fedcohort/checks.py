@@ -12,7 +12,7 @@ import numpy as np
 from fedcohort.arrays import AnyArray, FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.errors import DuplicateReportError, InputError, SelectorError, SignalError
-from fedcohort.journal import ReplyBlock
+from fedcohort.journal import ReplyBlock, ReplyRow
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
 from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
 from fedcohort.specs import selector_name
@@ -142,6 +142,24 @@ def check_report(
                 )
     kept &= ok
     return ReplyBlock(report.ticket, time.time(), False, clients, sealed(status), sealed(kept), columns)
+
+
+def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundReport) -> IntArray:
+    """Check a report that comes after its round was closed and return the clients it names."""
+    replies = {reply.client: reply for reply in known}
+    clients = table.indices(report.clients)
+    for c in clients.tolist():
+        if c not in replies:
+            raise InputError(
+                f"The report for ticket {report.ticket} names client {table.name(c)!r}, which was not asked to train."
+            )
+        if replies[c].status != Status.MISSING or replies[c].late:
+            raise DuplicateReportError(
+                f"Ticket {report.ticket} is closed and client {table.name(c)!r} was reported already."
+            )
+    if not len(clients):
+        raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")
+    return clients
 
 
 def _check_reported(

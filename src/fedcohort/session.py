@@ -20,11 +20,12 @@ import numpy as np
 from fedcohort import rng as streams
 from fedcohort import shadows as watchers
 from fedcohort.arrays import BoolArray, IntArray
-from fedcohort.checks import check_answer, check_cohort, check_report, check_signals
+from fedcohort.checks import check_answer, check_cohort, check_late, check_report, check_signals
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Coverage, Guard
-from fedcohort.errors import DuplicateReportError, InputError, TicketError
+from fedcohort.errors import InputError, TicketError
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
+from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import pack_many, sealed_state
 from fedcohort.journal.explain import ABANDONED, recorded_scores
 from fedcohort.journal.store import Commit
@@ -73,6 +74,8 @@ class Session:
         Selectors that see the same requests and reports; what they would have picked is recorded.
     commit : "always" or "manual"
         Whether each event is durable when its call returns, or only after :meth:`commit`.
+    audit : bool
+        Whether to chain the record by digests and to keep answers, for ``fedcohort audit``.
 
     Examples
     --------
@@ -96,6 +99,7 @@ class Session:
         journal: str | Path | None = None,
         shadows: Mapping[str, Selector[Any]] | None = None,
         commit: Commit = "always",
+        audit: bool = False,
     ) -> None:
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
@@ -126,6 +130,7 @@ class Session:
             "shadows": self._shadow_specs(),
             "signals": None if self._signals is None else sorted(self._signals),
             "host": None,
+            "audit": new_nonce() if audit else None,
         }
         self._journal = Journal.create(journal, meta, commit)
         self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
@@ -231,10 +236,13 @@ class Session:
         signals: Iterable[Signal] | None = None,
         shadows: Mapping[str, Selector[Any]] | None = None,
         commit: Commit = "always",
+        audit: bool = False,
     ) -> Session:
         """Continue the session at ``path`` or, when there is none, start it."""
         if is_blank(path):
-            return cls(selector, clients, seed=seed, signals=signals, journal=path, shadows=shadows, commit=commit)
+            return cls(
+                selector, clients, seed=seed, signals=signals, journal=path, shadows=shadows, commit=commit, audit=audit
+            )
         return cls.open(path, selector, shadows=shadows, commit=commit)
 
     def _cohort_from(self, row: CohortRow) -> Cohort:
@@ -548,6 +556,8 @@ class Session:
             stop=cohort.stop,
         )
         with self._journal.event():
+            if answer is not None:
+                self._journal.add_answer(cohort.ticket, answer.values)
             everyone = len(candidates) == self.table.n
             self._journal.add_cohort(row, None if everyone else candidates, self.table.n)
             scores = recorded_scores(cohort)
@@ -661,20 +671,7 @@ class Session:
             raise TicketError(
                 f"There is no ticket {report.ticket}; this session has given out 0 to {self._ticket - 1}."
             )
-        known = {reply.client: reply for reply in self._journal.replies(report.ticket)}
-        clients = self.table.indices(report.clients)
-        for c in clients.tolist():
-            if c not in known:
-                raise InputError(
-                    f"The report for ticket {report.ticket} names client {self.table.name(c)!r}, which was not asked "
-                    "to train."
-                )
-            if known[c].status != Status.MISSING or known[c].late:
-                raise DuplicateReportError(
-                    f"Ticket {report.ticket} is closed and client {self.table.name(c)!r} was reported already."
-                )
-        if not len(clients):
-            raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")
+        clients = check_late(self.table, self._journal.replies(report.ticket), report)
         with self._journal.event():
             self._journal.add_replies(ReplyBlock.alike(report.ticket, time.time(), clients, Status.LATE, late=True))
 

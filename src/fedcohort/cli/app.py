@@ -11,6 +11,7 @@ import typer
 
 import fedcohort
 from fedcohort.cli.analytics import analytics
+from fedcohort.cli.audit import audit
 from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
@@ -53,7 +54,7 @@ def root(
     )
 
 
-for _command in (compare, init, run, report, explain, dashboard, analytics, check):
+for _command in (compare, init, run, report, explain, dashboard, analytics, check, audit):
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")

@@ -24,6 +24,15 @@ import fedcohort
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
 from fedcohort.errors import JournalError
+from fedcohort.journal.chain import (
+    Chain,
+    Link,
+    cohort_payload,
+    links,
+    replies_payload,
+    start_payload,
+    table_payload,
+)
 from fedcohort.journal.codec import (
     changed_rows,
     decode_scalar,
@@ -79,6 +88,26 @@ class CohortRow:
     stop: str | None
 
 
+def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
+    """Return a client table and its members as they are stored."""
+    facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
+    if table.has_names:
+        facts["names"] = zlib.compress(json.dumps(table.names).encode(), 1)
+    if "sizes" in table.signals:
+        facts["sizes"] = pack(table.sizes)
+    if "label-products" in table.signals:
+        match table.labels:
+            case LabelCounts(counts=counts):
+                facts["label_counts"] = pack(counts)
+            case LabelFactor(factor=factor, classes=classes):
+                facts["label_factor"] = pack(factor)
+                facts["classes"] = json.dumps(classes).encode()
+            case LabelGram(gram=gram, classes=classes):
+                facts["label_gram"] = pack(gram)
+                facts["classes"] = json.dumps(classes).encode()
+    return facts
+
+
 def _optional(data: bytes | None) -> AnyArray | None:
     return None if data is None else unpack(data)
 
@@ -97,6 +126,7 @@ class Journal:
         self._delta_bytes: dict[tuple[str, str], int] = {}
         self._saved: dict[str, dict[str, AnyArray | Any]] = {}
         self._durable = (-1, -1)
+        self._chain: Chain | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -127,6 +157,8 @@ class Journal:
             everything = {**meta, "fedcohort": fedcohort.__version__, "created": time.time()}
             for key, value in everything.items():
                 journal.set_meta(key, value)
+            if meta.get("audit") is not None:
+                journal._chain = Chain.started(journal._db, meta)
         return journal
 
     def created(self) -> None:
@@ -141,6 +173,8 @@ class Journal:
         path = Path(path)
         lock = _locked(path) if path.exists() else None
         journal = cls(_checked(path, lock), path, lock, commit)
+        if journal.meta().get("audit") is not None:
+            journal._chain = Chain(journal._db)
         if commit == "manual":
             journal._mark_durable()
             journal._db.execute("BEGIN IMMEDIATE")
@@ -178,6 +212,8 @@ class Journal:
                     for statement in undo.split("; "):
                         self._db.execute(statement)
                 self._saved.clear()
+                if self._chain is not None:
+                    self._chain.forget()
                 raise
 
     def commit(self) -> None:
@@ -230,22 +266,15 @@ class Journal:
 
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
         """Store the client table and who is a member."""
-        facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
-        if table.has_names:
-            facts["names"] = zlib.compress(json.dumps(table.names).encode(), 1)
-        if "sizes" in table.signals:
-            facts["sizes"] = pack(table.sizes)
-        if "label-products" in table.signals:
-            match table.labels:
-                case LabelCounts(counts=counts):
-                    facts["label_counts"] = pack(counts)
-                case LabelFactor(factor=factor, classes=classes):
-                    facts["label_factor"] = pack(factor)
-                    facts["classes"] = json.dumps(classes).encode()
-                case LabelGram(gram=gram, classes=classes):
-                    facts["label_gram"] = pack(gram)
-                    facts["classes"] = json.dumps(classes).encode()
+        facts = table_facts(table, active)
         self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+        if self._chain is not None:
+            self._chain.add_table(facts, table.n)
+
+    def add_answer(self, ticket: int, answer: Mapping[Any, AnyArray]) -> None:
+        """Record what a selector was told before it chose; only a chained journal keeps it."""
+        if self._chain is not None:
+            self._chain.add_answer(ticket, {str(signal): values for signal, values in answer.items()})
 
     def add_cohort(self, row: CohortRow, candidates: IntArray | None, n: int) -> None:
         """Record a cohort; ``candidates`` is None when everybody in the federation was one."""
@@ -254,23 +283,14 @@ class Journal:
             bits = np.zeros(n, np.bool_)
             bits[candidates] = True
             mask = zlib.compress(np.packbits(bits).tobytes(), 1)
+        weights, work = (None if x is None else pack(x) for x in (row.weights, row.work))
+        chosen = (row.wanted, row.n_candidates, mask, pack(row.clients), weights, work)
         self._db.execute(
             "INSERT INTO cohorts VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
-            (
-                row.ticket,
-                row.round,
-                row.asked_at,
-                row.told_at,
-                row.wanted,
-                row.n_candidates,
-                mask,
-                pack(row.clients),
-                None if row.weights is None else pack(row.weights),
-                None if row.work is None else pack(row.work),
-                json.dumps(dict(row.notes)),
-                row.stop,
-            ),
+            (row.ticket, row.round, row.asked_at, row.told_at, *chosen, json.dumps(dict(row.notes)), row.stop),
         )
+        if self._chain is not None:
+            self._chain.add("cohort", row.ticket, cohort_payload((row.ticket, row.round, *chosen)))
 
     def add_scores(self, ticket: int, selector: str, picked: IntArray, scores: bytes | None, note: str | None) -> None:
         """Record what a selector ('' is the session's own) picked and the scores it picked by, as packed arrays."""
@@ -278,14 +298,18 @@ class Journal:
 
     def add_replies(self, block: ReplyBlock) -> None:
         """Record the replies of one report; they take the place of what was recorded for the same clients before."""
-        self._db.execute(
-            "INSERT INTO replies (ticket, at, late, data) VALUES (?,?,?,?)",
-            (block.ticket, block.at, block.late, block.encoded()),
+        data = block.encoded()
+        added = self._db.execute(
+            "INSERT INTO replies (ticket, at, late, data) VALUES (?,?,?,?)", (block.ticket, block.at, block.late, data)
         )
+        if self._chain is not None:
+            self._chain.add("replies", int(added.lastrowid or 0), replies_payload(block.ticket, block.late, data))
 
     def close_cohort(self, ticket: int) -> None:
         """Mark a cohort as told."""
         self._db.execute("UPDATE cohorts SET told_at = ? WHERE ticket = ?", (time.time(), ticket))
+        if self._chain is not None:
+            self._chain.add("close", ticket, str(ticket).encode())
 
     def add_metrics(self, round_: int, values: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after a round."""
@@ -333,6 +357,11 @@ class Journal:
         self._saved.pop(selector, None)
         for key in [key for key in self._delta_bytes if key[0] == selector]:
             del self._delta_bytes[key]
+
+    @property
+    def commitment(self) -> str | None:
+        """The newest link of the chain over everything recorded, in hexadecimal; None without a chain."""
+        return None if self._chain is None else self._chain.tip.hex()
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -389,6 +418,36 @@ class Journal:
             self._delta_bytes[(selector, name)] = size
         self._saved[selector] = fields
         return cls(**fields)
+
+    def links(self) -> list[tuple[Link, bytes]]:
+        """Return the links of the chain, each with the bytes on record that it should be over."""
+        found = []
+        final, _ = self.table()
+        for link in links(self._db):
+            match link.kind:
+                case "start":
+                    payload = start_payload(self.meta())
+                case "table":
+                    bits = np.unpackbits(unpack(link.data or b""), count=link.ref)
+                    payload = table_payload(table_facts(final.first(link.ref), bits))
+                case "cohort":
+                    row = self._db.execute(
+                        "SELECT ticket, round, wanted, n_candidates, candidates, clients, weights, work FROM cohorts "
+                        "WHERE ticket = ?",
+                        (link.ref,),
+                    ).fetchone()
+                    payload = cohort_payload(row or ())
+                case "replies":
+                    row = self._db.execute(
+                        "SELECT ticket, late, data FROM replies WHERE id = ?", (link.ref,)
+                    ).fetchone()
+                    payload = replies_payload(*row) if row else b""
+                case "close":
+                    payload = str(link.ref).encode()
+                case _:
+                    payload = link.data or b""
+            found.append((link, payload))
+        return found
 
     def cohorts(self, *, round_: int | None = None, pending: bool = False, after: int = -1) -> list[CohortRow]:
         """Return cohorts in order: all, of one round, those not yet told, or those with a ticket above ``after``."""

@@ -1,0 +1,135 @@
+"""A chain of digests over a journal: whoever keeps one of them can tell later whether anything before it was changed.
+
+Each link is SHA-256 of the link before, what kind of thing was recorded, and its bytes as they are stored. The first
+one commits to the seed (behind a random nonce), the selector and the clients, before anything is chosen; the link of a
+round's inputs comes before the link of its cohort.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedcohort.arrays import AnyArray
+from fedcohort.journal.codec import pack_many
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS chain "
+    "(id INTEGER PRIMARY KEY, kind TEXT NOT NULL, ref INTEGER NOT NULL, data BLOB, link BLOB NOT NULL)"
+)
+_START = b"fedcohort chain 1"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link.
+
+    Parameters
+    ----------
+    kind : str
+        "start", "table", "answer", "cohort", "replies" or "close".
+    ref : int
+        The ticket, or the row of the journal's replies, or the number of clients.
+    data : bytes or None
+        What no other table keeps.
+    link : bytes
+        The digest.
+    """
+
+    kind: str
+    ref: int
+    data: bytes | None
+    link: bytes
+
+
+def joined(before: bytes, kind: str, payload: bytes) -> bytes:
+    """Return the next link."""
+    return hashlib.sha256(before + kind.encode() + b"\0" + payload).digest()
+
+
+def start_payload(meta: Mapping[str, Any]) -> bytes:
+    """Return what the first link is over: the hidden seed, the selector, the signals."""
+    known = {key: meta[key] for key in ("selector", "signals")}
+    return json.dumps([seed_commitment(meta["audit"], int(meta["seed"])), known], sort_keys=True).encode()
+
+
+def seed_commitment(nonce: str, seed: int) -> str:
+    """Return what a seed is committed to by; without the nonce it tells nothing about the seed."""
+    return hashlib.sha256(f"{nonce}:{seed}".encode()).hexdigest()
+
+
+def new_nonce() -> str:
+    """Return a nonce for :func:`seed_commitment`."""
+    return secrets.token_hex(32)
+
+
+def cohort_payload(row: tuple[Any, ...]) -> bytes:
+    """Return the bytes of a recorded cohort: ticket, round, size asked for, candidates, clients, weights, work."""
+    return repr([bytes(x) if isinstance(x, (bytes, memoryview)) else x for x in row]).encode()
+
+
+def table_payload(facts: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of the client table and who is a member."""
+    plain = {name: zlib.decompress(data) if name == "names" else data for name, data in facts.items()}
+    return b"".join(name.encode() + b"\0" + hashlib.sha256(plain[name]).digest() for name in sorted(plain))
+
+
+def replies_payload(ticket: int, late: bool, data: bytes) -> bytes:
+    """Return the bytes of one report's replies."""
+    return f"{ticket} {int(late)} ".encode() + data
+
+
+class Chain:
+    """Adds links to a journal's database, in the transaction of what they are about."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._tip: bytes | None = None
+
+    @classmethod
+    def started(cls, db: sqlite3.Connection, meta: Mapping[str, Any]) -> Chain:
+        """Start a chain in a new journal."""
+        db.execute(_SCHEMA)
+        chain = cls(db)
+        chain._tip = _START
+        chain.add("start", 0, start_payload(meta))
+        return chain
+
+    @property
+    def tip(self) -> bytes:
+        """The newest link."""
+        if self._tip is None:
+            self._tip = self._db.execute("SELECT link FROM chain ORDER BY id DESC LIMIT 1").fetchone()[0]
+        return self._tip
+
+    def forget(self) -> None:
+        """Read the newest link again: the transaction was rolled back."""
+        self._tip = None
+
+    def add(self, kind: str, ref: int, payload: bytes, data: bytes | None = None) -> None:
+        """Add a link over ``payload``."""
+        link = joined(self.tip, kind, payload)
+        self._db.execute("INSERT INTO chain (kind, ref, data, link) VALUES (?,?,?,?)", (kind, ref, data, link))
+        self._tip = link
+
+    def add_answer(self, ticket: int, values: Mapping[str, AnyArray]) -> None:
+        """Add what a selector was told before it chose; the chain itself keeps it."""
+        data = pack_many(values)
+        self.add("answer", ticket, data, data)
+
+    def add_table(self, facts: Mapping[str, bytes], n: int) -> None:
+        """Add the client table; of it the chain keeps who is a member."""
+        self.add("table", n, table_payload(facts), facts["active"])
+
+
+def links(db: sqlite3.Connection) -> Iterator[Link]:
+    """Yield the links of a journal in order; none when it has no chain."""
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'chain'").fetchone():
+        for kind, ref, data, link in db.execute("SELECT kind, ref, data, link FROM chain ORDER BY id"):
+            yield Link(kind, ref, data, link)
