@@ -428,7 +428,10 @@ class Journal:
                 case "start":
                     payload = start_payload(self.meta())
                 case "table":
-                    bits = np.unpackbits(unpack(link.data or b""), count=link.ref)
+                    try:
+                        bits = np.unpackbits(unpack(link.data or b""), count=link.ref)
+                    except ValueError:  # somebody wrote something else there: the link will not fit
+                        bits = np.empty(0, np.uint8)
                     payload = table_payload(table_facts(final.first(link.ref), bits))
                 case "cohort":
                     row = self._db.execute(
