@@ -332,19 +332,6 @@ class ClientTable:
             differ |= (ours != theirs).any(axis=1) if ours.shape == theirs.shape else True
         return np.flatnonzero(differ)
 
-    def first(self, n: int) -> ClientTable:
-        """Return the table of the first ``n`` clients, as it was before the others joined."""
-        labels = self._labels
-        match labels:
-            case LabelCounts():
-                labels = LabelCounts(labels.counts[:n])
-            case LabelFactor():
-                labels = LabelFactor(labels.factor[:n], labels.classes)
-            case LabelGram():
-                labels = LabelGram(labels.gram[:n, :n], labels.classes)
-        names = None if self._names is None else self._names[:n]
-        return ClientTable(names=names, sizes=None if self._sizes is None else self._sizes[:n], labels=labels, n=n)
-
     def extended(self, other: ClientTable) -> ClientTable:
         """Return this table followed by the clients of ``other``, which must carry the same facts."""
         if self.signals != other.signals:

@@ -48,6 +48,13 @@ def play(path: Path, selector: str = "fedcbs", seed: int = 3) -> list[str]:
             session.join(ClientTable(names=names[12:], sizes=sizes[12:], labels=rows))
         if round_ == 5:
             session.leave(["c1", "c2"])
+        if round_ == 6:
+            session.update_facts(ClientTable(names=names, sizes=sizes + 1, labels=LabelGram(gram, 4)))
+            question = session.query(RoundRequest(size=3))
+            losses = None if question is None else Answer(question, {Signal.LOSS: rng.random(len(question.clients))})
+            given_up = session.ask(RoundRequest(size=3), losses)
+            session.tell(RoundReport(given_up.ticket, given_up.clients[:1], status=[Status.FAILED], complete=False))
+            session.abandon(given_up.ticket, "nobody came")
         if round_ == 7:
             session.rejoin(["c2"])
             session.close()
@@ -83,7 +90,7 @@ def test_honest_journals_are_confirmed(tmp_path: Path, selector: str) -> None:
     path = tmp_path / "run.sqlite"
     kept = play(path, selector)
     found = verify(path, seed=3, receipts=dict.fromkeys(kept, "kept"))
-    assert found.problem is None and found.confirmed and found.rounds == 12
+    assert found.problem is None and found.confirmed and found.rounds == 13
     assert len(set(kept)) == 12
     assert sum(found.picked.values()) >= 40 and found.candidate["c0"] <= 12
 
@@ -159,12 +166,12 @@ def test_a_cohort_outside_the_chain(tmp_path: Path) -> None:
     path = tampered(
         tmp_path,
         (
-            "INSERT INTO cohorts SELECT 12, 12, asked_at, told_at, wanted, n_candidates, candidates, clients, weights, "
+            "INSERT INTO cohorts SELECT 13, 99, asked_at, told_at, wanted, n_candidates, candidates, clients, weights, "
             "work, notes, stop FROM cohorts WHERE ticket = 11",
             (),
         ),
     )
-    assert "Round 12 is on record but not in the chain" in str(verify(path).problem)
+    assert "Round 99 is on record but not in the chain" in str(verify(path).problem)
 
 
 def test_command(tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_command(tmp_path: Path) -> None:
     kept = play(path)
     (tmp_path / "kept.txt").write_text("".join(f"{c} round {i}\n" for i, c in enumerate(kept)))
     run = CliRunner().invoke(app, ["audit", str(path), "--receipts", str(tmp_path / "kept.txt"), "--client", "c3"])
-    assert run.exit_code == 0 and "confirmed: 12 rounds" in run.stdout and "c3: candidate in" in run.stdout
+    assert run.exit_code == 0 and "confirmed: 13 rounds" in run.stdout and "c3: candidate in" in run.stdout
     machine = CliRunner().invoke(app, ["audit", str(path), "--seed", "9", "--format", "json"])
     assert machine.exit_code == 1
     assert json.loads(machine.stdout)["confirmed"] is False

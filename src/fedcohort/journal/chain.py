@@ -11,7 +11,6 @@ import hashlib
 import json
 import secrets
 import sqlite3
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +32,9 @@ class Link:
     Parameters
     ----------
     kind : str
-        "start", "table", "answer", "cohort", "replies" or "close".
+        "start", "table", "answer", "cohort", "replies", "close", or the kind of an event.
     ref : int
-        The ticket, or the row of the journal's replies, or the number of clients.
+        The ticket, or the row of the journal's replies.
     data : bytes or None
         What no other table keeps.
     link : bytes
@@ -74,12 +73,6 @@ def cohort_payload(row: tuple[Any, ...]) -> bytes:
     return repr([bytes(x) if isinstance(x, (bytes, memoryview)) else x for x in row]).encode()
 
 
-def table_payload(facts: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of the client table and who is a member."""
-    plain = {name: zlib.decompress(data) if name == "names" else data for name, data in facts.items()}
-    return b"".join(name.encode() + b"\0" + hashlib.sha256(plain[name]).digest() for name in sorted(plain))
-
-
 def replies_payload(ticket: int, late: bool, data: bytes) -> bytes:
     """Return the bytes of one report's replies."""
     return f"{ticket} {int(late)} ".encode() + data
@@ -91,6 +84,7 @@ class Chain:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._tip: bytes | None = None
+        self._facts: dict[str, bytes] = {}  # digests of the table's facts as last chained
 
     @classmethod
     def started(cls, db: sqlite3.Connection, meta: Mapping[str, Any]) -> Chain:
@@ -111,6 +105,7 @@ class Chain:
     def forget(self) -> None:
         """Read the newest link again: the transaction was rolled back."""
         self._tip = None
+        self._facts = {}
 
     def add(self, kind: str, ref: int, payload: bytes, data: bytes | None = None) -> None:
         """Add a link over ``payload``."""
@@ -123,9 +118,28 @@ class Chain:
         data = pack_many(values)
         self.add("answer", ticket, data, data)
 
-    def add_table(self, facts: Mapping[str, bytes], n: int) -> None:
-        """Add the client table; of it the chain keeps who is a member."""
-        self.add("table", n, table_payload(facts), facts["active"])
+    def add_table(self, facts: Mapping[str, bytes]) -> None:
+        """Add the client table; the chain keeps what is new in it, because the journal only keeps the last one."""
+        digests = {name: hashlib.sha256(data).digest() for name, data in facts.items()}
+        news = {name: data for name, data in facts.items() if self._facts.get(name) != digests[name]}
+        data = packed_facts(news)
+        self.add("table", 0, data, data)
+        self._facts = digests
+
+
+def packed_facts(facts: Mapping[str, bytes]) -> bytes:
+    """Return facts as one block of bytes."""
+    return json.dumps([[name, len(data)] for name, data in facts.items()]).encode() + b"\n" + b"".join(facts.values())
+
+
+def unpacked_facts(data: bytes) -> dict[str, bytes]:
+    """Return what :func:`packed_facts` joined."""
+    header, _, rest = data.partition(b"\n")
+    found, at = {}, 0
+    for name, length in json.loads(header):
+        found[name] = rest[at : at + length]
+        at += length
+    return found
 
 
 def links(db: sqlite3.Connection) -> Iterator[Link]:

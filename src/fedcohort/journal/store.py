@@ -22,7 +22,7 @@ import numpy as np
 
 import fedcohort
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
+from fedcohort.clients import ClientTable
 from fedcohort.errors import JournalError
 from fedcohort.journal.chain import (
     Chain,
@@ -31,7 +31,6 @@ from fedcohort.journal.chain import (
     links,
     replies_payload,
     start_payload,
-    table_payload,
 )
 from fedcohort.journal.codec import (
     changed_rows,
@@ -44,6 +43,7 @@ from fedcohort.journal.codec import (
     unpack_many,
 )
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
+from fedcohort.journal.tables import table_facts, table_of
 
 SCHEMA_VERSION = 2  # 1 kept a row for each client's reply
 _APPLICATION_ID = 0x46434A31  # "FCJ1"
@@ -86,26 +86,6 @@ class CohortRow:
     work: FloatArray | None
     notes: Mapping[str, Any]
     stop: str | None
-
-
-def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
-    """Return a client table and its members as they are stored."""
-    facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
-    if table.has_names:
-        facts["names"] = zlib.compress(json.dumps(table.names).encode(), 1)
-    if "sizes" in table.signals:
-        facts["sizes"] = pack(table.sizes)
-    if "label-products" in table.signals:
-        match table.labels:
-            case LabelCounts(counts=counts):
-                facts["label_counts"] = pack(counts)
-            case LabelFactor(factor=factor, classes=classes):
-                facts["label_factor"] = pack(factor)
-                facts["classes"] = json.dumps(classes).encode()
-            case LabelGram(gram=gram, classes=classes):
-                facts["label_gram"] = pack(gram)
-                facts["classes"] = json.dumps(classes).encode()
-    return facts
 
 
 def _optional(data: bytes | None) -> AnyArray | None:
@@ -262,14 +242,17 @@ class Journal:
 
     def add_event(self, kind: str, body: Mapping[str, Any]) -> None:
         """Append something that happened."""
-        self._db.execute("INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", (time.time(), kind, json.dumps(body)))
+        text = json.dumps(body)
+        self._db.execute("INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", (time.time(), kind, text))
+        if self._chain is not None:
+            self._chain.add(kind, int(body.get("ticket", -1)), text.encode(), text.encode())
 
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
         """Store the client table and who is a member."""
         facts = table_facts(table, active)
         self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
         if self._chain is not None:
-            self._chain.add_table(facts, table.n)
+            self._chain.add_table(facts)
 
     def add_answer(self, ticket: int, answer: Mapping[Any, AnyArray]) -> None:
         """Record what a selector was told before it chose; only a chained journal keeps it."""
@@ -371,18 +354,7 @@ class Journal:
 
     def table(self) -> tuple[ClientTable, AnyArray]:
         """Return the client table and the (N,) mask of members."""
-        facts: dict[str, bytes] = dict(self._db.execute("SELECT name, data FROM facts"))
-        n = int(json.loads(facts["n"]))
-        labels: LabelCounts | LabelFactor | LabelGram | None = None
-        if "label_counts" in facts:
-            labels = LabelCounts(unpack(facts["label_counts"]))
-        elif "label_factor" in facts:
-            labels = LabelFactor(unpack(facts["label_factor"]), int(json.loads(facts["classes"])))
-        elif "label_gram" in facts:
-            labels = LabelGram(unpack(facts["label_gram"]), int(json.loads(facts["classes"])))
-        names = json.loads(zlib.decompress(facts["names"])) if "names" in facts else None
-        table = ClientTable(names=names, sizes=_optional(facts.get("sizes")), labels=labels, n=n)
-        return table, np.unpackbits(unpack(facts["active"]), count=n).astype(np.bool_)
+        return table_of(dict(self._db.execute("SELECT name, data FROM facts")))
 
     def state(self, selector: str) -> dict[str, Any]:
         """Return the fields of a selector's state as last saved."""
@@ -422,17 +394,10 @@ class Journal:
     def links(self) -> list[tuple[Link, bytes]]:
         """Return the links of the chain, each with the bytes on record that it should be over."""
         found = []
-        final, _ = self.table()
         for link in links(self._db):
             match link.kind:
                 case "start":
                     payload = start_payload(self.meta())
-                case "table":
-                    try:
-                        bits = np.unpackbits(unpack(link.data or b""), count=link.ref)
-                    except ValueError:  # somebody wrote something else there: the link will not fit
-                        bits = np.empty(0, np.uint8)
-                    payload = table_payload(table_facts(final.first(link.ref), bits))
                 case "cohort":
                     row = self._db.execute(
                         "SELECT ticket, round, wanted, n_candidates, candidates, clients, weights, work FROM cohorts "

@@ -9,6 +9,7 @@ and reports; every cohort must come out as it is on record.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,10 @@ from fedcohort.arrays import AnyArray
 from fedcohort.clients import ClientTable, LabelGram, LabelGramRows
 from fedcohort.errors import FedcohortError, InputError, JournalError
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
-from fedcohort.journal.chain import Link, joined
-from fedcohort.journal.codec import unpack, unpack_many
+from fedcohort.journal.chain import Link, joined, unpacked_facts
+from fedcohort.journal.codec import unpack_many
+from fedcohort.journal.explain import ABANDONED
+from fedcohort.journal.tables import table_of
 from fedcohort.protocol import Answer, RoundReport, RoundRequest, Selector
 from fedcohort.session import Session
 from fedcohort.signals import Signal
@@ -93,6 +96,8 @@ class _Replay:
     def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
         self.journal, self.meta, self.selector = journal, meta, selector
         self.final, _ = journal.table()
+        self.facts: dict[str, bytes] = {}
+        self.abandoned: dict[int, str] = {}
         self.cohorts = {row.ticket: row for row in journal.cohorts()}
         self.session: Session | None = None
         self.answers: dict[int, Mapping[str, AnyArray]] = {}
@@ -108,7 +113,11 @@ class _Replay:
         try:
             if seed is not None and seed != self.meta["seed"]:
                 raise _Broken(f"The seed on record is {self.meta['seed']}, not {seed}, which was agreed on.")
-            for link, payload in self.journal.links():
+            chain = self.journal.links()
+            for link, _ in chain:
+                if link.kind == ABANDONED:
+                    self.abandoned[link.ref] = str(json.loads(link.data or b"{}").get("reason", ""))
+            for link, payload in chain:
                 tip = joined(tip, link.kind, payload)
                 if tip != link.link:
                     raise _Broken(f"{self._where(link)} was changed after it was recorded: the chain breaks there.")
@@ -132,11 +141,13 @@ class _Replay:
             case "start":
                 return "The commitment to seed, selector and signals"
             case "table":
-                return f"The table of {link.ref} clients"
+                return "The table of clients"
             case "cohort" | "answer" | "close":
                 return f"Round {self.cohorts[link.ref].round}" if link.ref in self.cohorts else f"Ticket {link.ref}"
-            case _:
+            case "replies":
                 return f"A report (row {link.ref})"
+            case _:
+                return f"An event ({link.kind})"
 
     def _step(self, link: Link, payload: bytes) -> None:
         match link.kind:
@@ -155,24 +166,27 @@ class _Replay:
                 self._tell(link.ref)
 
     def _table(self, link: Link) -> None:
-        active = np.unpackbits(unpack(link.data or b""), count=link.ref).astype(np.bool_)
+        self.facts |= unpacked_facts(link.data or b"[]")
+        table, active = table_of(self.facts)
         if self.session is None:
             signals = self.meta["signals"]
             self.session = Session(
                 self.selector,
-                self.final.first(link.ref),
+                table,
                 seed=int(self.meta["seed"]),
                 signals=None if signals is None else [Signal(s) for s in signals],
             )
-        before = self.session.table.n
-        if link.ref > before:
-            self.session.join(_newcomers(self.final.first(link.ref), before))
-        for wrong, change in (
-            (self.session.active & ~active, self.session.leave),
-            (active & ~self.session.active, self.session.rejoin),
-        ):
-            if wrong.any():
-                change(np.flatnonzero(wrong))
+        session = self.session
+        before = session.table.n
+        if table.n > before:
+            session.join(_newcomers(table, before))
+        if len(session.table.differing(table)):
+            session.update_facts(table)
+        gone, back = session.active & ~active, active & ~session.active
+        if gone.any():
+            session.leave(np.flatnonzero(gone))
+        if back.any():
+            session.rejoin(np.flatnonzero(back))
 
     def _choose(self, row: CohortRow) -> None:
         session = self.session
@@ -217,9 +231,14 @@ class _Replay:
             np.concatenate([np.asarray(getattr(b, part)) for b in blocks]) if blocks else np.empty(0, np.int64)
             for part in ("clients", "status", "kept")
         )
-        report = RoundReport(ticket, clients, status=status, metrics=metrics, kept=kept.astype(np.bool_))
+        given_up = ticket in self.abandoned
+        report = RoundReport(
+            ticket, clients, status=status, metrics=metrics, kept=kept.astype(np.bool_), complete=not given_up
+        )
         try:
             self.session.tell(report)
+            if given_up:
+                self.session.abandon(ticket, self.abandoned[ticket])
         except FedcohortError as error:
             round_ = self.cohorts[ticket].round
             raise _Broken(f"Round {round_}: the reports on record cannot be told: {error.message}") from error
