@@ -50,7 +50,7 @@ def test_ucb_trace_by_hand():
             mean = Fraction(int(start[client]) + kept_so_far[client], 1 + asked_so_far[client])
             bound = float(mean) + math.sqrt(3 * math.log(t) / (2 * (1 + asked_so_far[client])))
             assert cohort.score[position] == pytest.approx(bound, rel=1e-12)
-            assert cohort.parts["kept"][position] + cohort.parts["exploration"][position] == cohort.score[position]
+            assert cohort.parts["estimate"][position] + cohort.parts["exploration"][position] == cohort.score[position]
         outcome(session, cohort, kept)
         for client in asked:
             asked_so_far[client] += 1
@@ -85,7 +85,7 @@ def test_beta_trace_by_hand():
     for asked, kept in ROUNDS:
         cohort = ask(session, asked)
         for position, client in enumerate(sorted(asked)):
-            assert cohort.parts["kept"][position] == pytest.approx(alpha[client] / (alpha[client] + beta[client]))
+            assert cohort.parts["estimate"][position] == pytest.approx(alpha[client] / (alpha[client] + beta[client]))
             assert 0 < cohort.score[position] < 1
         outcome(session, cohort, kept)
         for client in asked:
