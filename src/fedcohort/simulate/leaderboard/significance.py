@@ -74,7 +74,7 @@ class Ranking:
     p : mapping of (label, label) to float
         Nemenyi's p of each pair, in both orders.
     alike : tuple of tuple of str
-        The largest runs of selectors of which no two differ.
+        The largest runs of selectors of which no two differ; all of them where Friedman's test finds them alike.
     """
 
     labels: tuple[str, ...]
@@ -126,7 +126,9 @@ def rank_selectors(labels: Sequence[str], results: FloatArray) -> Ranking | None
     difference = _critical(k) / math.sqrt(2) * unit
     sorted_ranks = [float(mean[i]) for i in order]
     names = tuple(labels[i] for i in order)
-    return Ranking(names, tuple(sorted_ranks), n, friedman, difference, p, _alike(names, sorted_ranks, difference))
+    # Nemenyi's test follows Friedman's: where that finds all alike, nobody differs from anybody.
+    alike = _alike(names, sorted_ranks, difference) if friedman < LEVEL else (names,)
+    return Ranking(names, tuple(sorted_ranks), n, friedman, difference, p, alike)
 
 
 def _alike(names: Sequence[str], ranks: Sequence[float], difference: float) -> tuple[tuple[str, ...], ...]:
