@@ -103,15 +103,20 @@ def test_sealed_labels_reach_whoever_can_open_them(empty_fleet: Any, kit: Any) -
     required = {Signal.SIZES, Signal.LABEL_PRODUCTS}
     seen: dict[str, bytes] = {}
 
-    def unseal(names: Any, sealed: Any) -> LabelFactor:
-        seen.update(zip(names, sealed, strict=True))
-        return LabelFactor([[float(b) for b in data] for data in sealed], classes=2)
+    class Opener:
+        def check(self, client: str, sealed: bytes) -> None:
+            pass
+
+        def open(self, sealed: Any, sizes: Any, before: Any) -> LabelFactor:
+            assert sizes == dict.fromkeys(sealed, 5) and not before
+            seen.update(sealed)
+            return LabelFactor([[float(b) for b in data] for data in sealed.values()], classes=2)
 
     clock = empty_fleet.clock
     closed = Population(empty_fleet.grid, required, patience=10, clock=clock, sleep=clock.sleep)
     with pytest.raises(SignalError, match="label-products"):
         closed.assemble(3)
-    federation = Population(empty_fleet.grid, required, patience=10, unseal=unseal, clock=clock, sleep=clock.sleep)
+    federation = Population(empty_fleet.grid, required, patience=10, labels=Opener(), clock=clock, sleep=clock.sleep)
     federation.assemble(3)
     table = federation.table(list(federation.online.values()))
     assert table.signals == {Signal.SIZES, Signal.LABEL_PRODUCTS}

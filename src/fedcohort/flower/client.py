@@ -12,6 +12,7 @@ fedcohort sees no difference.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from flwr.clientapp.mod import LocalDpMod
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import InputError, ParameterError
 from fedcohort.flower.wire import (
+    COMMITMENT,
     DESCRIBE,
     GRADIENT_SIGNALS,
     LOSSES,
@@ -37,9 +39,12 @@ from fedcohort.flower.wire import (
 from fedcohort.protocol import Losses, Trial
 from fedcohort.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 
+log = logging.getLogger("flwr.fedcohort")
+
 if TYPE_CHECKING:
     import torch
 
+    from fedcohort.flower.private import Private
     from fedcohort.simulate.local import LocalTraining
 
 LossFunction = Callable[[ArrayRecord, Context, ArrayRecord], Mapping[str, float]]
@@ -73,7 +78,7 @@ class Facts:
         Samples per class; the server sees them in the clear.
     sealed_labels : bytes, optional
         Label counts in an encrypted form instead; the server passes them on to whoever can open them
-        (``CohortStrategy(unseal=...)``).
+        (``CohortStrategy(labels=...)``).
     """
 
     size: int | None = None
@@ -214,7 +219,10 @@ class _CohortClient(ClientApp):
         return {signal: float(values[signal.value]) for signal in wanted}
 
     def _trained(self, message: Message, context: Context) -> Message:
-        wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
+        question = cast(ConfigRecord, message.content[RECORD])
+        wanted = asked_signals(question)
+        if COMMITMENT in question:  # kept, it shows later whether the server's journal is the one it was
+            log.info("the server is committed to %s", question[COMMITMENT])
         received = only_arrays(message.content)
         # Mods of Flower's own refuse a message with a second ConfigRecord, and the app has no use for it.
         message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
@@ -245,6 +253,8 @@ def torch_answers(
     validation: Callable[[Context], tuple[Any, Any]] | None = None,
     robust: LocalTraining | None = None,
     share_labels: bool = True,
+    seal: Callable[[str, Any], bytes] | None = None,
+    private: Private | None = None,
     batch_size: int = 1024,
     name: Callable[[Context], str] = client_name,
 ) -> Answers:
@@ -264,6 +274,11 @@ def torch_answers(
         Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be reported.
     share_labels : bool
         Whether label counts may leave the client in the clear.
+    seal : callable, optional
+        ``seal(name, counts)`` returns label counts as they may leave the client instead: ``PublicKey.seal`` or
+        ``SecretRotation.seal`` of ``fedcohort.privacy``.
+    private : Private, optional
+        Noise on label counts and losses and the ledger that books them; gradients are then not told.
     batch_size : int
         How many samples are evaluated at once.
     name : callable
@@ -277,10 +292,14 @@ def torch_answers(
 
     def facts(context: Context) -> Facts:
         labels = np.asarray(data(context)[1])
-        counts = None
-        if classes is not None and share_labels:
-            counts = np.bincount(labels.astype(np.int64), minlength=classes)
-        return Facts(size=len(labels), label_counts=counts)
+        if classes is None:
+            return Facts(size=len(labels))
+        counts = np.bincount(labels.astype(np.int64), minlength=classes)
+        if private is not None:
+            return Facts(size=len(labels), sealed_labels=private.sealed(context, name(context), counts))
+        if seal is not None:
+            return Facts(size=len(labels), sealed_labels=seal(name(context), counts))
+        return Facts(size=len(labels), label_counts=counts if share_labels else None)
 
     def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
         module = model(context)
@@ -304,6 +323,9 @@ def torch_answers(
                 continue
             logits = logits_of(module, x)
             by_label = cross_entropy(logits, y, reduction="none")
+            if private is not None:
+                values.update({signal.value: private.loss(context, by_label.numpy()) for signal in mine})
+                continue
             by_pseudo = None
             if any(measure.loss != "label" for measure in mine.values()):
                 by_pseudo = cross_entropy(logits, pseudo_labels(teacher, x), reduction="none")
@@ -330,4 +352,8 @@ def torch_answers(
         for signal, measure in losses_of(LOSS_SIGNALS, "received").items()
         if measure.part in sources and (measure.loss == "label" or robust is not None)
     }
+    if private is not None:  # one number, so that one answer is one release
+        sources, measured = {"train": data}, {Signal.LOSS: measured[Signal.LOSS]}
+        tells = losses if private.losses is not None else None
+        return Answers(facts=facts, losses=tells, signals=frozenset(measured), name=name)
     return Answers(facts=facts, losses=losses, signals=frozenset(measured), gradient=gradient, name=name)

@@ -12,11 +12,13 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.clients import ClientTable, LabelCounts, LabelInfo
-from fedcohort.errors import FedcohortError, SignalError
+from fedcohort.clients import ClientTable, LabelCounts, LabelGramRows, LabelInfo
+from fedcohort.errors import FedcohortError, KeyHolderError, SignalError
 from fedcohort.flower.exchange import Debts, Outbox, exchange, short
 from fedcohort.flower.roster import Card, Roster, natural
 from fedcohort.flower.wire import LOSSES, RECORD, Description, ask_record, reported
+from fedcohort.privacy.keyholder import ClientRefusedError
+from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import Losses
 from fedcohort.signals import TABLE_SIGNALS, Signal
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from fedcohort.session import Session
 
 log = logging.getLogger("flwr.fedcohort")
-Unseal = Callable[[Sequence[str], Sequence[bytes]], LabelInfo]
 _SETTLE = 15.0  # seconds given to nodes that have not said who they are, once enough others have
 _LOOK_EVERY = 0.25
 _ARRAYS = "arrays"
@@ -47,8 +48,8 @@ class Population:
         What the selector and its shadows must be able to know about a client.
     patience : float
         Longest time to wait for clients to come online, in seconds.
-    unseal : callable, optional
-        Turns encrypted label counts into something a selector can use.
+    labels : LabelOpener, optional
+        Turns what clients send about their labels, sealed, into something a selector can use.
     describe_every : float, optional
         Seconds after which a client is asked again what it holds. Default: only when it connects.
     """
@@ -59,7 +60,7 @@ class Population:
         required: Iterable[Signal],
         *,
         patience: float,
-        unseal: Unseal | None = None,
+        labels: LabelOpener | None = None,
         describe_every: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -69,7 +70,8 @@ class Population:
         self.sleep = sleep
         self._required = frozenset(required)
         self._patience = patience
-        self._unseal = unseal
+        self._labels = labels
+        self._read: dict[str, bytes | None] = {}  # sealed labels that were checked
         self._roster = Roster.of(grid, clock, sleep)
         self._roster.describe_every = describe_every
         self.debts = Debts()
@@ -93,11 +95,11 @@ class Population:
         everyone = self._roster.online
         if everyone is self._looked_at:
             return self._fit
-        sealed = self._unseal is not None
+        sealed = self._labels is not None
         fit = {}
         for name, card in everyone.items():
             lacking = card.lacks(self._required, sealed)
-            if name in self._left_out:
+            if name in self._left_out or not self._can_be_read(card):
                 continue
             if self._keyed and name in self._keyed and not card.registered:
                 if card.node not in self._impostors:
@@ -110,6 +112,22 @@ class Population:
                 log.warning("client %r takes no part: it cannot supply %s", name, ", ".join(f"'{s}'" for s in lacking))
         self._looked_at, self._fit, self._supplied = everyone, fit, None
         return fit
+
+    def _can_be_read(self, card: Card) -> bool:
+        """Whether what a client sent about its labels is sound, as far as can be told without opening it."""
+        sealed = card.description.sealed_labels
+        if self._labels is None or sealed is None or self._read.get(card.name) == sealed:
+            return True
+        try:
+            self._labels.check(card.name, sealed)
+        except FedcohortError as error:
+            if card.name not in self._refused:
+                self._refused.add(card.name)
+                log.warning("client %r takes no part: %s", card.name, error)
+            return False
+        self._refused.discard(card.name)
+        self._read[card.name] = sealed
+        return True
 
     def refresh(self) -> None:
         """Look who is online now."""
@@ -142,7 +160,7 @@ class Population:
             self.sleep(_LOOK_EVERY)
 
     def _raise_unfit(self, fit: int, count: int) -> None:
-        unfit = [(n, c.lacks(self._required, self._unseal is not None)) for n, c in self._roster.online.items()]
+        unfit = [(n, c.lacks(self._required, self._labels is not None)) for n, c in self._roster.online.items()]
         name, lacking = next((n, lack) for n, lack in unfit if lack)
         raise SignalError(
             f"{len(self._roster.online)} clients are online, but only {fit} of the {count} needed can supply what the "
@@ -157,25 +175,45 @@ class Population:
         """Return what every client that is online can report or answer."""
         online = self.online
         if self._supplied is None:
-            signals = [card.signals(self._unseal is not None) for card in online.values()]
+            signals = [card.signals(self._labels is not None) for card in online.values()]
             self._supplied = frozenset.intersection(*signals) - TABLE_SIGNALS if signals else frozenset()
         return self._supplied
 
-    def table(self, cards: Sequence[Card], like: ClientTable | None = None) -> ClientTable:
-        """Return a table of ``cards`` with the facts that are required, and no others, so that anybody can join."""
-        names = [card.name for card in cards]
-        sizes = [card.description.size or 0 for card in cards] if Signal.SIZES in self._required else None
-        labels: LabelInfo | None = None
+    def table(self, cards: Sequence[Card], like: ClientTable | None = None, before: Sequence[str] = ()) -> ClientTable:
+        """Return a table of ``cards`` with the facts that are required, and no others, so that anybody can join.
+
+        ``before`` names the clients of the federation so far. Whose sealed labels turn out to be a lie when they are
+        opened is left out.
+        """
+        labels: LabelInfo | LabelGramRows | None = None
         if self._required & {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}:
             counts = [card.description.label_counts for card in cards]
             if all(c is not None for c in counts):
                 known = [] if like is None else [like.label_counts.shape[1]]
                 width = max([len(c) for c in counts if c is not None] + known)
                 labels = LabelCounts([[*(c or ()), *[0] * (width - len(c or ()))] for c in counts])
-            elif self._unseal is not None:
-                labels = self._unseal(names, [card.description.sealed_labels or b"" for card in cards])
+            elif self._labels is not None:
+                cards, labels = self._opened(self._labels, cards, before)
+        names = [card.name for card in cards]
+        sizes = [card.description.size or 0 for card in cards] if Signal.SIZES in self._required else None
         self._facts.update({card.name: card.description for card in cards})
         return ClientTable(names=names, sizes=sizes, labels=labels)
+
+    def _opened(
+        self, opener: LabelOpener, cards: Sequence[Card], before: Sequence[str]
+    ) -> tuple[Sequence[Card], LabelInfo | LabelGramRows]:
+        known = {**self._facts, **{card.name: card.description for card in cards}}
+        sizes = {name: description.size for name, description in known.items() if description.size is not None}
+        while True:
+            try:
+                return cards, opener.open({c.name: c.description.sealed_labels or b"" for c in cards}, sizes, before)
+            except ClientRefusedError as error:
+                if len(cards) == 1:
+                    raise
+                log.warning("client %r takes no part: %s", error.client, short(error.message))
+                self._left_out.add(error.client)
+                self._looked_at = None
+                cards = [card for card in cards if card.name != error.client]
 
     def first_table(self) -> ClientTable:
         """Return the table of everybody online; who describes itself so that no table can be made is left out."""
@@ -183,6 +221,8 @@ class Population:
         try:
             return self.table(cards)
         except Exception:
+            if self._labels is not None:  # it has named everybody whose labels cannot be used
+                raise
             bad = {card.name: error for card in cards if (error := self._unreadable(card)) is not None}
             if not bad or len(bad) == len(cards):
                 raise
@@ -224,14 +264,19 @@ class Population:
         """Let clients join together; if that fails one by one, so that one that cannot join keeps nobody out."""
         like = session.table if Signal.LABEL_COUNTS in self._required else None
         try:
-            session.join(self.table(cards, like))
+            table = self.table(cards, like, session.table.names)
+            session.join(table)
+        except KeyHolderError as error:
+            log.warning("%s must wait: %s", ", ".join(card.name for card in cards), short(error.message))
+            self._looked_at = None
+            return []
         except Exception as error:  # what others say about themselves may make anything fail
             if len(cards) > 1:
                 return [name for card in cards for name in self._joined(session, [card])]
             self._refused.add(cards[0].name)
             log.warning("%s cannot join: %s", cards[0].name, short(str(error)))
             return []
-        return [card.name for card in cards]
+        return list(table.names)
 
     def _refresh_facts(self, session: Session) -> None:
         """Take over what known clients now say about their sizes and labels."""

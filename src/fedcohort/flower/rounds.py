@@ -77,7 +77,7 @@ class Rounds:
             grid,
             required,
             patience=settings.patience,
-            unseal=settings.unseal,
+            labels=settings.labels,
             describe_every=settings.describe_every,
             clock=settings.clock,
             sleep=settings.sleep,
@@ -178,6 +178,7 @@ class Rounds:
             shadows=settings.shadows,
             # A round is made durable twice, when it is chosen and when it is closed; the rest can wait for these.
             commit="manual",
+            audit=settings.audit,
         )
 
     def _note_settings(self, session: Session) -> None:
@@ -375,6 +376,7 @@ class Rounds:
         server_round = cohort.round + 1
         config = dict(self.config)
         required = session.requires & METRIC_SIGNALS
+        self.training.commitment = session.journal.commitment
         trained = self.training.train(
             cohort,
             self.population.online,

@@ -28,9 +28,10 @@ from fedcohort.errors import ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
 from fedcohort.flower.checkpoint import Checkpoints
 from fedcohort.flower.inner import InnerStrategyError, check_strategy, levels, wanted
-from fedcohort.flower.population import FederationTimeoutError, Unseal
+from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
 from fedcohort.params import Constraint, Interval, Optional
+from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry
 from fedcohort.signals import Signal
@@ -97,8 +98,11 @@ class CohortStrategy(Strategy):
         For filters that need the models' outputs on the server's validation set.
     shadows : mapping of name to Selector, optional
         Selectors whose choices are recorded beside the real ones.
-    unseal : callable, optional
-        ``unseal(names, sealed)`` turns the clients' encrypted label counts into LabelCounts, LabelFactor or LabelGram.
+    labels : LabelOpener, optional
+        Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
+        ``RotatedLabels`` or ``NoisyLabels``.
+    audit : bool
+        Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
     checkpoints : path, optional
         Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
     keep_checkpoints : int
@@ -124,7 +128,8 @@ class CohortStrategy(Strategy):
         filter: Filter | str | None = None,
         validation: ServerValidation | None = None,
         shadows: Mapping[str, Selector[Any] | str] | None = None,
-        unseal: Unseal | None = None,
+        labels: LabelOpener | None = None,
+        audit: bool = False,
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
     ) -> None:
@@ -167,7 +172,8 @@ class CohortStrategy(Strategy):
         self.describe_every = describe_every
         self.min_replies = min_replies
         self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
-        self.unseal = unseal
+        self.labels = labels
+        self.audit = audit
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)

@@ -77,6 +77,7 @@ class Training:
         self._debts = debts
         self._weight_key, self._config_key = keys(strategy)
         self._grows = grows(strategy)
+        self.commitment: str | None = None  # told to the clients with every message
 
     def checker(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
         """Return the checks of replies to ``arrays``."""
@@ -101,7 +102,7 @@ class Training:
         with offered(strategy, len(nodes)):
             written = strategy.configure_train(server_round, arrays, config, GridView(self._grid, nodes))
             messages = addressed(strategy, written, nodes)
-        ask = ask_record(report)
+        ask = ask_record(report, self.commitment)
         # Equal contents stay one object: Flower then hashes and uploads them once.
         variants: dict[tuple[int, float | None, bool], tuple[RecordDict, RecordDict]] = {}
         found: dict[str, Message] = {}

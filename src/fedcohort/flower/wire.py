@@ -23,6 +23,7 @@ RECORD = "fedcohort"
 # In the strategy's own train config, for the app's train function:
 WORK = "fedcohort.work"  # local work as a multiple of the default; absent where the cohort says nothing
 SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a trial that is thrown away
+COMMITMENT = "commitment"  # the newest link of the server's chained journal
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
 _LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53
@@ -109,9 +110,12 @@ def only_arrays(content: RecordDict) -> ArrayRecord | None:
     return records[0] if len(records) == 1 else None
 
 
-def ask_record(signals: Iterable[Signal]) -> ConfigRecord:
-    """Return the record that asks a client for ``signals``."""
-    return ConfigRecord({"version": VERSION, "signals": sorted(s.value for s in signals)})
+def ask_record(signals: Iterable[Signal], commitment: str | None = None) -> ConfigRecord:
+    """Return the record that asks a client for ``signals`` and tells it what the server is committed to."""
+    record = ConfigRecord({"version": VERSION, "signals": sorted(s.value for s in signals)})
+    if commitment is not None:
+        record[COMMITMENT] = commitment
+    return record
 
 
 def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:

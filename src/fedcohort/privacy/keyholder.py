@@ -113,7 +113,7 @@ class KeyHolder:
         ----------
         rows : iterable of Row
         sizes : mapping of name to int
-            How many samples each client in them states to have. Stated once, it stands.
+            How many samples each client in them states to have. Stated once, it stands and need not be said again.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class KeyHolder:
 
     def _state_size(self, stated: IntArray, place: int, sizes: Mapping[str, int]) -> None:
         name = self.agreed[place]
-        size = sizes.get(name)
+        size = sizes.get(name, int(stated[place]) if stated[place] >= 0 else None)
         most = self.classes * largest_count(self.classes)
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= most:
             raise CiphertextError(f"The size of client {name!r} must be a whole number from 0 to {most}. Got {size!r}.")

@@ -1,0 +1,382 @@
+"""Private class balance on Flower: ciphertexts in messages, keys elsewhere, the same cohorts as with plain counts."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tenseal")
+
+from flwr.app import ArrayRecord, Context
+
+from fedcohort import ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, create
+from fedcohort.flower import Answers, Facts, cohort_client, torch_answers
+from fedcohort.flower.private import Private
+from fedcohort.flower.wire import RECORD
+from fedcohort.journal import read_journal
+from fedcohort.privacy.audited import verify
+from fedcohort.privacy.keyholder import KeyHolder
+from fedcohort.privacy.ledger import Ledger
+from fedcohort.privacy.noise import CountNoise, LossNoise
+from fedcohort.privacy.openers import EncryptedLabels, NoisyLabels, RotatedLabels
+from fedcohort.privacy.rotation import SecretRotation
+from fedcohort.privacy.scheme import PublicKey, SecretKey, make_keys
+from fedcohort.signals import Signal
+
+COUNTS = np.array([[9, 1, 0], [0, 8, 2], [1, 1, 8], [5, 5, 0], [0, 4, 6], [3, 3, 4], [10, 0, 0], [0, 0, 10]])
+NAMES = [f"client-{i}" for i in range(8)]
+SECRET, EVALUATION = make_keys(3)
+
+
+def answers(seal: Any) -> Answers:
+    def facts(context: Context) -> Facts:
+        number = int(context.node_config["partition-id"])
+        name = str(context.node_config["client-name"])
+        return Facts(size=int(COUNTS[number].sum()), sealed_labels=seal(name, COUNTS[number]))
+
+    return Answers(facts=facts)
+
+
+def plain_cohorts(rounds: int, size: int, clients: int = 8, seed: int = 3) -> list[list[int]]:
+    """What Fed-CBS chooses when it is simply told the counts."""
+    table = ClientTable(names=NAMES[:clients], labels=LabelCounts(COUNTS[:clients]))
+    session = Session(create("fedcbs"), table, seed=seed)
+    found = []
+    for _ in range(rounds):
+        cohort = session.ask(RoundRequest(size=size))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+        found.append(cohort.clients.tolist())
+    return found
+
+
+def cohorts(journal: Path) -> list[list[int]]:
+    record = read_journal(journal)
+    try:
+        return [row.clients.tolist() for row in record.cohorts()]
+    finally:
+        record.close()
+
+
+def add(fleet: Any, kit: Any, number: int, seal: Any) -> None:
+    fleet.grid.add(fleet.node(number, cohort_client(kit.client_app(), answers(seal))))
+
+
+def started(fleet: Any, kit: Any, journal: Path, labels: Any, rounds: int = 5, **kwargs: Any) -> None:
+    strategy = fleet.strategy(
+        "fedcbs", journal=journal, seed=3, cohort_size=3, labels=labels, wait_for=kwargs.pop("wait_for", 6), **kwargs
+    )
+    strategy.start(fleet.grid, kit.model(), num_rounds=rounds)
+
+
+def test_ciphertexts_give_the_cohorts_of_plain_counts(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    for number in range(6):
+        add(empty_fleet, kit, number, SECRET.public.seal)
+    holder = KeyHolder(SECRET, NAMES)
+    started(empty_fleet, kit, tmp_path / "run", EncryptedLabels(EVALUATION, holder))
+    assert cohorts(tmp_path / "run") == plain_cohorts(5, 3, 6)
+    table, _ = read_journal(tmp_path / "run").table()
+    assert isinstance(table.labels, LabelGram)
+    assert np.array_equal(table.labels.gram, COUNTS[:6] @ COUNTS[:6].T)
+    assert Signal.LABEL_COUNTS not in table.signals
+
+
+def test_a_client_that_joins_later_costs_its_own_row(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    for number in range(6):
+        add(empty_fleet, kit, number, SECRET.public.seal)
+    asked: list[set[str]] = []
+
+    class Watched(KeyHolder):
+        def open(self, rows: Any, sizes: Any) -> Any:
+            asked.append({row.client for row in rows})
+            return super().open(rows, sizes)
+
+    empty_fleet.clock.at.append((4.0, lambda: add(empty_fleet, kit, 6, SECRET.public.seal)))
+    started(empty_fleet, kit, tmp_path / "run", EncryptedLabels(EVALUATION, Watched(SECRET, NAMES)), rounds=12)
+    assert asked == [set(NAMES[:6]), {"client-6"}]
+    table, _ = read_journal(tmp_path / "run").table()
+    assert isinstance(table.labels, LabelGram) and np.array_equal(table.labels.gram, COUNTS[:7] @ COUNTS[:7].T)
+
+
+def test_who_sends_rubbish_takes_no_part_and_disturbs_nobody(
+    empty_fleet: Any, kit: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = make_keys(3)[0].public
+    bad = {
+        1: lambda name, counts: SECRET.public.seal(name, counts)[:-50],
+        2: other.seal,
+        3: lambda name, counts: SECRET.public.seal(name, [200, 0, 0]),  # found out when S is opened
+    }
+    for number in range(8):
+        add(empty_fleet, kit, number, bad.get(number, SECRET.public.seal))
+    with caplog.at_level(logging.WARNING):
+        started(empty_fleet, kit, tmp_path / "run", EncryptedLabels(EVALUATION, KeyHolder(SECRET, NAMES)), wait_for=5)
+    table, _ = read_journal(tmp_path / "run").table()
+    good = [0, 4, 5, 6, 7]
+    assert table.names == tuple(NAMES[i] for i in good)
+    assert isinstance(table.labels, LabelGram) and np.array_equal(table.labels.gram, COUNTS[good] @ COUNTS[good].T)
+    for name, why in (("client-1", "truncated"), ("client-2", "sealed with the key"), ("client-3", "impossible")):
+        assert any(name in m and why in m for m in caplog.messages), (name, why)
+
+
+def test_a_restarted_server_knows_s_and_takes_newcomers(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    for number in range(6):
+        add(empty_fleet, kit, number, SECRET.public.seal)
+    holder = KeyHolder(SECRET, NAMES)
+    for rounds in (2, 4):
+        labels = EncryptedLabels(EVALUATION, holder, store=tmp_path / "sealed")
+        started(empty_fleet, kit, tmp_path / "run", labels, rounds=rounds)
+    assert cohorts(tmp_path / "run") == plain_cohorts(4, 3, 6)
+    add(empty_fleet, kit, 7, SECRET.public.seal)
+    labels = EncryptedLabels(EVALUATION, holder, store=tmp_path / "sealed")
+    started(empty_fleet, kit, tmp_path / "run", labels, rounds=8)
+    table, _ = read_journal(tmp_path / "run").table()
+    members = [*range(6), 7]
+    assert isinstance(table.labels, LabelGram)
+    assert np.array_equal(table.labels.gram, COUNTS[members] @ COUNTS[members].T)
+
+
+def test_rotation(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    rotation = SecretRotation.fresh(3)
+    for number in range(6):
+        add(empty_fleet, kit, number, rotation.seal)
+    started(empty_fleet, kit, tmp_path / "run", RotatedLabels(3))
+    assert cohorts(tmp_path / "run") == plain_cohorts(5, 3, 6)
+
+
+def test_chained_journal_and_what_clients_are_told(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    for number in range(6):
+        add(empty_fleet, kit, number, SECRET.public.seal)
+    labels = EncryptedLabels(EVALUATION, KeyHolder(SECRET, NAMES))
+    started(empty_fleet, kit, tmp_path / "run", labels, audit=True)
+    kept = {
+        str(m.content[RECORD]["commitment"]): f"node {m.metadata.dst_node_id}"
+        for m in empty_fleet.grid.log
+        if m.metadata.message_type == "train"
+    }
+    assert len(kept) == 5
+    found = verify(tmp_path / "run", seed=3, receipts=kept)
+    assert found.confirmed and found.rounds == 5, found.problem
+
+
+def test_noise_and_the_ledger_at_the_client(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    """Counts are told once, however often they are asked for; every loss is a release; spent is spent."""
+    import torch
+
+    def ledger(context: Context) -> Ledger:
+        return Ledger(epsilon=2.0, path=tmp_path / f"{context.node_config['client-name']}.ledger")
+
+    def data(context: Context) -> tuple[Any, Any]:
+        labels = np.repeat(np.arange(3), COUNTS[int(context.node_config["partition-id"])])
+        return torch.ones(len(labels), 2), labels
+
+    private = Private(ledger, CountNoise(epsilon=1.0), LossNoise(epsilon=0.5, bound=3.0))
+    private_answers = torch_answers(lambda c: torch.nn.Linear(2, 3), data, classes=3, private=private)
+    assert private_answers.gradient is None and private_answers.signals == {Signal.LOSS}
+    for number in range(6):
+        empty_fleet.grid.add(empty_fleet.node(number, cohort_client(kit.client_app(), private_answers)))
+    started(empty_fleet, kit, tmp_path / "run", NoisyLabels(3))
+    assert [len(Ledger(2.0, path=tmp_path / f"{n}.ledger").releases) for n in NAMES[:6]] == [1] * 6
+    table, _ = read_journal(tmp_path / "run").table()
+    assert np.allclose(table.label_counts.sum(axis=1), 10) and not np.array_equal(table.label_counts, COUNTS[:6])
+    context = Context(
+        run_id=1, node_id=1, node_config={"client-name": "client-0", "partition-id": 0}, state=None, run_config={},
+        series_id=1,
+    )  # fmt: skip
+    arrays = ArrayRecord(torch.nn.Linear(2, 3).state_dict())
+    assert private_answers.losses is not None
+    for _ in range(2):
+        assert np.isfinite(private_answers.losses(arrays, context, arrays)["loss"])
+    with pytest.raises(PermissionError, match="does not cover another release of 'loss'"):
+        private_answers.losses(arrays, context, arrays)
+
+
+def test_the_server_side_holds_no_secret(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    """Whatever the opener, the strategy and the messages hold, the secret key is not among it."""
+    for number in range(6):
+        add(empty_fleet, kit, number, SECRET.public.seal)
+
+    class Elsewhere:
+        """Stands for the wire: nothing behind it belongs to the server."""
+
+        def __init__(self, holder: KeyHolder) -> None:
+            self.open, self.known, self.readable = holder.open, holder.known, holder.readable
+
+    labels = EncryptedLabels(EVALUATION, Elsewhere(KeyHolder(SECRET, NAMES)))
+    started(empty_fleet, kit, tmp_path / "run", labels)
+    reached: set[int] = set()
+    waiting: list[Any] = [labels._key, labels._labels, empty_fleet.grid.log]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in reached or isinstance(thing, type):
+            continue
+        reached.add(id(thing))
+        assert not isinstance(thing, SecretKey)
+        assert not (isinstance(thing, bytes) and SECRET.body[:64] in thing)
+        waiting += [
+            x for x in gc.get_referents(thing) if not hasattr(x, "__globals__") and not isinstance(x, type(sys))
+        ]
+    assert len(reached) > 100
+
+
+_PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "sealed"
+version = "1.0.0"
+description = "class balance from ciphertexts"
+license = "Apache-2.0"
+dependencies = []
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "me"
+[tool.flwr.app.components]
+serverapp = "sealed.server:app"
+clientapp = "sealed.client:app"
+[tool.flwr.app.config]
+journal = ""
+holder = ""
+url = ""
+authority = ""
+needles = ""
+"""
+_SERVER = '''
+from pathlib import Path
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from fedcohort.flower import CohortStrategy
+from fedcohort.privacy.openers import EncryptedLabels
+from fedcohort.privacy.service import RemoteKeyHolder
+
+app = ServerApp()
+
+def in_memory(prefix, reversed_rest):
+    """Whether this process holds prefix + rest anywhere; the two are never put together here."""
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            span, rights = line.split()[:2]
+            if "r" not in rights or line.rstrip().endswith(("[vvar]", "[vsyscall]")):
+                continue
+            first, last = (int(x, 16) for x in span.split("-"))
+            try:
+                memory.seek(first)
+                data = memory.read(last - first)
+            except (OSError, ValueError, OverflowError):
+                continue
+            at = data.find(prefix)
+            while at >= 0:
+                rest = data[at + len(prefix) : at + len(prefix) + len(reversed_rest)]
+                if rest[::-1] == reversed_rest:
+                    return True
+                at = data.find(prefix, at + 1)
+    return False
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    holder = Path(config["holder"])
+    remote = RemoteKeyHolder(config["url"], holder / "token", authority=config["authority"])
+    strategy = CohortStrategy(
+        "fedcbs", strategy=FedAvg(fraction_evaluate=0.0), journal=config["journal"], seed=3, cohort_size=3, wait_for=8,
+        deadline=60.0, patience=200.0, labels=EncryptedLabels(holder / "evaluation.key", remote), audit=True,
+    )
+    strategy.start(grid, ArrayRecord([np.zeros((2, 3))]), num_rounds=5)
+    for name, needle in (pair.split("=") for pair in config["needles"].split(",")):
+        prefix, rest = (bytes.fromhex(x) for x in needle.split("-"))
+        print(f"MEMORY {name} {in_memory(prefix, rest)}")
+'''
+_CLIENT = """
+from pathlib import Path
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from fedcohort.flower import Answers, Facts, cohort_client
+from fedcohort.privacy.scheme import PublicKey
+
+COUNTS = {counts}
+app = ClientApp()
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    (value,) = message.content["arrays"].to_numpy_ndarrays()
+    reply = {{"arrays": ArrayRecord([value + 1]), "metrics": MetricRecord({{"num-examples": 1}})}}
+    return Message(RecordDict(reply), reply_to=message)
+
+def facts(context: Context) -> Facts:
+    number = int(context.node_config["partition-id"])
+    key = PublicKey.from_bytes(Path("{public}").read_bytes())
+    name = str(context.node_config["client-name"])
+    return Facts(size=sum(COUNTS[number]), sealed_labels=key.seal(name, COUNTS[number]))
+
+app = cohort_client(app, Answers(facts=facts))
+"""
+
+
+def tls_files(folder: Path) -> tuple[Path, Path]:
+    """A certificate for the loopback address, from openssl's own command."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", "tls.key", "-out", "tls.pem", "-subj", "/CN=keyholder", "-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder / "tls.pem", folder / "tls.key"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_superlink_eight_supernodes_and_a_key_holder(kit: Any, tmp_path: Path) -> None:
+    """Real processes for every role; cohorts as with plain counts; the ServerApp's memory searched for the key."""
+    holder = tmp_path / "holder"
+    (tmp_path / "clients.txt").write_text("\n".join(NAMES))
+    command = [sys.executable, "-m", "fedcohort.cli.app", "keyholder"]
+    subprocess.run(
+        [*command, "new", str(holder), "--classes", "3", "--clients", str(tmp_path / "clients.txt")], check=True
+    )
+    certificate, key = tls_files(tmp_path)
+    app = tmp_path / "app"
+    (app / "sealed").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(_PROJECT)
+    (app / "sealed" / "__init__.py").touch()
+    (app / "sealed" / "server.py").write_text(_SERVER)
+    (app / "sealed" / "client.py").write_text(_CLIENT.format(counts=COUNTS.tolist(), public=holder / "public.key"))
+    secret = SecretKey.from_bytes((holder / "secret.key").read_bytes())
+    public = PublicKey.from_bytes((holder / "public.key").read_bytes())
+
+    def needle(body: bytes) -> str:
+        return f"{body[5000:5016].hex()}-{body[5016:5032][::-1].hex()}"
+
+    serving = subprocess.Popen(
+        [*command, "serve", str(holder), "--port", "0", "--certificate", str(certificate), "--key", str(key)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert serving.stderr is not None
+        url = serving.stderr.readline().split(" at ")[1].strip()
+        assert url.startswith("https://")
+        federation = kit.Loopback(tmp_path / "home", nodes=8, node_config=[f'client-name="{n}"' for n in NAMES])
+        config = {
+            "journal": str(tmp_path / "run"), "holder": str(holder), "url": url, "authority": str(certificate),
+            "needles": f"secret={needle(secret.body)},public={needle(public.body)}",
+        }  # fmt: skip
+        with federation:
+            done = federation.run(app, config, timeout=600)
+        assert done.status == 0 and "raised an exception" not in done.log, done.log
+    finally:
+        serving.terminate()
+        serving.wait(20)
+    assert cohorts(tmp_path / "run") == plain_cohorts(5, 3)
+    assert "MEMORY secret False" in done.log, done.log
+    assert "MEMORY public True" in done.log, done.log  # the search does find what is there
+    found = verify(tmp_path / "run", seed=3)
+    assert found.confirmed and found.rounds == 5
