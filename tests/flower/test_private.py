@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,12 @@ import pytest
 pytest.importorskip("tenseal")
 
 from flwr.app import ArrayRecord, Context
+from flwr.client.mod import secaggplus_mod
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
 
 from fedcohort import ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, create
-from fedcohort.flower import Answers, Facts, cohort_client, torch_answers
+from fedcohort.flower import Answers, Facts, RoundError, cohort_client, torch_answers
 from fedcohort.flower.private import Private
 from fedcohort.flower.wire import RECORD
 from fedcohort.journal import read_journal
@@ -225,6 +229,74 @@ def test_the_server_side_holds_no_secret(empty_fleet: Any, kit: Any, tmp_path: P
     assert len(reached) > 100
 
 
+class Accountant:
+    """Flower's accountant without the package it needs: it only counts releases."""
+
+    def __init__(self) -> None:
+        self.config = PrivacyConfig(
+            target_delta=1e-5,
+            population_size=6,
+            neighboring_relation=next(iter(NeighboringRelation)),
+            sampling_method=SamplingMethod.NO_AMPLIFICATION,
+        )
+        self.releases = 0
+
+    def would_exceed(self, event: Any) -> bool:
+        return False
+
+    def compose(self, event: Any) -> None:
+        self.releases += 1
+
+    def get_privacy_spent(self) -> Any:
+        return SimpleNamespace(epsilon=float(self.releases), delta=1e-5, num_releases=self.releases)
+
+
+def accounted(fleet: Any, kit: Any, trouble: int = 0, **kwargs: Any) -> Accountant:
+    """A run of uniform under Flower's central DP with an accountant; the first ``trouble`` clients always fail."""
+
+    def train(message: Any, context: Context) -> Any:
+        if int(context.node_config["partition-id"]) < trouble:
+            raise RuntimeError("gone")
+        reply = kit.step(message, context)
+        reply["metrics"]["num-examples"] = 10  # the accountant wants equal weights
+        return reply
+
+    for number in range(6):
+        fleet.grid.add(fleet.node(number, cohort_client(kit.client_app(train), kit.ANSWERS)))
+    accountant = Accountant()
+    inner = DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), 1.0, 1.0, 3, accountant=accountant
+    )
+    fleet.strategy("uniform", strategy=inner, cohort_size=3, seed=1, **kwargs).start(
+        fleet.grid, kit.model(counter=False), num_rounds=4
+    )
+    return accountant
+
+
+def test_flowers_central_dp_counts_every_round_when_everybody_answers(empty_fleet: Any, kit: Any) -> None:
+    assert accounted(empty_fleet, kit).releases == 4
+
+
+def test_flowers_central_dp_voids_a_round_with_a_straggler(empty_fleet: Any, kit: Any) -> None:
+    with pytest.raises(RoundError, match="brought no model in 2 tries"):
+        accounted(empty_fleet, kit, trouble=3, tries=2)
+
+
+def test_flowers_central_dp_and_spares_exclude_each_other(empty_fleet: Any, kit: Any) -> None:
+    with pytest.raises(ValueError, match="4 != 3"):
+        accounted(empty_fleet, kit, spares=1)
+
+
+def test_flowers_secagg_belongs_to_its_own_workflow(empty_fleet: Any, kit: Any) -> None:
+    """The mod only answers SecAggPlusWorkflow, which samples clients itself and takes no strategy of this kind."""
+    for number in range(6):
+        app = kit.client_app(mods=[secaggplus_mod])
+        empty_fleet.grid.add(empty_fleet.node(number, cohort_client(app, kit.ANSWERS)))
+    strategy = empty_fleet.strategy("uniform", cohort_size=3, tries=1)
+    with pytest.raises(RoundError, match="secaggplus_configs"):
+        strategy.start(empty_fleet.grid, kit.model(), num_rounds=1)
+
+
 _PROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -253,6 +325,9 @@ _SERVER = '''
 from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, Context
+from flwr.client.mod import secaggplus_mod
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from fedcohort.flower import CohortStrategy
