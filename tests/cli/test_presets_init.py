@@ -105,7 +105,7 @@ def test_init_writes_a_commented_file_that_runs(tmp_path, command):
     assert table["run"]["cohort"] == 5 and table["local"]["lr"] == 0.005
     assert table["selectors"]["fedcm-ts"]["filter"] == {"name": "fedca"}
     assert table["scenario"] == {"preset": "fedcor-2spc", "validation": 0.1, "server_validation": 20}
-    assert "# patience = ...  # rounds in a row with score < reward that retire a client (N)" in text
+    assert "# patience = ...  # rounds in a row with theta-hat' x < reward that retire a client (N)" in text
     assert "learning rate of the first round (eta)" in text
     again = command("init", cwd=tmp_path)
     assert again.returncode == 1 and "nothing is overwritten" in again.stderr

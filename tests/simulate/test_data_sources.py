@@ -242,3 +242,19 @@ def test_importing_datasets_needs_no_optional_package():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_digits_of_femnist(tmp_path):
+    """Of letters and digits only the digits stay, with their writers."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (8, 28, 28), dtype=np.uint8)
+    y = np.array([3, 40, 9, 10, 0, 61, 9, 12], np.uint8)
+    w = np.array([0, 0, 1, 1, 2, 2, 1, 0], np.uint16)
+    parts = {"x_train": x, "y_train": y, "w_train": w, "x_test": x[:3], "y_test": y[:3], "w_test": w[:3]}
+    np.savez(tmp_path / "femnist.npz", **parts, writers=np.array([b"a", b"b", b"c"]))
+    dataset = Femnist(digits=True).load(tmp_path)
+    assert dataset.classes == 10 and dataset.class_names == tuple("0123456789")
+    assert dataset.y_train.tolist() == [3, 9, 0, 9] and dataset.writers.tolist() == [0, 1, 2, 1]
+    assert dataset.y_test.tolist() == [3, 9] and dataset.writers_test.tolist() == [0, 1]
+    assert np.array_equal(dataset.x_train, x[[0, 2, 4, 6]])
+    assert Femnist().load(tmp_path).classes == 62
