@@ -506,6 +506,8 @@ class Femnist(_FileSource):
     White background is 255, ink is dark, as LEAF has it. Writers without test samples keep their training samples.
     """
 
+    digits: bool = param(False, Boolean(), "only the digits: ten classes, of which a writer has about equally many")
+
     labels: ClassVar[tuple[str, ...]] = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
     subfolders = ("femnist", "femnist/data", "leaf/data/femnist/data")
     advice = (
@@ -555,5 +557,11 @@ class Femnist(_FileSource):
     def _dataset(
         self, where: Path, arrays: Mapping[str, AnyArray], owners: list[IntArray], names: tuple[str, ...]
     ) -> Dataset:
+        labels = self.labels
+        if self.digits:
+            labels = labels[:10]
+            kept = [arrays[f"y_{part}"] < len(labels) for part in ("train", "test")]
+            owners = [w[keep] for w, keep in zip(owners, kept, strict=True)]
+            arrays = {key: arrays[key][kept["test" in key]] for key in _PARTS}
         writers = (owners[0], owners[1], names)
-        return _assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28), writers=writers)
+        return _assemble(self.name, where, arrays, class_names=labels, shape=(28, 28), writers=writers)
