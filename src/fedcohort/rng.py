@@ -19,6 +19,7 @@ FAILURE = "failure"
 DATA = "data"
 TRAINING = "training"
 MODEL = "model"
+RULES = "rules"
 LABELS = "labels"
 
 

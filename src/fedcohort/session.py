@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort import participation
 from fedcohort import rng as streams
 from fedcohort import shadows as watchers
 from fedcohort.arrays import BoolArray, IntArray
@@ -24,13 +25,16 @@ from fedcohort.checks import check_answer, check_cohort, check_late, check_repor
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Coverage, Guard
 from fedcohort.errors import InputError, TicketError
+from fedcohort.expressions import Attributes
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
 from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import pack_many, sealed_state
 from fedcohort.journal.explain import ABANDONED, recorded_scores
 from fedcohort.journal.store import Commit
-from fedcohort.members import Members
+from fedcohort.membership import Membership
+from fedcohort.participation import CHANGED
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
+from fedcohort.rules import Referee, Rules, Verdict
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt, selector_name
 from fedcohort.views import in_cohort_order, outcome_for
@@ -54,6 +58,7 @@ class _Prepared:
     request: RoundRequest
     slate: Slate | None
     query: Query | None
+    verdict: Verdict | None
 
 
 class Session:
@@ -72,6 +77,8 @@ class Session:
         Where to keep the record. Default: in memory, so nothing can be resumed.
     shadows : mapping of name to Selector, optional
         Selectors that see the same requests and reports; what they would have picked is recorded.
+    rules : Rules, optional
+        What every cohort must meet, whatever the selector.
     commit : "always" or "manual"
         Whether each event is durable when its call returns, or only after :meth:`commit`.
     audit : bool
@@ -98,6 +105,7 @@ class Session:
         signals: Iterable[Signal] | None = None,
         journal: str | Path | None = None,
         shadows: Mapping[str, Selector[Any]] | None = None,
+        rules: Rules | None = None,
         commit: Commit = "always",
         audit: bool = False,
     ) -> None:
@@ -112,12 +120,13 @@ class Session:
         check_signals(selector, clients, self._signals)
         for name, shadow in self._shadows.items():
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
-        self._set_members(Members(clients, np.ones(clients.n, np.bool_)))
+        self._set_membership_to(Membership(clients, np.ones(clients.n, np.bool_)))
         start = streams.stream(self._seed, streams.INITIALISATION, 0)
         self._states: dict[str, Any] = {"": sealed_state(selector.init(self._granted[""], start))}
         for name, shadow in self._shadows.items():
             start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
             self._states[name] = sealed_state(shadow.init(self._granted[name], start))
+        self._referee = None if rules is None else Referee(rules, clients)
         self._round = 0
         self._attempt = 0  # how often the next round was abandoned
         self._ticket = 0
@@ -129,14 +138,16 @@ class Session:
             "selector": describe(selector),
             "shadows": self._shadow_specs(),
             "signals": None if self._signals is None else sorted(self._signals),
+            "rules": None if rules is None else rules.to_dict(),
             "host": None,
             "audit": new_nonce() if audit else None,
         }
         self._journal = Journal.create(journal, meta, commit)
         self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
         self._journal.set_table(clients, self.active)
-        for name, state in self._states.items():
-            self._journal.save_state(name, state)
+        self._record_states(self._states)
+        if rules is not None:
+            self._journal.add_event(CHANGED, {"round": 0, "rules": rules.to_dict()})
         self._journal.created()
 
     # -- opening again ----------------------------------------------------------------------------------------------
@@ -148,6 +159,7 @@ class Session:
         selector: Selector[Any] | None = None,
         *,
         shadows: Mapping[str, Selector[Any]] | None = None,
+        rules: Rules | None = None,
         commit: Commit = "always",
     ) -> Session:
         """Continue a session from its journal, exactly where it stopped.
@@ -161,11 +173,14 @@ class Session:
         shadows : mapping, optional
             The shadow selectors from now on: those the journal does not have are added and learn from its rounds, those
             not named here are removed. Default: those of the journal.
+        rules : Rules, optional
+            The rules from now on; a change is recorded. Default: those of the journal.
         commit : "always" or "manual"
         """
         journal = Journal.open(path, commit)
         try:
             self = cls._opened(journal, selector, shadows)
+            self._resume_rules(rules)
             self._guard = Guard(selector_name(self._selector), self.table.n, journal.picks(), quiet=commit == "manual")
             return self
         except BaseException:
@@ -188,7 +203,7 @@ class Session:
         self._selector = rebuilt(meta["selector"], selector, journal.path)
         self._shadows = {}
         self._blind = {}
-        self._set_members(Members(table, active))
+        self._set_membership_to(Membership(table, active))
         self._states = {"": self._resumed("", self._selector)}
         last_round, last_ticket = journal.last()
         given_up = [body for body in journal.events(ABANDONED) if body["round"] == last_round]
@@ -200,9 +215,23 @@ class Session:
         for row in journal.cohorts(pending=True):
             self._open[row.ticket] = _Open(self._cohort_from(row), journal.reply_blocks(row.ticket))
         self._prepared = None
+        self._referee = None
         self._host_state = meta["host"]
         self._resume_shadows(meta["shadows"], shadows)
         return self
+
+    def _resume_rules(self, rules: Rules | None) -> None:
+        """Go on with the journal's rules or with new ones, which is recorded, and with what was counted so far."""
+        before = self._journal.meta().get("rules")
+        if rules is None and before is not None:
+            rules = Rules(**before)
+        if rules is None:
+            return
+        self._referee = participation.resumed(rules, self._journal)
+        if rules.to_dict() != (before or {}) or before is None:
+            with self._journal.event():
+                self._journal.set_meta("rules", rules.to_dict())
+                self._journal.add_event(CHANGED, {"round": self._round, "rules": rules.to_dict()})
 
     def _resumed(self, name: str, selector: Selector[Any]) -> Any:
         fresh = selector.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
@@ -217,7 +246,7 @@ class Session:
                 continue
             try:
                 self._shadows[name] = rebuilt(spec, None if wanted is None else wanted[name], self._journal.path)
-                self._set_members(self._members)
+                self._set_membership_to(self._membership)
                 self._states[name] = self._resumed(name, self._shadows[name])
             except Exception as error:
                 self._drop_shadow(name, "failed", f"failed: {error}")
@@ -235,15 +264,24 @@ class Session:
         seed: int = 0,
         signals: Iterable[Signal] | None = None,
         shadows: Mapping[str, Selector[Any]] | None = None,
+        rules: Rules | None = None,
         commit: Commit = "always",
         audit: bool = False,
     ) -> Session:
         """Continue the session at ``path`` or, when there is none, start it."""
-        if is_blank(path):
-            return cls(
-                selector, clients, seed=seed, signals=signals, journal=path, shadows=shadows, commit=commit, audit=audit
-            )
-        return cls.open(path, selector, shadows=shadows, commit=commit)
+        if not is_blank(path):
+            return cls.open(path, selector, shadows=shadows, rules=rules, commit=commit)
+        return cls(
+            selector,
+            clients,
+            seed=seed,
+            signals=signals,
+            journal=path,
+            shadows=shadows,
+            rules=rules,
+            commit=commit,
+            audit=audit,
+        )
 
     def _cohort_from(self, row: CohortRow) -> Cohort:
         return Cohort(
@@ -291,12 +329,12 @@ class Session:
     @property
     def table(self) -> ClientTable:
         """The federation."""
-        return self._members.table
+        return self._membership.table
 
     @property
     def active(self) -> BoolArray:
         """(N,) who is a member now."""
-        return self._members.active
+        return self._membership.active
 
     @property
     def round(self) -> int:
@@ -329,8 +367,10 @@ class Session:
 
     # -- membership ---------------------------------------------------------------------------------------------
 
-    def _set_members(self, members: Members) -> None:
-        self._members = members
+    def _set_membership_to(self, members: Membership) -> None:
+        if getattr(self, "_referee", None) is not None and members.table is not self._membership.table:
+            self._referee.set_table(members.table, self._round)  # type: ignore[union-attr]
+        self._membership = members
         self._granted = {name: members.table.granting(who.requires) for name, who in self._everybody.items()}
 
     @property
@@ -340,15 +380,15 @@ class Session:
     def join(self, clients: ClientTable) -> None:
         """Add clients to the federation; they are candidates from the next request on."""
         if clients.has_names:
-            known = [name for name in clients.names if self._members.knows(name)]
+            known = [name for name in clients.names if self._membership.knows(name)]
             if known:
                 raise InputError(
                     f"The client {known[0]!r} is in the federation already.",
                     hint="a client that left comes back with session.rejoin(names)",
                 )
-        before, old = self.table.n, self._members
+        before, old = self.table.n, self._membership
         active = np.concatenate([self.active, np.ones(clients.n, np.bool_)])
-        self._set_members(Members(self.table.extended(clients), active))
+        self._set_membership_to(Membership(self.table.extended(clients), active))
         states = {}
         failed: dict[str, str] = {}
         try:
@@ -364,9 +404,9 @@ class Session:
                 self._journal.set_table(self.table, self.active)
                 self._record_states(states)
                 self._record_failed(failed)
-                self._journal.add_event("join", {"first": before, "count": clients.n})
+                self._journal.add_event("join", {"first": before, "count": clients.n, "round": self._round})
         except BaseException:
-            self._set_members(old)
+            self._set_membership_to(old)
             raise
         self._states = states
         self._forget_shadows(failed)
@@ -382,12 +422,30 @@ class Session:
         self._set_membership(clients, True, "rejoin")
 
     def _set_membership(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool, kind: str) -> None:
-        members, who = self._members.changed(clients, member)
+        members, who = self._membership.changed(clients, member)
         with self._journal.event():
             self._journal.set_table(members.table, members.active)
             self._journal.add_event(kind, {"clients": who.tolist()})
-        self._set_members(members)
+        self._set_membership_to(members)
         self._prepared = None
+
+    @property
+    def rules(self) -> Rules | None:
+        """The rules every cohort meets."""
+        return None if self._referee is None else self._referee.rules
+
+    def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
+        """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
+        if self._referee is None or all(self._referee.attributes.get(n) == dict(v) for n, v in attributes.items()):
+            return
+        self._referee.set_attributes(attributes)
+        with self._journal.event():
+            self._journal.set_attributes(self._referee.attributes)
+        self._prepared = None
+
+    def verdict(self, request: RoundRequest) -> Verdict | None:
+        """Return whom the rules exclude and demand for a request, or None without rules. Changes nothing."""
+        return self._prepare(request).verdict
 
     def update_facts(self, table: ClientTable) -> None:
         """Replace what is known about the clients (sizes, labels); names, number and kinds of facts stay."""
@@ -396,7 +454,7 @@ class Session:
         with self._journal.event():
             self._journal.set_table(table, self.active)
             self._journal.add_event("facts", {"clients": self.table.differing(table).tolist()})
-        self._set_members(Members(table, self.active))
+        self._set_membership_to(Membership(table, self.active))
         self._prepared = None
 
     # -- shadows ------------------------------------------------------------------------------------------------------
@@ -415,7 +473,7 @@ class Session:
         start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
         state = watchers.replayed(shadow, self.table.granting(shadow.requires), self._journal, start)
         self._shadows[name] = shadow
-        self._set_members(self._members)
+        self._set_membership_to(self._membership)
         self._states = {**self._states, name: state}
         with self._journal.event():
             self._journal.set_meta("shadows", self._shadow_specs())
@@ -472,14 +530,17 @@ class Session:
                     f"The cohort size must not exceed the federation's {self.table.n} clients. Got {size}.",
                     hint="size=None asks for everybody available",
                 )
-        candidates = self._members.candidates(request, [item.cohort.clients for item in self._open.values()])
+        candidates = self._membership.candidates(request, [item.cohort.clients for item in self._open.values()])
+        verdict = None if self._referee is None else self._referee.judge(self._round, candidates)
+        if verdict is not None:
+            candidates, size = _free(verdict, size)
         slate = None
         query = None
-        if len(candidates):
+        if len(candidates) and size != 0:
             slate = self._slate("", size, candidates)
             if type(self._selector).query is not Selector.query:  # most ask nothing, and a stream has its price
                 query = self._selector.query(self._states[""], slate, self._stream(streams.QUERY, ""))
-        self._prepared = _Prepared(request, slate, query)
+        self._prepared = _Prepared(request, slate, query, verdict)
         return self._prepared
 
     def _stream(self, kind: str, name: str) -> np.random.Generator:
@@ -511,11 +572,13 @@ class Session:
         slate = prepared.slate
         states = dict(self._states)
         picks: dict[str, watchers.Pick] = {}
+        verdict = prepared.verdict
+        candidates = _NOBODY if verdict is None else verdict.allowed
         if slate is None:
-            cohort = Cohort(_NOBODY, notes={"reason": "nobody is available"})
-            candidates = _NOBODY
+            nobody = "the rules admit nobody" if verdict is not None and verdict.reasons else "nobody is available"
+            cohort = Cohort(_NOBODY, notes={} if len(candidates) else {"reason": nobody})
         else:
-            candidates = slate.candidates
+            candidates = slate.candidates if verdict is None else verdict.allowed
             cohort, states[""] = self._selector.select(
                 self._states[""], slate, answer, self._stream(streams.SELECTION, "")
             )
@@ -528,13 +591,18 @@ class Session:
                 pick = picks[name] = watchers.choose(
                     shadow,
                     self._states[name],
-                    lambda name=name: self._slate(name, request.size, candidates),  # type: ignore[misc]
+                    lambda name=name: self._slate(name, slate.size, slate.candidates),  # type: ignore[misc]
                     answer,
                     (self._stream(streams.QUERY, name), self._stream(streams.SELECTION, name)),
                     self._blind.get(name),
                 )
                 states[name] = pick.state
         failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
+        scores = recorded_scores(cohort)
+        if self._referee is not None and verdict is not None and len(verdict.allowed) and cohort.stop is None:
+            size = len(verdict.allowed) if request.size is None else int(request.size)
+            demanded = verdict.demanded[:size]
+            cohort = self._referee.mended(cohort, demanded, verdict.allowed, size, self._stream(streams.RULES, ""))
         cohort = dataclasses.replace(
             cohort,
             round=self._round,
@@ -560,13 +628,16 @@ class Session:
                 self._journal.add_answer(cohort.ticket, answer.values)
             everyone = len(candidates) == self.table.n
             self._journal.add_cohort(row, None if everyone else candidates, self.table.n)
-            scores = recorded_scores(cohort)
             if scores is not None:  # whom it picked is in the cohort's own row
                 self._journal.add_scores(cohort.ticket, "", cohort.clients, pack_many(scores), None)
             for name, pick in picks.items():
                 self._journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
             self._record_states(states)
             self._record_failed(failed)
+            if verdict is not None and verdict.reasons:
+                self._journal.add_exclusions(cohort.ticket, verdict.codes, verdict.reasons)
+        if self._referee is not None:
+            self._referee.ledger.picked(cohort.ticket, cohort.round, cohort.clients)
         self._states = states
         self._forget_shadows(failed)
         self._guard.add(cohort.round, cohort.clients, self.active)
@@ -659,6 +730,11 @@ class Session:
         self._states = states
         self._forget_shadows(failed)
         del self._open[cohort.ticket]
+        if self._referee is not None:
+            if abandoned is None:
+                self._referee.ledger.told(cohort.clients, whole.status)
+            else:
+                self._referee = participation.resumed(self._referee.rules, self._journal)
         self._prepared = None
 
     def _updated(self, name: str, selector: Selector[Any], cohort: Cohort, whole: ReplyBlock) -> Any:
@@ -690,6 +766,13 @@ class Session:
     def explain(self, round_: int, client: int | str | None = None) -> Explanation:
         """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
         return explain_round(self._journal, round_, client)
+
+
+def _free(verdict: Verdict, size: int | None) -> tuple[IntArray, int | None]:
+    """Return whom a selector chooses from, and how many, once those are taken that the rules demand."""
+    demanded = verdict.demanded if size is None else verdict.demanded[:size]
+    rest = verdict.allowed[~np.isin(verdict.allowed, demanded)]
+    return rest, None if size is None else size - len(demanded)
 
 
 def _adapted(

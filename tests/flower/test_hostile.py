@@ -268,7 +268,7 @@ STRATEGIES: list[tuple[str, Callable[[], Any]]] = [
     ("power-of-choice", lambda: FedMedian(fraction_evaluate=0.0)),
     ("active-fl", lambda: Krum(num_malicious_nodes=1, fraction_evaluate=0.0)),
     ("fedcor", lambda: FedAvg(fraction_evaluate=0.0)),
-    ("flash", lambda: FedAvg(fraction_evaluate=0.0)),
+    ("fedcbs", lambda: FedAvg(fraction_evaluate=0.0)),
     ("all", lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e6, 12)),
 ]
 

@@ -18,11 +18,13 @@ from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.explain import explain
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
+from fedcohort.cli.journal import journal_app
 from fedcohort.cli.keyholder import keyholder_app
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
 from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
+from fedcohort.cli.rules import rules_app
 from fedcohort.cli.run import run
 from fedcohort.errors import FedcohortError
 
@@ -60,6 +62,8 @@ app.command("list")(list_)
 app.add_typer(flower_app, name="flower")
 app.add_typer(keyholder_app, name="keyholder")
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(rules_app, name="rules")
+app.add_typer(journal_app, name="journal")
 
 
 def main() -> None:

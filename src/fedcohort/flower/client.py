@@ -31,6 +31,7 @@ from fedcohort.flower.wire import (
     GRADIENT_SIGNALS,
     LOSSES,
     RECORD,
+    Attribute,
     Description,
     asked_signals,
     only_arrays,
@@ -79,11 +80,14 @@ class Facts:
     sealed_labels : bytes, optional
         Label counts in an encrypted form instead; the server passes them on to whoever can open them
         (``CohortStrategy(labels=...)``).
+    attributes : mapping of str to str, float, int or bool
+        Anything else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
     """
 
     size: int | None = None
     label_counts: Any = None
     sealed_labels: bytes | None = None
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,7 @@ class _CohortClient(ClientApp):
             label_counts=None if facts.label_counts is None else tuple(int(c) for c in facts.label_counts),
             sealed_labels=facts.sealed_labels,
             signals=self._answers.supplied,
+            attributes=dict(facts.attributes),
         )
         return Message(RecordDict({RECORD: description.to_record()}), reply_to=message)
 

@@ -257,6 +257,9 @@ class Population:
             if joined:
                 log.info("joined: %s", ", ".join(joined))
         self._refresh_facts(session)
+        if session.rules is not None:
+            said = {name: card.description.attributes for name, card in online.items()}
+            session.set_attributes({name: values for name, values in said.items() if values})
         self.remember(session)
         self._welcomed = (online, session.table)
 

@@ -96,6 +96,7 @@ class Rounds:
             debts=self.debts,
         )
         self.session: Session | None = None
+        self._kept_out: tuple[str, ...] = ()  # why the rules admitted nobody, when they last did not
 
     def close(self) -> None:
         """Close the journal."""
@@ -155,7 +156,9 @@ class Rounds:
     def _reopened(self) -> Session:
         settings = self.settings
         assert settings.journal is not None
-        session = Session.open(settings.journal, settings.selector, shadows=settings.shadows, commit="manual")
+        session = Session.open(
+            settings.journal, settings.selector, shadows=settings.shadows, rules=settings.rules, commit="manual"
+        )
         if session.seed != settings.seed:
             session.close()
             raise InputError(
@@ -176,6 +179,7 @@ class Rounds:
             signals=self.population.supplied(),
             journal=settings.journal,
             shadows=settings.shadows,
+            rules=settings.rules,
             # A round is made durable twice, when it is chosen and when it is closed; the rest can wait for these.
             commit="manual",
             audit=settings.audit,
@@ -280,19 +284,29 @@ class Rounds:
             self.population.welcome(session)
             enough = len(self.population.online) >= self.least
             names = self.population.available(session, busy=bool(self.debts.open))
-            if enough and names:
+            if enough and names and self._admitted(session, names):
                 return names
             if self.settings.clock() > end:
                 # Better to ask somebody who is slow than nobody.
                 names = self.population.available(session, busy=False)
-                if enough and names:
+                if enough and names and self._admitted(session, names):
                     return names
                 raise self._nobody(session)
             self.settings.sleep(0.25)
 
+    def _admitted(self, session: Session, names: list[str]) -> bool:
+        """Whether the rules leave anybody to choose."""
+        if session.rules is None or session.pending:
+            return True
+        verdict = session.verdict(RoundRequest(1, self.population.indices(session.table, names)))
+        self._kept_out = () if verdict is None else verdict.reasons
+        return verdict is None or len(verdict.allowed) > 0
+
     def _nobody(self, session: Session) -> FederationTimeoutError:
         online = len(self.population.online)
         what = f"{online} of {self.least} clients have been online" if online else "Nobody has been available"
+        if online >= self.least and self._kept_out:
+            what = f"The rules have admitted nobody ({'; '.join(self._kept_out[:3])})"
         return FederationTimeoutError(
             f"{what} for {self.settings.patience:g} s in round {session.round + 1}.",
             hint="start SuperNodes and run the app again: it continues with this round",

@@ -34,6 +34,7 @@ from fedcohort.params import Constraint, Interval, Optional
 from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry
+from fedcohort.rules import Rules
 from fedcohort.signals import Signal
 
 __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "RoundError", "ServerValidation"]
@@ -103,6 +104,8 @@ class CohortStrategy(Strategy):
         ``RotatedLabels`` or ``NoisyLabels``.
     audit : bool
         Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
+    rules : Rules, optional
+        What every cohort must meet, whatever the selector. Attributes come from the clients' Facts.
     checkpoints : path, optional
         Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
     keep_checkpoints : int
@@ -130,6 +133,7 @@ class CohortStrategy(Strategy):
         shadows: Mapping[str, Selector[Any] | str] | None = None,
         labels: LabelOpener | None = None,
         audit: bool = False,
+        rules: Rules | None = None,
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
     ) -> None:
@@ -174,6 +178,7 @@ class CohortStrategy(Strategy):
         self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
         self.audit = audit
+        self.rules = rules
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)

@@ -7,7 +7,7 @@ one MetricRecord in a reply and average every metric they find; a ConfigRecord t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import numpy as np
@@ -27,6 +27,8 @@ COMMITMENT = "commitment"  # the newest link of the server's chained journal
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
 _LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53
+_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100
+Attribute = str | float | int | bool
 _LARGEST = 1e30  # up to here every selector is tested to keep its state finite
 
 # What clients measure and send as numbers; whatever else one claims to know is not looked at.
@@ -52,6 +54,8 @@ class Description:
         Label counts in an encrypted form, opened by whoever holds the key.
     signals : frozenset of Signal
         What the client can report or answer.
+    attributes : mapping of str to str, float, int or bool
+        What it says about itself besides, for an operator's rules: battery, network, region.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Description:
     label_counts: tuple[int, ...] | None = None
     sealed_labels: bytes | None = None
     signals: frozenset[Signal] = frozenset()
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def to_record(self) -> ConfigRecord:
         """Return the description as the record that travels."""
@@ -69,6 +74,8 @@ class Description:
             record["label-counts"] = list(self.label_counts)
         if self.sealed_labels is not None:
             record["sealed-labels"] = self.sealed_labels
+        for name, value in self.attributes.items():
+            record[f"{_ATTRIBUTE}{name}"] = value
         return record
 
     @classmethod
@@ -97,7 +104,23 @@ class Description:
             label_counts=None if counts is None else tuple(counts),
             sealed_labels=sealed,
             signals=frozenset(known[s] for s in signals if s in known),
+            attributes=_attributes(record),
         )
+
+
+def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
+    """Return the attributes of a description that are usable; what is not is passed over."""
+    found: dict[str, Attribute] = {}
+    for key, value in record.items():
+        name = key[len(_ATTRIBUTE) :]
+        if not key.startswith(_ATTRIBUTE) or not name or len(name) > _LONGEST_NAME or len(found) == _MOST_ATTRIBUTES:
+            continue
+        if isinstance(value, str):
+            if len(value) <= _LONGEST_NAME and value.isprintable():
+                found[name] = value
+        elif isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST:
+            found[name] = value
+    return found
 
 
 def _is_count(value: object) -> TypeGuard[int]:

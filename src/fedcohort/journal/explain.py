@@ -195,7 +195,8 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
         elif not candidate:
-            reason = f"Client {name} was no candidate in round {round_}: not available, already training, or gone."
+            why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
+            reason = f"Client {name} was no candidate in round {round_}: {why}."
         elif own:
             below = f"; the lowest picked score was {threshold:.6g}" if threshold is not None else ""
             reason = f"Client {name} was not picked in round {round_}{place}{below}."

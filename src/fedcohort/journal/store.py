@@ -6,6 +6,7 @@ a schema version inside, and a lock so that two sessions never write the same fi
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
@@ -13,7 +14,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -47,6 +48,7 @@ from fedcohort.journal.tables import table_facts, table_of
 
 SCHEMA_VERSION = 2  # 1 kept a row for each client's reply
 _APPLICATION_ID = 0x46434A31  # "FCJ1"
+EXCLUDED = "excluded"  # the event that says whom rules kept from a cohort
 _SMALL_FIELD = 1 << 16  # bytes below which a changed array is simply written whole
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -333,6 +335,16 @@ class Journal:
             self._delta_bytes[key] = 0
         self._saved[selector] = after
 
+    def add_exclusions(self, ticket: int, codes: AnyArray, reasons: Sequence[str]) -> None:
+        """Record whom rules excluded from a cohort, by code: 0, or one more than the place of the reason."""
+        data = base64.b64encode(zlib.compress(np.ascontiguousarray(codes, "<i2").tobytes(), 1)).decode()
+        self.add_event(EXCLUDED, {"ticket": ticket, "reasons": list(reasons), "codes": data})
+
+    def set_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Store what clients say about themselves, by name."""
+        data = zlib.compress(json.dumps(attributes).encode(), 1)
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", ("attributes", data))
+
     def drop_state(self, selector: str) -> None:
         """Forget a selector's state."""
         self._db.execute("DELETE FROM states WHERE selector = ?", (selector,))
@@ -355,6 +367,21 @@ class Journal:
     def table(self) -> tuple[ClientTable, AnyArray]:
         """Return the client table and the (N,) mask of members."""
         return table_of(dict(self._db.execute("SELECT name, data FROM facts")))
+
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        """Return what clients said about themselves, by name."""
+        row = self._db.execute("SELECT data FROM facts WHERE name = 'attributes'").fetchone()
+        return {} if row is None else dict(json.loads(zlib.decompress(row[0])))
+
+    def exclusions(self, ticket: int) -> dict[int, str]:
+        """Return whom rules excluded from a cohort, each with the reason."""
+        query = "SELECT body FROM events WHERE kind = ? AND json_extract(body, '$.ticket') = ?"
+        row = self._db.execute(query, (EXCLUDED, ticket)).fetchone()
+        if row is None:
+            return {}
+        body = json.loads(row[0])
+        codes = np.frombuffer(zlib.decompress(base64.b64decode(body["codes"])), "<i2")
+        return {int(c): str(body["reasons"][codes[c] - 1]) for c in np.flatnonzero(codes)}
 
     def state(self, selector: str) -> dict[str, Any]:
         """Return the fields of a selector's state as last saved."""

@@ -62,6 +62,7 @@ from fedcohort.params import Sequence as ListOf
 from fedcohort.privacy.sharing import LABEL_SHARING, LabelSharing
 from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry, nearest
+from fedcohort.rules import Rules
 from fedcohort.scenario import Scenario
 from fedcohort.selectors import Uniform
 from fedcohort.signals import Signal
@@ -178,6 +179,7 @@ class RunPlan:
     filter: Filter
     labels: LabelSharing
     options: RunOptions
+    rules: Rules | None = None
     shadows: Mapping[str, Selector[Any]] = field(default_factory=dict)
 
 
@@ -233,6 +235,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "model": ModelOptions,
     "local": LocalTraining,
     "run": RunOptions,
+    "rules": Rules,
 }
 _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
 _TOP = ["name", "seeds", "data", *_SECTIONS, "scenario", *_NAMED, "selectors", "settings"]
@@ -468,6 +471,7 @@ def _runs_of(
         "filter": _named("filter", whole.get("filter", {})),
         "labels": _named("labels", whole.get("labels", {})),
         "options": _section("run", whole.get("run", {})),
+        "rules": _section("rules", whole["rules"]) if whole.get("rules") else None,
     }
     stem = _slug(label) + (f"-{_slug(title)}" if title else "")
     return [
@@ -503,6 +507,8 @@ def _complete(
     data = _data(base.get("data", {}))
     complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": {**values_of(data), **values_of(data.source)}}
     for section in _SECTIONS:
+        if section == "rules" and not base.get("rules"):
+            continue  # no rules are not rules that say nothing
         complete[section] = values_of(_section(section, base.get(section, {})))
     # A setting that changes parts of a preset must still find the preset by name.
     given = base.get("scenario", {})

@@ -154,7 +154,9 @@ class Run:
         """Start the run's session, or continue it from its journal."""
         if again:
             assert journal is not None
-            self.session = Session.open(journal, self.selector, shadows=self.plan.shadows, commit="manual")
+            self.session = Session.open(
+                journal, self.selector, shadows=self.plan.shadows, rules=self.plan.rules, commit="manual"
+            )
             return
         self.session = Session(
             self.selector,
@@ -163,6 +165,7 @@ class Run:
             signals=host_signals(self.federation),
             journal=journal,
             shadows=self.plan.shadows,
+            rules=self.plan.rules,
             commit="manual",
         )
 

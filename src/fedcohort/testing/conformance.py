@@ -29,7 +29,9 @@ from fedcohort.errors import (
 )
 from fedcohort.journal.codec import state_fields
 from fedcohort.params import parameters
+from fedcohort.participation import verify
 from fedcohort.protocol import RoundReport, RoundRequest, Selector, is_per_client
+from fedcohort.rules import Rules
 from fedcohort.session import Session
 from fedcohort.specs import describe
 from fedcohort.testing.host import ScriptedHost, Trace, failing
@@ -108,6 +110,27 @@ def check_cohort_is_sound(selector: AnySelector) -> None:
     session = host.session(selector)
     cohort = host.play_round(session, size=5, available=np.array([4, 7]))
     _require(set(cohort.clients.tolist()) <= {4, 7} and cohort.size >= 1, f"picked {cohort.clients} of [4, 7]")
+
+
+@_check("rules")
+def check_rules_hold(selector: AnySelector) -> None:
+    """An operator's rules hold around the selector: whom they exclude it never picks, whom they demand is there."""
+    host = ScriptedHost()
+    names = host.table.names
+    rules = Rules(blocked=names[:2], pinned=names[2:3], min_separation=2, max_participations=4)
+    session = Session(selector, host.table, seed=5, signals=host.signals, rules=rules)
+    for _ in range(10):
+        last = session.journal.cohorts()[-1:]
+        before = set(last[0].clients.tolist()) if last else set()
+        cohort = host.play_round(session, size=3)
+        picked = set(cohort.clients.tolist())
+        _require(not picked & {0, 1}, f"picked {sorted(picked)}, though 0 and 1 are blocked")
+        _require(not picked & before, f"picked {sorted(picked & before)} in two rounds in a row, against the rules")
+        if cohort.stop:
+            break
+    proof = verify(session.journal)
+    _require(proof.holds, f"the rules did not hold: {proof.breaches[:3]}")
+    _require(any(2 in row.clients.tolist() for row in session.journal.cohorts()), "the pinned client never took part")
 
 
 @_check("nobody-available")

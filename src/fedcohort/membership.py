@@ -14,7 +14,7 @@ from fedcohort.protocol import RoundRequest
 _NOBODY = np.empty(0, np.int64)
 
 
-class Members:
+class Membership:
     """A client table and who of it is a member; both are replaced, never changed.
 
     Parameters
@@ -38,12 +38,12 @@ class Members:
             return False
         return True
 
-    def changed(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Members, IntArray]:
+    def changed(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:
         """Return the federation after clients left or came back, and who they are."""
         who = self.table.indices(clients)
         active = self.active.copy()
         active[who] = member
-        return Members(self.table, active), who
+        return Membership(self.table, active), who
 
     def candidates(self, request: RoundRequest, training: Sequence[IntArray]) -> IntArray:
         """Return who can be picked: available, a member, and in none of the cohorts that still train."""

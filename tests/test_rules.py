@@ -1,0 +1,293 @@
+"""Rules hold in every cohort: random federations against a checker written from the definitions."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcohort.clients import ClientTable
+from fedcohort.errors import InputError, ParameterError
+from fedcohort.expressions import Condition
+from fedcohort.journal import read_journal
+from fedcohort.participation import verify
+from fedcohort.protocol import Cohort, RoundReport, RoundRequest, Status
+from fedcohort.rules import Rules
+from fedcohort.selectors import Uniform
+from fedcohort.session import Session
+
+REGIONS = ("north", "south", "east")
+
+
+def played(session: Session, size: int | None, available: Any = None, status: Any = None) -> Cohort:
+    cohort = session.ask(RoundRequest(size, available))
+    if cohort.size:
+        session.tell(RoundReport(cohort.ticket, cohort.clients, status))
+    return cohort
+
+
+# -- ten thousand federations -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Played:
+    """One round as the checker sees it: who was there, who was picked, what became of them."""
+
+    round: int
+    available: set[int]
+    picked: list[int]
+    failed: set[int]
+    size: int
+    abandoned: bool
+
+
+def excluded_by_definition(
+    rules: Rules, history: list[Played], round_: int, client: int, facts: dict[str, Any]
+) -> bool:
+    """Whether the definitions of the rules keep a client out, by looking through everything that happened."""
+    counted = [p for p in history if not p.abandoned]
+    past = [p.round for p in counted if client in p.picked]
+    if str(client) in rules.blocked:
+        return True
+    if rules.eligible is not None and not (facts["battery"] >= 30 and facts["region"] != "east"):
+        return True
+    if any(round_ - p < rules.min_separation for p in past):
+        return True
+    bounds = [] if rules.max_participations is None else [rules.max_participations]
+    bounds += [int(rules.budget[kind] / rules.cost[kind]) for kind in rules.budget or {}]
+    if bounds and len(past) >= min(bounds):
+        return True
+    if rules.max_in_window is not None and sum(round_ - p < rules.window for p in past) >= rules.max_in_window:
+        return True
+    if rules.cool_off:
+        results = [client in p.failed for p in counted if client in p.picked]
+        last = results[-rules.failures :]
+        if len(last) == rules.failures and all(last) and round_ - past[-1] <= rules.cool_off:
+            return True
+    return False
+
+
+def random_rules(rng: np.random.Generator, n: int) -> Rules:
+    def maybe(make: Any) -> Any:
+        return make() if rng.random() < 0.4 else None
+
+    window = maybe(lambda: int(rng.integers(2, 7)))
+    names = [str(c) for c in rng.permutation(n)]
+    return Rules(
+        **{k: v for k, v in {
+            "eligible": maybe(lambda: "battery >= 30 and region != 'east'"),
+            "blocked": tuple(names[: int(rng.integers(0, 2))]),
+            "pinned": tuple(names[2 : 2 + int(rng.integers(0, 3))]),
+            "failures": int(rng.integers(1, 4)),
+            "cool_off": int(rng.integers(0, 5)),
+            "min_separation": int(rng.integers(1, 5)),
+            "max_participations": maybe(lambda: int(rng.integers(1, 6))),
+            "window": window,
+            "max_in_window": maybe(lambda: int(rng.integers(1, window + 1))) if window else None,
+            "quotas": maybe(lambda: {"region": int(rng.integers(1, 3))}),
+            **({"budget": {"epsilon": 4.0, "bytes": 100.0}, "cost": {"epsilon": 0.9, "bytes": 30.0}}
+               if rng.random() < 0.3 else {}),
+        }.items() if v is not None}
+    )  # fmt: skip
+
+
+def check_round(rules: Rules, history: list[Played], now: Played, facts: list[dict[str, Any]]) -> None:
+    allowed = {c for c in now.available if not excluded_by_definition(rules, history, now.round, c, facts[c])}
+    assert set(now.picked) <= allowed
+    assert len(set(now.picked)) == len(now.picked) <= now.size
+    pinned = {int(name) for name in rules.pinned} & allowed
+    assert pinned <= set(now.picked) or len(pinned) > now.size
+    if allowed:
+        assert len(now.picked) == min(now.size, len(allowed))  # uniform fills every cohort
+    if rules.quotas and not pinned:
+        least = rules.quotas["region"]
+        there = {r: [c for c in allowed if facts[c]["region"] == r] for r in REGIONS}
+        need = {r: min(least, len(members)) for r, members in there.items()}
+        if sum(need.values()) <= now.size:
+            for region, count in need.items():
+                assert sum(facts[c]["region"] == region for c in now.picked) >= count
+
+
+def federation(seed: int, folder: Path | None = None) -> None:
+    rng = np.random.default_rng(seed)
+    n, size = int(rng.integers(3, 13)), int(rng.integers(1, 6))
+    size = min(size, n)
+    rules = random_rules(rng, n)
+    facts = [{"battery": int(rng.integers(0, 101)), "region": REGIONS[int(rng.integers(3))]} for _ in range(n)]
+    session = Session(Uniform(), ClientTable(n=n), seed=seed, rules=rules)
+    session.set_attributes({str(c): facts[c] for c in range(n)})
+    history: list[Played] = []
+    for _ in range(10):
+        if rng.random() < 0.3:
+            c = int(rng.integers(n))
+            facts[c] = {**facts[c], "battery": int(rng.integers(0, 101))}
+            session.set_attributes({str(c): facts[c]})
+        available = np.flatnonzero(rng.random(n) < 0.8)
+        round_ = session.round
+        cohort = session.ask(RoundRequest(size, available))
+        now = Played(round_, set(available.tolist()), cohort.clients.tolist(), set(), size, False)
+        check_round(rules, history, now, facts)
+        if cohort.size:
+            bad = rng.random(cohort.size) < 0.3
+            if rng.random() < 0.1:
+                session.abandon(cohort.ticket, "gone")
+                now.abandoned = True
+            else:
+                status = np.where(bad, Status.FAILED, Status.OK)
+                session.tell(RoundReport(cohort.ticket, cohort.clients, status))
+                now.failed = set(cohort.clients[bad].tolist())
+        history.append(now)
+    assert verify(session.journal).holds
+
+
+def test_random_federations_keep_their_rules() -> None:
+    for seed in range(300):
+        federation(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_thousand_random_federations_keep_their_rules() -> None:
+    for seed in range(1000, 11_000):
+        federation(seed)
+
+
+def test_a_minimum_in_every_window() -> None:
+    rules = Rules(window=6, min_in_window=2)
+    session = Session(Uniform(), ClientTable(n=6), seed=3, rules=rules)
+    took = np.zeros((40, 6), np.int64)
+    for round_ in range(40):
+        took[round_, played(session, 3).clients] = 1
+    for begin in range(40 - 6 + 1):
+        assert (took[begin : begin + 6].sum(axis=0) >= 2).all()
+
+
+# -- what an operator sees --------------------------------------------------------------------------------------------
+
+
+def test_an_exclusion_is_explained_with_its_reason(tmp_path: Path) -> None:
+    rules = Rules(eligible="battery >= 30", blocked=("dora",), min_separation=3)
+    table = ClientTable(names=["anna", "ben", "cem", "dora"])
+    with Session(Uniform(), table, journal=tmp_path / "j", rules=rules) as session:
+        session.set_attributes({"anna": {"battery": 80}, "ben": {"battery": 12}})
+        assert played(session, 1).names == ("anna",)
+        assert played(session, 1).size == 0
+        why = {name: str(session.explain(0, name)) for name in ("ben", "cem", "dora")}
+        again = str(session.explain(1, "anna"))
+    assert why["ben"] == "Client ben was no candidate in round 0: it does not meet battery >= 30."
+    assert why["cem"].endswith("it has not said its battery.") and why["dora"].endswith("it is blocked.")
+    assert again.endswith("fewer than 3 rounds since it last took part.")
+
+
+def test_rules_go_on_after_a_restart_and_changes_are_recorded(tmp_path: Path) -> None:
+    table = ClientTable(n=4)
+    with Session(Uniform(), table, seed=1, journal=tmp_path / "j", rules=Rules(min_separation=3)) as session:
+        first = played(session, 2)
+    with Session.open(tmp_path / "j") as session:
+        assert session.rules == Rules(min_separation=3)
+        second = played(session, 2)
+        assert not set(first.clients) & set(second.clients) and played(session, 2).size == 0
+    with Session.open(tmp_path / "j", rules=Rules(max_participations=2)) as session:
+        played(session, 4)
+        assert played(session, 4).size == 0
+    proof = verify(tmp_path / "j")
+    assert proof.holds and (proof.most, proof.least_separation) == (2, 2)
+    assert [b["round"] for b in read_journal(tmp_path / "j").events("rules")] == [0, 3]
+
+
+def test_a_breach_is_found_in_the_journal(tmp_path: Path) -> None:
+    """A record that was tampered with, or written by something else, proves nothing."""
+    with Session(Uniform(), ClientTable(n=3), seed=1, journal=tmp_path / "j") as session:
+        for _ in range(4):
+            played(session, 2)
+        session.note("rules", {"round": 0, "rules": Rules(min_separation=2, max_participations=2).to_dict()})
+    proof = verify(tmp_path / "j")
+    assert not proof.holds and proof.least_separation == 1
+    assert any("rounds after the last" in b.what for b in proof.breaches)
+    assert any("of at most 2" in b.what for b in proof.breaches)
+
+
+def test_quotas_keep_the_selectors_best() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Best(Uniform):
+        def select(self, state: Any, slate: Any, answer: Any, rng: Any) -> Any:
+            score = slate.candidates.astype(float)
+            cohort = Cohort(slate.candidates[::-1][: slate.size], candidates=slate.candidates, score=score)
+            return dataclasses.replace(cohort, weights=np.arange(1.0, slate.size + 1)), state
+
+    session = Session(Best(), ClientTable(n=9), rules=Rules(quotas={"region": 1}))
+    session.set_attributes({str(c): {"region": REGIONS[c // 3]} for c in range(9)})
+    cohort = played(session, 3)
+    assert sorted(cohort.clients.tolist()) == [2, 5, 8]  # the best of each region
+    assert cohort.weights is not None and cohort.weights[cohort.clients == 8] == 1.0
+    assert "added for a quota" in cohort.notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os')", "battery.real > 3", "battery + 1 > 3", "f(battery)", "battery[0] > 1", "lambda: 1",
+     "1 if a else 2", "battery >", "a := 3", "[x for x in y]", "b'x' == a", "..." , "{} == a", "a is None", "(" * 500],
+)  # fmt: skip
+def test_a_condition_runs_nothing(text: str) -> None:
+    with pytest.raises(InputError, match="condition"):
+        Condition.read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "attributes", "meets"),
+    [
+        ("battery >= 30 and network in ('wifi', 'lan')", {"battery": 30, "network": "wifi"}, True),
+        ("not metered or battery > 90", {"metered": False, "battery": 1}, True),
+        ("not metered", {"metered": True}, False),
+        ("10 < battery <= 50", {"battery": 50}, True),
+        ("battery > -1.5", {"battery": -2}, False),
+        ("battery > 3", {"battery": "full"}, False),
+        ("app_version == '2.1'", {"app-version": "2.1"}, True),
+        ("charging", {"charging": True}, True),
+        ("charging", {}, False),
+    ],
+)
+def test_conditions(text: str, attributes: dict[str, Any], meets: bool) -> None:
+    assert (Condition.read(text).unmet(attributes) is None) == meets
+
+
+def test_rules_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ParameterError, match="block and pin"):
+        Rules(blocked=("a",), pinned=("a",))
+    with pytest.raises(ParameterError, match="need 'window'"):
+        Rules(max_in_window=2)
+    with pytest.raises(ParameterError, match="same kinds"):
+        Rules(budget={"bytes": 3})
+    with pytest.raises(InputError, match="condition"):
+        Rules(eligible="open('x')")
+
+
+def test_rules_without_effect_change_no_cohort() -> None:
+    plain, ruled = (Session(Uniform(), ClientTable(n=20), seed=5, rules=r) for r in (None, Rules(blocked=("nobody",))))
+    for _ in range(5):
+        assert played(plain, 4).clients.tolist() == played(ruled, 4).clients.tolist()
+
+
+def test_rules_hold_in_the_simulator(tmp_path: Path) -> None:
+    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.runner import run_experiment
+
+    table = {
+        "seeds": [1],
+        "run": {"rounds": 8, "cohort": 2},
+        "scenario": {"partition": {"name": "dirichlet", "clients": 8, "alpha": 0.5}},
+        "rules": {"min_separation": 3, "max_participations": 2},
+        "selectors": {"uniform": {}, "power-of-choice": {}},
+    }
+    experiment = Experiment.from_dict(table)
+    assert experiment.plans[0].rules == Rules(min_separation=3, max_participations=2)
+    assert Experiment.from_dict(experiment.table).plans[0].rules == experiment.plans[0].rules
+    assert run_experiment(table, tmp_path / "x") == "finished"
+    journals = sorted((tmp_path / "x").rglob("*.sqlite"))
+    assert len(journals) == 2
+    for journal in journals:
+        proof = verify(journal)
+        assert proof.holds and proof.most <= 2 and (proof.least_separation or 3) >= 3
