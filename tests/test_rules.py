@@ -271,6 +271,21 @@ def test_rules_without_effect_change_no_cohort() -> None:
         assert played(plain, 4).clients.tolist() == played(ruled, 4).clients.tolist()
 
 
+def test_an_audit_plays_the_rules_again(tmp_path: Path) -> None:
+    from fedcohort.privacy import audited
+
+    rules = Rules(eligible="battery >= 30", pinned=("3",), quotas={"region": 1}, min_separation=2)
+    with Session(Uniform(), ClientTable(n=9), seed=4, journal=tmp_path / "j", rules=rules, audit=True) as session:
+        session.set_attributes({str(c): {"region": REGIONS[c // 3], "battery": 50} for c in range(9)})
+        for round_ in range(6):
+            if round_ == 3:
+                session.set_attributes({"8": {"region": "north", "battery": 50}, "2": {"battery": 1}})
+                session.set_rules(Rules(quotas={"region": 2}))
+            played(session, 4)
+    found = audited.verify(tmp_path / "j")
+    assert found.confirmed, found.problem
+
+
 def test_rules_hold_in_the_simulator(tmp_path: Path) -> None:
     from fedcohort.simulate.config import Experiment
     from fedcohort.simulate.runner import run_experiment

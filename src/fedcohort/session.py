@@ -96,6 +96,10 @@ class Session:
     1
     """
 
+    _membership: Membership
+    _granted: dict[str, ClientTable]
+    _referee: Referee | None = None  # without rules there is none
+
     def __init__(
         self,
         selector: Selector[Any],
@@ -215,7 +219,6 @@ class Session:
         for row in journal.cohorts(pending=True):
             self._open[row.ticket] = _Open(self._cohort_from(row), journal.reply_blocks(row.ticket))
         self._prepared = None
-        self._referee = None
         self._host_state = meta["host"]
         self._resume_shadows(meta["shadows"], shadows)
         return self
@@ -227,11 +230,10 @@ class Session:
             rules = Rules(**before)
         if rules is None:
             return
-        self._referee = participation.resumed(rules, self._journal)
-        if rules.to_dict() != (before or {}) or before is None:
-            with self._journal.event():
-                self._journal.set_meta("rules", rules.to_dict())
-                self._journal.add_event(CHANGED, {"round": self._round, "rules": rules.to_dict()})
+        if before is None or rules.to_dict() != before:
+            self.set_rules(rules)
+        else:
+            self._referee = participation.resumed(rules, self._journal)
 
     def _resumed(self, name: str, selector: Selector[Any]) -> Any:
         fresh = selector.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
@@ -368,8 +370,8 @@ class Session:
     # -- membership ---------------------------------------------------------------------------------------------
 
     def _set_membership_to(self, members: Membership) -> None:
-        if getattr(self, "_referee", None) is not None and members.table is not self._membership.table:
-            self._referee.set_table(members.table, self._round)  # type: ignore[union-attr]
+        if self._referee is not None and members.table is not self._membership.table:
+            self._referee.set_table(members.table, self._round)
         self._membership = members
         self._granted = {name: members.table.granting(who.requires) for name, who in self._everybody.items()}
 
@@ -434,13 +436,21 @@ class Session:
         """The rules every cohort meets."""
         return None if self._referee is None else self._referee.rules
 
+    def set_rules(self, rules: Rules) -> None:
+        """Let other rules hold from the next round on; what was counted so far counts for them too."""
+        referee = participation.resumed(rules, self._journal)
+        with self._journal.event():
+            self._journal.set_meta("rules", rules.to_dict())
+            self._journal.add_event(CHANGED, {"round": self._round, "rules": rules.to_dict()})
+        self._referee, self._prepared = referee, None
+
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
         if self._referee is None or all(self._referee.attributes.get(n) == dict(v) for n, v in attributes.items()):
             return
         self._referee.set_attributes(attributes)
         with self._journal.event():
-            self._journal.set_attributes(self._referee.attributes)
+            self._journal.set_attributes(self._referee.attributes, attributes)
         self._prepared = None
 
     def verdict(self, request: RoundRequest) -> Verdict | None:

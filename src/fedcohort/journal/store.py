@@ -340,8 +340,12 @@ class Journal:
         data = base64.b64encode(zlib.compress(np.ascontiguousarray(codes, "<i2").tobytes(), 1)).decode()
         self.add_event(EXCLUDED, {"ticket": ticket, "reasons": list(reasons), "codes": data})
 
-    def set_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Store what clients say about themselves, by name."""
+    def set_attributes(
+        self, attributes: Mapping[str, Mapping[str, Any]], news: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Store what clients say about themselves, by name; an audited journal also keeps what was said when."""
+        if self._chain is not None:
+            self.add_event("attributes", {"clients": {name: dict(said) for name, said in news.items()}})
         data = zlib.compress(json.dumps(attributes).encode(), 1)
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", ("attributes", data))
 

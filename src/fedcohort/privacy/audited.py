@@ -26,6 +26,7 @@ from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.explain import ABANDONED
 from fedcohort.journal.tables import table_of
 from fedcohort.protocol import Answer, RoundReport, RoundRequest, Selector
+from fedcohort.rules import Rules
 from fedcohort.session import Session
 from fedcohort.signals import Signal
 from fedcohort.specs import rebuilt
@@ -164,6 +165,10 @@ class _Replay:
                     self.replies.setdefault(block.ticket, []).append(block)
             case "close":
                 self._tell(link.ref)
+            case "rules" if self.session is not None:
+                self.session.set_rules(Rules(**json.loads(payload)["rules"]))
+            case "attributes" if self.session is not None:
+                self.session.set_attributes(json.loads(payload)["clients"])
 
     def _table(self, link: Link) -> None:
         self.facts |= unpacked_facts(link.data or b"[]")
