@@ -26,7 +26,7 @@ def test_simulated_federation() -> None:
     server = by["encrypted, S at the server"]["findings"][0]
     assert server["counts_found"] == 1.0 and not server["classes_named"] and len(server["error"]) == 30
     moot = by["updates in the clear, labels never asked for"]
-    assert moot["findings"][0]["mean_error"] < 0.5 * sum(found["ignorance"]) / 30
+    assert min(f["mean_error"] for f in moot["findings"]) < 0.5 * sum(found["ignorance"]) / 30
     assert moot["verdict"].startswith("Moot")
     assert by["noisy counts, epsilon 2"]["verdict"].startswith("Bounded")
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.errors import InputError
-from fedcohort.numerics.label_shares import by_moments
+from fedcohort.numerics.label_shares import by_moments, by_relative_softmax
 from fedcohort.privacy.attacks import (
     Recovered,
     exact,
@@ -152,7 +152,8 @@ class _Looker:
         self.truth, self.traitors, self.nothing, self.rng = truth, traitors, nothing, rng
         self.sizes = truth.sum(axis=1)
         self.classes = truth.shape[1]
-        self.friends = f"server and {len(traitors)} client{'s' * (len(traitors) != 1)}"
+        self.some = f"{len(traitors)} client{'s' * (len(traitors) != 1)}"
+        self.friends = f"server and {self.some}"
         self.known = {int(c): truth[c] for c in traitors}
 
     def finding(self, observer: str, attack: str, found: Recovered | None) -> Finding:
@@ -167,7 +168,7 @@ class _Looker:
         everything = Recovered(self.truth.astype(np.float64), named=True)
         findings = (
             self.finding("server", "reads the counts", everything),
-            self.blind(f"{len(self.traitors)} clients without the server", "see nothing of others"),
+            self.blind(f"{self.some} without the server", "sees nothing of others"),
         )
         return Exposure("counts in the clear", findings, "Open: the server is told everybody's label counts.")
 
@@ -193,7 +194,7 @@ class _Looker:
         both = self.finding(
             "server and key holder", "decrypt everything", Recovered(self.truth.astype(np.float64), named=True)
         )
-        clients = self.blind(f"{len(self.traitors)} clients without the server", "see ciphertexts of nobody")
+        clients = self.blind(f"{self.some} without the server", "sees nobody else's ciphertext")
         return Exposure(
             "encrypted, S at the server",
             (server, holder, friends, sybils, both, clients),
@@ -232,9 +233,15 @@ class _Looker:
         )
 
     def updates(self, updates: FloatArray, step: float) -> Exposure:
-        shares = by_moments(updates, step)
-        found = Recovered(shares * self.sizes[:, None], named=True)
-        finding = self.finding("server", "label shares from the update of the output bias", found)
+        estimates = {
+            "update of the output bias, moments": by_moments(updates, step),
+            "update of the output bias, softmax (HiCS-FL)": by_relative_softmax(updates, 0.5),
+        }
+        findings = tuple(
+            self.finding("server", how, Recovered(shares * self.sizes[:, None], named=True))
+            for how, shares in estimates.items()
+        )
+        finding = min(findings, key=lambda f: f.mean_error)  # trying them out on data of one's own tells which is good
         close = float((finding.error < _CLOSE).mean())
         better = finding.mean_error < 0.5 * float(share_error(self.nothing, self.truth).mean())
         sentence = (
@@ -243,7 +250,7 @@ class _Looker:
         )
         return Exposure(
             "updates in the clear, labels never asked for",
-            (finding,),
+            findings,
             f"Moot: {sentence} Whatever is done to counts, aggregate updates securely as well."
             if better
             else f"Little: {sentence}",

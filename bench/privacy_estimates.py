@@ -1,0 +1,119 @@
+"""How well a server estimates label shares from what it sees anyway, estimator by estimator, round by round.
+
+Run: python bench/privacy_estimates.py [--folder DATA]; writes bench/results/privacy_estimates.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcohort.numerics.label_shares import (
+    auxiliary_norms,
+    by_auxiliary_moments,
+    by_gradient_norms,
+    by_moments,
+    by_relative_softmax,
+)
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.runner import prepare
+from fedcohort.vectors import output_bias
+
+ROOT = Path(__file__).parents[1]
+LOOK = (0, 5, 20, 60)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "digits, 50 clients": {
+        "data": {"name": "digits"},
+        "scenario": {
+            "partition": {"name": "dirichlet", "clients": 50, "alpha": 0.1}, "server_validation": 8,
+        },
+        "local": {"batch_size": 16, "steps": 10, "lr": 0.05},
+    },
+    "Fashion-MNIST, 100 clients": {
+        "data": {"name": "fashion-mnist"},
+        "scenario": {
+            "partition": {"name": "dirichlet", "clients": 100, "alpha": 0.1}, "server_validation": 20,
+        },
+        "local": {"batch_size": 32, "steps": 10, "lr": 0.05},
+    },
+}  # fmt: skip
+
+
+def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]]:
+    """Mean total variation distance of each estimator at some rounds of uniform selection."""
+    data = {**setting["data"], **({"folder": folder} if folder and setting["data"]["name"] != "digits" else {})}
+    table = {
+        **setting,
+        "data": data,
+        "seeds": [0],
+        "model": {"name": "mlp"},
+        "run": {"rounds": max(LOOK) + 1, "cohort": 10, "eval_every": 10**6, "device": "cpu"},
+        "selectors": {"uniform": {}},
+    }
+    prepared = prepare(Experiment.from_dict(table), "cpu")
+    (plan,) = prepared.experiment.plans
+    (dataset,) = prepared.datasets.values()
+    group = prepared.group(0, journals=None, device="cpu", workers=None)
+    group.start()
+    run = group.runs[0]
+    federation = run.federation
+    counts = federation.label_counts(part="train")
+    truth = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    bias = output_bias(group.engine.shapes, dataset.classes)
+    step = plan.local.lr * float(run.steps.mean())
+    places = federation.server_validation
+    labels = np.asarray(dataset.y_train)[places]
+
+    def outputs(models: torch.Tensor) -> Any:
+        return group.engine.logits(models, places.astype(np.int64)).cpu().numpy()
+
+    found: dict[str, list[float]] = {}
+    for round_ in range(max(LOOK) + 1):
+        if round_ in LOOK:
+            everyone = np.arange(len(federation))
+            trained = group.batch.train([run], [everyone], np.zeros(len(everyone), np.int64), None).params
+            updates = (trained[:, bias] - group.models[0, bias]).numpy().astype(np.float64)
+            logits = outputs(group.models[:1])[0]
+            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            p /= p.sum(axis=1, keepdims=True)
+            confusion = np.array([p[labels == c].mean(axis=0) for c in range(dataset.classes)])
+            norms = auxiliary_norms(outputs(trained), labels, dataset.classes)
+            shared = np.tile(counts.sum(axis=0) / counts.sum(), (len(counts), 1))
+            estimates = {
+                "nothing but the federation's shares": shared,
+                "softmax of the bias update (HiCS-FL, Eq. 6; relative T)": by_relative_softmax(updates, 0.5),
+                "moments of the bias update": by_moments(updates, step),
+                "moments with an auxiliary set": by_auxiliary_moments(updates, step, confusion),
+                "gradient norms on an auxiliary set (Fed-cucb), best beta": min(
+                    (by_gradient_norms(norms, beta) for beta in np.logspace(-4, 0, 17)),
+                    key=lambda shares: float(np.abs(shares - truth).sum()),
+                ),
+            }
+            for name, shares in estimates.items():
+                found.setdefault(name, []).append(float(0.5 * np.abs(shares - truth).sum(axis=1).mean()))
+        group.step()
+    group.close()
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", help="where datasets are kept")
+    arguments = parser.parse_args()
+    lines = [
+        "# Label shares from updates in the clear",
+        "",
+        "`python bench/privacy_estimates.py`: Dirichlet(0.1) label skew, MLP, 10 local steps; total variation distance "
+        "of estimated and true label shares, mean over clients, from a single update at a round of uniform training.",
+    ]
+    for title, setting in SETTINGS.items():
+        lines += ["", f"## {title}", "", "| estimator | " + " | ".join(f"round {r}" for r in LOOK) + " |"]
+        lines.append("|---|" + "---:|" * len(LOOK))
+        for name, values in errors(setting, arguments.folder).items():
+            lines.append(f"| {name} | " + " | ".join(f"{v:.3f}" for v in values) + " |")
+    (ROOT / "bench/results/privacy_estimates.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
