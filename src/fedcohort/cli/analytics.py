@@ -99,7 +99,7 @@ def analytics(
         rows = _rows(found, names, None)
     else:
         wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
-        settings = _settings(config, wanted, set_ or [])
+        settings = settings_of(config, wanted, set_ or [])
         report = _simulated(settings, rounds, level, device, console)
         rows = _rows(report.ranking, list(report.federation.names), report.true_skewness)
         summary |= {"rounds": report.rounds, "megabytes": report.megabytes, "agreement": report.agreement}
@@ -128,7 +128,7 @@ def analytics(
         )
 
 
-def _settings(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+def settings_of(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return the configuration with the command line's wishes laid over it."""
     from fedcohort.simulate.tables import find_table, merged, override
 

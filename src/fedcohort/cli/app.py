@@ -15,6 +15,7 @@ from fedcohort.cli.audit import audit
 from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
+from fedcohort.cli.diagnose import diagnose
 from fedcohort.cli.explain import explain
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
@@ -56,7 +57,7 @@ def root(
     )
 
 
-for _command in (compare, init, run, report, explain, dashboard, analytics, check, audit):
+for _command in (compare, init, run, report, explain, dashboard, analytics, diagnose, check, audit):
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")

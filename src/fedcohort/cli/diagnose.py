@@ -1,0 +1,100 @@
+"""``fedcohort diagnose``: whether a Gaussian process suits a federation (FedCor's Appendix D)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedcohort.cli.analytics import settings_of
+from fedcohort.cli.options import (
+    BaseArgument,
+    DataOption,
+    DeviceOption,
+    FolderOption,
+    FormatOption,
+    QuietOption,
+    ScenarioOption,
+    SetOption,
+)
+from fedcohort.cli.output import Format, err, out, print_json, table
+
+
+def diagnose(
+    config: BaseArgument = None,
+    data: DataOption = None,
+    folder: FolderOption = None,
+    scenario: ScenarioOption = None,
+    cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients per round.")] = None,
+    looks: Annotated[int, typer.Option("--looks", min=2, help="How often to look.")] = 6,
+    every: Annotated[int, typer.Option("--every", min=1, help="Rounds from one look to the next.")] = 10,
+    samples: Annotated[int, typer.Option("--samples", min=20, help="Cohorts tried at each look; paper: 1000.")] = 200,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Also draw it, as an SVG file.", dir_okay=False)
+    ] = None,
+    set_: SetOption = None,
+    device: DeviceOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Check whether loss changes are Gaussian and stationary, as FedCor supposes (its Appendix D).
+
+    While uniform cohorts train a model, many other cohorts are tried out from it and thrown away. Their loss changes,
+    along principal components, are compared with a Gaussian; their covariance with that of the look before.
+
+    Examples: fedcohort diagnose --data digits --scenario fedcor-2spc --picture diagnosis.svg
+    """
+    from fedcohort.simulate.diagnose import diagnose as look
+
+    console = err(quiet or format is Format.JSON)
+    wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
+    settings = settings_of(config, wanted, set_ or [])
+    bar = Progress(
+        TextColumn("rounds"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+    with bar:
+        task = bar.add_task("rounds", total=None)
+        found = look(
+            settings,
+            looks=looks,
+            every=every,
+            samples=samples,
+            device=device,
+            on_start=lambda total: bar.update(task, total=total),
+            on_round=lambda run, row: bar.advance(task),
+        )
+    if picture is not None:
+        from fedcohort.report.diagnosis import diagnosis_svg
+
+        picture.write_text(diagnosis_svg(found), encoding="utf-8")
+        console.print(f"wrote {picture}", highlight=False)
+    rows = [
+        {
+            "round": at,
+            "explained": normal.explained.tolist(),
+            "distance": normal.distance.tolist(),
+            "skewness": normal.skewness.tolist(),
+            "excess_kurtosis": normal.excess_kurtosis.tolist(),
+            "p_value": normal.p_value.tolist(),
+            "similarity": None if i == 0 else float(found.similarity[i - 1]),
+        }
+        for i, (at, normal) in enumerate(zip(found.rounds.tolist(), found.normality, strict=True))
+    ]
+    if format is Format.JSON:
+        print_json({"samples": samples, "distance": found.distance, "looks": rows})
+        return
+    cells = []
+    for i, normal in enumerate(found.normality):
+        shares = " ".join(f"{share:.0%}" for share in normal.explained[:3])
+        away = " ".join(f"{distance:.2f}" for distance in normal.distance[:3])
+        alike = "" if i == 0 else f"{found.similarity[i - 1]:.2f}"
+        cells.append([int(found.rounds[i]), shares, away, alike])
+    columns = ["#round", "variance of 3 components", "distance to a Gaussian", "#similar to the look before"]
+    out().print(table(columns, cells, title="loss changes under uniform cohorts"))
+    console.print(
+        f"Distance: Kolmogorov's, 0 is a Gaussian; {samples} samples of a true one stay below "
+        f"{1.0 / samples**0.5:.2f} nearly always. Similarity: cosine of covariances, 1 is unchanged.",
+        highlight=False,
+    )
