@@ -65,7 +65,7 @@ def test_no_single_swap_improves_the_cohort(seed):
 def test_the_first_two_are_drawn_with_the_weights_of_the_definition():
     counts = np.array([[6, 2, 0], [1, 5, 4], [0, 3, 9], [4, 4, 3]])
     floor, draws = 1e-2, 1500
-    selector = Balanced(passes=0, floor=floor, labels="yes")
+    selector = Balanced(passes=0, floor=floor, balance="yes")
     chance = {}
     first = np.exp([-objective(counts, [i], floor=floor) for i in range(4)])
     for i in range(4):

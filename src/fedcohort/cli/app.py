@@ -12,6 +12,7 @@ import typer
 import fedcohort
 from fedcohort.cli.analytics import analytics
 from fedcohort.cli.audit import audit
+from fedcohort.cli.bench import bench
 from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
@@ -57,7 +58,7 @@ def root(
     )
 
 
-for _command in (compare, init, run, report, explain, dashboard, analytics, diagnose, check, audit):
+for _command in (compare, bench, init, run, report, explain, dashboard, analytics, diagnose, check, audit):
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")

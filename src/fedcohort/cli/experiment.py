@@ -116,7 +116,7 @@ class LiveProgress(Listener):
 
 
 @contextmanager
-def _graceful(simulation: Simulation, console: Console) -> Iterator[None]:
+def graceful(simulation: Simulation, console: Console) -> Iterator[None]:
     """Let the first Ctrl-C finish the round and write a checkpoint; a second one stops at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -193,7 +193,7 @@ def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequ
         highlight=False,
     )
     began = time.monotonic()
-    with _graceful(simulation, console):
+    with graceful(simulation, console):
         try:
             state = simulation.run()
         except KeyboardInterrupt:

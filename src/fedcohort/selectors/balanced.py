@@ -93,14 +93,14 @@ class Balanced(Selector[BalanceState]):
     speed: float = param(0.5, Interval(float, 0, None), "how much less often slow clients take part; 0: as often")
     noise: float = param(3.0, Interval(float, 0, None), "how much less often doubtful clients take part; 0: as often")
     least: float = param(0.2, Interval(float, 0, 1, "right"), "least rate of a slow or doubtful client")
-    labels: str = param("auto", OneOf(_USE), "whether to balance labels")
+    balance: str = param("auto", OneOf(_USE), "whether to balance labels")
     durations: str = param("auto", OneOf(_USE), "whether to look at durations")
     losses: str = param("auto", OneOf(_USE), "whether to look at losses")
 
     def adapted(self, supplied: frozenset[Signal]) -> Balanced:
         """Use what the host supplies."""
         facts = {
-            "labels": Signal.LABEL_PRODUCTS in supplied and Signal.SIZES in supplied,
+            "balance": Signal.LABEL_PRODUCTS in supplied and Signal.SIZES in supplied,
             "durations": Signal.DURATION in supplied,
             "losses": Signal.LOSS in supplied,
         }
@@ -111,7 +111,7 @@ class Balanced(Selector[BalanceState]):
     def requires(self) -> frozenset[Signal]:
         """What is to be used for certain."""
         wanted: set[Signal] = set()
-        if self.labels == "yes":
+        if self.balance == "yes":
             wanted |= {Signal.LABEL_PRODUCTS, Signal.SIZES}
         if self.durations == "yes":
             wanted.add(Signal.DURATION)
@@ -210,7 +210,7 @@ class Balanced(Selector[BalanceState]):
         turns = slate.of_candidates(state.pulls) / (share / share.mean())
         excess = np.clip(turns - turns.mean(), -_MOST_EXCESS, _MOST_EXCESS)
         group = None
-        if self.labels == "yes":
+        if self.balance == "yes":
             labels = slate.clients.labels
             group = group_of(
                 labels,
@@ -226,7 +226,7 @@ class Balanced(Selector[BalanceState]):
 
     def _features(self, clients: ClientTable, who: IntArray) -> FloatArray:
         """(k, r) label shares, or the same turned by a rotation; where only products are known, a constant."""
-        labels = clients.labels if self.labels == "yes" else None
+        labels = clients.labels if self.balance == "yes" else None
         if isinstance(labels, LabelCounts | LabelFactor):
             rows = labels.counts[who] if isinstance(labels, LabelCounts) else labels.factor[who]
             sizes = clients.sizes[who]

@@ -1,0 +1,162 @@
+"""The benchmark's page: a heat map of gains, the ranking, and one sentence per selector. One file, no scripts."""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+
+import fedcohort
+from fedcohort.benchmark.scores import Line, Scores
+from fedcohort.benchmark.suite import VERSION, suite
+from fedcohort.simulate.leaderboard import Ranking, Table
+from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
+
+_SCALE = 5.0  # points at which a cell has its full colour
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6776; --paper: #fff; --line: #d8dee6; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8edf3; --soft: #a3b0bf; --paper: #12181f; --line: #344150; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+  max-width: 90rem; padding: 1.5rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
+p, li { max-width: 60rem; } .soft { color: var(--soft); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; } thead th { vertical-align: bottom; font-weight: 600; }
+td.cell { color: #10161d; }
+"""
+
+
+def matrix(scores: Scores) -> Table:
+    """Return gains by selector and setting, in points."""
+    best = {
+        setting: max((float(line.gain[setting].mean()) for line in scores.lines), default=math.nan)
+        for setting in scores.settings
+    }
+    rows = []
+    for line in scores.lines:
+        gains = [float(line.gain[setting].mean()) for setting in scores.settings]
+        rows.append(
+            [
+                Cell(line.label),
+                Cell(f"{line.mean:+.1f}"),
+                Cell(f"{line.worst[1]:+.1f}"),
+                *(
+                    Cell(f"{gain:+.1f}", best=gain == best[name])
+                    for gain, name in zip(gains, scores.settings, strict=True)
+                ),
+            ]
+        )
+    return Table(
+        name="benchmark",
+        title="Gain over uniform, points of terminal accuracy",
+        columns=("selector", "mean", "worst", *scores.settings),
+        rows=tuple(tuple(row) for row in rows),
+    )
+
+
+def markdown(scores: Scores) -> str:
+    """Return the matrix and the sentences, for a page of documentation."""
+    sentences = "\n".join(f"- `{line.label}`: {line.sentence}" for line in scores.lines)
+    return f"{to_markdown(matrix(scores))}\n\n{sentences}\n"
+
+
+def page(scores: Scores) -> str:
+    """Return the page as HTML."""
+    seeds = ", ".join(map(str, scores.seeds))
+    used = {
+        "report": "the seeds reserved for reports",
+        "tuning": "the seeds for tuning: not a result to show",
+        "own": "own seeds",
+    }[scores.purpose]
+    state = "" if scores.complete else "<p><strong>Not all runs have ended: figures so far.</strong></p>"
+    lines = "".join(
+        f"<li><strong>{html.escape(line.label)}</strong>: {html.escape(line.sentence)}</li>" for line in scores.lines
+    )
+    known = {setting.name: setting for setting in suite(scores.data)}
+    settings = "".join(
+        f"<li><strong>{html.escape(name)}</strong>: {html.escape(known[name].meaning)} "
+        f"<span class=soft>({html.escape(known[name].source)})</span></li>"
+        for name in scores.settings
+        if name in known
+    )
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>fedcohort benchmark: {html.escape(scores.data)}</title><style>{_STYLE}</style><main>"
+        f"<h1>Benchmark of client selection: {html.escape(scores.data)}</h1>"
+        f"<p class=soft>Version {VERSION}, {len(scores.settings)} settings, {len(scores.lines) + 1} selectors, seeds "
+        f"{seeds} ({used}); fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}.</p>{state}"
+        f"<h2>Gain over uniform selection</h2><p>Points of terminal accuracy, mean over seeds; ± is the 95% interval "
+        f"of the mean over seeds. Faster: how many times sooner uniform's own accuracy is reached, in rounds and in "
+        f"simulated seconds, geometric mean.</p><div class=wide tabindex=0>{_heat(scores)}</div>"
+        f"{_ranks(scores.ranking)}"
+        f"<h2>When to use which</h2><ul>{lines}</ul><h2>The settings</h2><ul>{settings}</ul></main></html>"
+    )
+
+
+def _heat(scores: Scores) -> str:
+    head = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in scores.settings)
+    body = "".join(_heat_row(line, scores) for line in scores.lines)
+    return (
+        f"<table><thead><tr><th scope=col>selector</th><th scope=col>mean</th><th scope=col>worst</th>"
+        f"<th scope=col>faster,<br>rounds</th><th scope=col>faster,<br>seconds</th>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _heat_row(line: Line, scores: Scores) -> str:
+    cells = ""
+    for name in scores.settings:
+        gain = float(line.gain[name].mean())
+        cells += f"<td class=cell style='background:{_colour(gain)}'>{gain:+.1f}</td>"
+    width = "" if math.isnan(line.interval) else f" ± {line.interval:.1f}"
+    speeds = [line.speed(name) for name in ("rounds", "seconds")]
+    faster = "".join(f"<td>{'' if math.isnan(speed) else f'{speed:.2f}x'}</td>" for speed in speeds)
+    return (
+        f"<tr><th scope=row>{html.escape(line.label)}</th><td>{line.mean:+.2f}{width}</td>"
+        f"<td>{line.worst[1]:+.1f}</td>{faster}{cells}</tr>"
+    )
+
+
+def _colour(gain: float) -> str:
+    """Blue for a gain, orange for a loss, both told apart by colour-blind readers; white for nothing."""
+    share = min(abs(gain) / _SCALE, 1.0)
+    strong = (120, 176, 232) if gain > 0 else (240, 160, 90)
+    return "#" + "".join(f"{round(255 + share * (c - 255)):02x}" for c in strong)
+
+
+def _ranks(ranking: Ranking | None) -> str:
+    """Mean ranks on a line, with bars over those that cannot be told apart (Nemenyi)."""
+    if ranking is None:
+        return ""
+    most, left, width = len(ranking.labels), 170, 560
+    place = {
+        label: left + width * (rank - 1) / max(most - 1, 1)
+        for label, rank in zip(ranking.labels, ranking.ranks, strict=True)
+    }
+    step = 20
+    parts = []
+    for i, (label, rank) in enumerate(zip(ranking.labels, ranking.ranks, strict=True)):
+        y, x = 60 + 8 * len(ranking.alike) + step * i, place[label]
+        parts.append(
+            f"<line x1={x:.1f} y1=30 x2={x:.1f} y2={y} stroke='currentColor' stroke-opacity=.25 />"
+            f"<circle cx={x:.1f} cy={y} r=4 fill='currentColor' />"
+            f"<text x={x + 10:.1f} y={y + 5}>{html.escape(label)} {rank:.1f}</text>"
+        )
+    for i, group in enumerate(ranking.alike):
+        y = 40 + 8 * i
+        parts.append(
+            f"<line x1={place[group[0]]:.1f} y1={y} x2={place[group[-1]]:.1f} y2={y} stroke='#c8641e' stroke-width=4 />"
+        )
+    height = 80 + 8 * len(ranking.alike) + step * most
+    return (
+        f"<h2>All against all</h2><p>Mean rank over {ranking.blocks} blocks (setting and seed), 1 is best. Two "
+        f"selectors differ at the 5% level when their ranks are {ranking.difference:.2f} apart (Friedman p "
+        f"{ranking.friedman:.2g}, then Nemenyi); a bar joins those that cannot be told apart.</p>"
+        f"<div class=wide tabindex=0>"
+        f"<svg role=img aria-label='Mean ranks of the selectors' width={left + width + 170} height={height} "
+        f"font-size=14 fill='currentColor'><line x1={left} y1=30 x2={left + width} y2=30 stroke='currentColor' />"
+        f"<text x={left - 30} y=34>1</text><text x={left + width + 10} y=34>{most}</text>{''.join(parts)}</svg></div>"
+    )

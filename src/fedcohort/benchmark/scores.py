@@ -1,0 +1,193 @@
+"""What the benchmark makes of its runs: gains over uniform, their mean, the worst of them, and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import fedcohort
+from fedcohort.arrays import FloatArray
+from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION
+from fedcohort.errors import InputError
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, SeedRow, leaderboards, ranking
+from fedcohort.simulate.leaderboard.words import names
+from fedcohort.simulate.results import Results
+
+_CLEAR = 0.5  # points from which a gain or a loss is worth a word
+
+
+@dataclass(frozen=True)
+class Line:
+    """One selector's scores.
+
+    Attributes
+    ----------
+    label : str
+    gain : mapping of setting to (seeds,) array
+        Points of terminal accuracy above uniform with the same seed; a run that diverged counts as 0% accurate.
+    faster : mapping of measure ("rounds", "seconds") to mapping of setting to (seeds,) array
+        How many times faster than uniform the target is reached; a run that never reaches it counts with its end.
+    """
+
+    label: str
+    gain: Mapping[str, FloatArray]
+    faster: Mapping[str, Mapping[str, FloatArray]]
+
+    @property
+    def mean(self) -> float:
+        """Mean gain over the settings, in points."""
+        return float(np.mean([values.mean() for values in self.gain.values()]))
+
+    @property
+    def interval(self) -> float:
+        """Half of the 95% interval of the mean gain, over the seeds; NaN with one seed."""
+        by_seed = np.mean(list(self.gain.values()), axis=0)
+        if len(by_seed) < 2:
+            return math.nan
+        from scipy.stats import t
+
+        return float(t.ppf(0.975, len(by_seed) - 1) * by_seed.std(ddof=1) / math.sqrt(len(by_seed)))
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The setting with the smallest gain, and that gain."""
+        setting = min(self.gain, key=lambda name: float(self.gain[name].mean()))
+        return setting, float(self.gain[setting].mean())
+
+    def speed(self, measure: str) -> float:
+        """Geometric mean over settings and seeds of how many times faster; NaN where nothing takes time."""
+        values = np.concatenate(list(self.faster[measure].values()))
+        values = values[np.isfinite(values)]
+        return float(np.exp(np.log(values).mean())) if len(values) else math.nan
+
+    @property
+    def sentence(self) -> str:
+        """When to use it, from the figures alone."""
+        gains = {name: float(values.mean()) for name, values in self.gain.items()}
+        good = sorted((name for name in gains if gains[name] >= _CLEAR), key=lambda name: -gains[name])
+        bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
+        start = f"{self.mean:+.1f} points on average"
+        helps = f"gains {_CLEAR:g} points or more in {names(good, 4)}" if good else "gains half a point nowhere"
+        if not bad:
+            return f"{start}; {helps}, and loses as much nowhere (worst {self.worst[1]:+.1f} in {self.worst[0]})."
+        return f"{start}; {helps}, but loses in {names(bad, 4)} (worst {self.worst[1]:+.1f} in {self.worst[0]})."
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The benchmark's result.
+
+    Attributes
+    ----------
+    data : str
+    seeds : tuple of int
+    settings : tuple of str
+    lines : tuple of Line
+        Best mean gain first; ``uniform`` is not among them.
+    ranking : Ranking or None
+        Uniform included.
+    complete : bool
+        Whether every run was made to its end.
+    """
+
+    data: str
+    seeds: tuple[int, ...]
+    settings: tuple[str, ...]
+    lines: tuple[Line, ...]
+    ranking: Ranking | None
+    complete: bool
+
+    @property
+    def purpose(self) -> str:
+        """What the seeds allow the result to be used for."""
+        if set(self.seeds) <= set(REPORT_SEEDS):
+            return "report"
+        return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: the submission."""
+        rank = {} if self.ranking is None else dict(zip(self.ranking.labels, self.ranking.ranks, strict=True))
+        return {
+            "benchmark": VERSION,
+            "fedcohort": fedcohort.__version__,
+            "data": self.data,
+            "seeds": list(self.seeds),
+            "purpose": self.purpose,
+            "complete": self.complete,
+            "settings": list(self.settings),
+            "critical_difference": None if self.ranking is None else self.ranking.difference,
+            "selectors": [
+                {
+                    "label": line.label,
+                    "mean_gain": line.mean,
+                    "interval": _plain(line.interval),
+                    "worst_setting": line.worst[0],
+                    "worst_gain": line.worst[1],
+                    "mean_rank": rank.get(line.label),
+                    "faster_in_rounds": _plain(line.speed("rounds")),
+                    "faster_in_seconds": _plain(line.speed("seconds")),
+                    "gains": {name: values.tolist() for name, values in line.gain.items()},
+                    "use": line.sentence,
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def score(results: Results) -> Scores:
+    """Score an experiment made by :func:`fedcohort.benchmark.suite.table`."""
+    boards = leaderboards(results)
+    labels = [row.label for row in boards[0].rows] if boards else []
+    if "uniform" not in labels:
+        raise InputError("The benchmark compares with 'uniform', which these results lack.")
+    seeds = tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
+    lines = [_line(label, boards, seeds) for label in labels if label != "uniform"]
+    return Scores(
+        data=str(results.config.get("data", {}).get("name", "")),
+        seeds=seeds,
+        settings=tuple(board.setting for board in boards),
+        lines=tuple(sorted(lines, key=lambda line: -line.mean)),
+        ranking=ranking(boards),
+        complete=all(board.finished for board in boards),
+    )
+
+
+def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int]) -> Line:
+    gain: dict[str, FloatArray] = {}
+    rounds: dict[str, FloatArray] = {}
+    seconds: dict[str, FloatArray] = {}
+    for board in boards:
+        ours, theirs = _by_seed(_row(board, label)), _by_seed(board.base)
+        pairs = [(ours[seed], theirs[seed]) for seed in seeds]
+        gain[board.setting] = np.array([100 * (_end(mine) - _end(base)) for mine, base in pairs])
+        rounds[board.setting] = np.array([_times(base.rounds_to[-1], base.rounds, mine.rounds_to[-1], mine.rounds)
+                                          for mine, base in pairs])  # fmt: skip
+        seconds[board.setting] = np.array([_times(base.seconds_to[-1], base.clock, mine.seconds_to[-1], mine.clock)
+                                           for mine, base in pairs])  # fmt: skip
+    return Line(label, gain, {"rounds": rounds, "seconds": seconds})
+
+
+def _row(board: Leaderboard, label: str) -> LeaderRow:
+    return next(row for row in board.rows if row.label == label)
+
+
+def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
+    return {seed.seed: seed for seed in row.seeds}
+
+
+def _end(seed: SeedRow) -> float:
+    return 0.0 if math.isnan(seed.terminal) else seed.terminal
+
+
+def _times(base: float | None, base_end: float, ours: float | None, our_end: float) -> float:
+    """How many times faster we were; who never got there is counted with the end of its run."""
+    mine, theirs = our_end if ours is None else ours, base_end if base is None else base
+    return theirs / mine if mine > 0 and theirs > 0 else math.nan
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value

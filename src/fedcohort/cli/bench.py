@@ -1,0 +1,117 @@
+"""``fedcohort bench``: every selector on every kind of federation, scored against uniform."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcohort.cli.compare import selectors_table
+from fedcohort.cli.experiment import INTERRUPTED, LiveProgress, graceful
+from fedcohort.cli.options import DeviceOption, FormatOption, OutOption, QuietOption, complete_selectors
+from fedcohort.cli.output import Format, err, out, print_json, print_tables
+
+_QUICK_ROUNDS = 20
+
+
+def bench(
+    data: Annotated[str, typer.Option(help="digits, fashion-mnist, cifar10 or femnist.")] = "digits",
+    selectors: Annotated[
+        str | None,
+        typer.Option(
+            help="Names or file.py:Class, separated by commas; default: every selector that chooses.",
+            autocompletion=complete_selectors,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="'report' (for results that are shown), 'tuning' (for choosing), or a list such as 1,2.")
+    ] = "report",
+    settings: Annotated[str | None, typer.Option(help="Only these settings, separated by commas.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed and 20 rounds: does everything run? No result to show.")
+    ] = False,
+    folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the benchmark in this directory.")] = None,
+    out_dir: OutOption = None,
+    device: DeviceOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Run the benchmark: a matrix of selectors and settings, a page that shows it, and a file to submit.
+
+    Writes bench.html and bench.json beside the results. Parameters are chosen on the tuning seeds, results shown on the
+    report seeds; a result says which it used.
+
+    Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
+    """
+    from fedcohort.benchmark.page import matrix, page
+    from fedcohort.benchmark.scores import score
+    from fedcohort.benchmark.suite import table
+    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.results import load, write_atomically
+    from fedcohort.simulate.runner import Simulation, default_out
+
+    console = err(quiet)
+    if resume is not None:
+        simulation = Simulation.open(resume, device=device)
+    else:
+        chosen = _listed(selectors) if selectors else every_selector()
+        names = [name for name in chosen if name != "uniform"]
+        wanted = table(
+            data,
+            selectors_table(names, {}),
+            _seeds(seeds)[: 1 if quick else None],
+            settings=_listed(settings) if settings else (),
+            rounds=_QUICK_ROUNDS if quick else 0,
+        )
+        if folder is not None:
+            wanted["data"]["folder"] = folder
+        simulation = Simulation(
+            Experiment.from_dict(wanted),
+            out_dir or default_out(wanted["name"]),
+            device=device,
+            command=" ".join(["fedcohort", *sys.argv[1:]]),
+        )
+    simulation.listeners.append(LiveProgress(console))
+    console.print(f"{len(simulation.experiment.plans)} runs; results in {simulation.out}", highlight=False)
+    with graceful(simulation, console):
+        state = simulation.run()
+    if state == "interrupted":
+        console.print(f"interrupted; continue with: fedcohort bench --resume {simulation.out}", highlight=False)
+        raise typer.Exit(INTERRUPTED)
+    scores = score(load(simulation.out))
+    result = scores.to_dict()
+    write_atomically(simulation.out / "bench.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_atomically(simulation.out / "bench.html", page(scores).encode())
+    if format is Format.JSON:
+        print_json({"out": str(simulation.out), **result})
+    else:
+        print_tables([matrix(scores)], out())
+        for line in scores.lines:
+            out().print(f"{line.label}: {line.sentence}", highlight=False, markup=False)
+    console.print(f"the page: {simulation.out / 'bench.html'}", highlight=False)
+
+
+def every_selector() -> list[str]:
+    """Return the names of all selectors that choose: one that always takes everybody has nothing to compare."""
+    from fedcohort.protocol import SELECTORS
+
+    return [name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "chooses", True)]
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _seeds(text: str) -> list[Any]:
+    from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
+
+    if text in ("report", "tuning"):
+        return list(REPORT_SEEDS if text == "report" else TUNING_SEEDS)
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--seeds is 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
