@@ -29,6 +29,18 @@ def small(tmp_path_factory):
     return load(out)
 
 
+def test_a_result_says_what_it_may_be_used_for():
+    every = tuple(setting.name for setting in suite("digits"))
+
+    def purpose(seeds, rounds=60, settings=every):
+        return Scores("digits", seeds, rounds, settings, (), None, True).purpose
+
+    assert purpose(REPORT_SEEDS) == purpose(REPORT_SEEDS[:2]) == "report"
+    assert purpose(TUNING_SEEDS[:3]) == "tuning"
+    assert purpose((0, 100)) == purpose((7,)) == "own"
+    assert purpose(REPORT_SEEDS, rounds=20) == purpose(REPORT_SEEDS, settings=every[:3]) == "trial"
+
+
 def test_seeds_for_choosing_and_for_showing_are_apart():
     assert not set(TUNING_SEEDS) & set(REPORT_SEEDS)
 
@@ -56,7 +68,7 @@ def test_gains_are_differences_of_terminal_accuracy_with_the_same_seed(small):
             assert line.gain[setting][i] == pytest.approx(100 * (ends["balanced"] - ends["uniform"]), abs=1e-4)
     assert line.mean == pytest.approx(np.mean([line.gain[s].mean() for s in scores.settings]))
     assert line.worst[1] == min(line.gain[s].mean() for s in scores.settings)
-    assert scores.purpose == "tuning"
+    assert scores.purpose == "trial"  # two settings and few rounds
     assert scores.complete
 
 
@@ -90,7 +102,8 @@ def test_nothing_that_takes_no_time_is_faster():
 
 
 def test_names_are_not_markup_on_the_page():
-    scores = Scores("digits", (7,), ("iid",), (line("<b>&", iid=[1.0]),), None, False)
+    every = tuple(setting.name for setting in suite("digits"))
+    scores = Scores("digits", (7,), 60, every, (line("<b>&", **dict.fromkeys(every, [1.0])),), None, False)
     text = page(scores)
     assert "<b>&" not in text
     assert "&lt;b&gt;&amp;" in text
@@ -114,7 +127,7 @@ def test_the_command_writes_page_and_submission(tmp_path):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     submission = json.loads((tmp_path / "b" / "bench.json").read_text())
-    assert submission["purpose"] == "report"
+    assert submission["purpose"] == "trial"
     assert submission["seeds"] == [100]
     assert [entry["label"] for entry in submission["selectors"]] == ["balanced"]
     assert set(submission["selectors"][0]["gains"]) == {"iid", "noise"}

@@ -70,6 +70,7 @@ def page(scores: Scores) -> str:
         "report": "the seeds reserved for reports",
         "tuning": "the seeds for tuning: not a result to show",
         "own": "own seeds",
+        "trial": "a trial of a part of the suite or of fewer rounds: not a result to show",
     }[scores.purpose]
     state = "" if scores.complete else "<p><strong>Not all runs have ended: figures so far.</strong></p>"
     lines = "".join(
@@ -86,8 +87,8 @@ def page(scores: Scores) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>fedcohort benchmark: {html.escape(scores.data)}</title><style>{_STYLE}</style><main>"
         f"<h1>Benchmark of client selection: {html.escape(scores.data)}</h1>"
-        f"<p class=soft>Version {VERSION}, {len(scores.settings)} settings, {len(scores.lines) + 1} selectors, seeds "
-        f"{seeds} ({used}); fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}.</p>{state}"
+        f"<p class=soft>Version {VERSION}, {len(scores.settings)} settings, {len(scores.lines) + 1} selectors, "
+        f"{scores.rounds} rounds, seeds {seeds} ({used}); fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}.</p>{state}"
         f"<h2>Gain over uniform selection</h2><p>Points of terminal accuracy, mean over seeds; ± is the 95% interval "
         f"of the mean over seeds. Faster: how many times sooner uniform's own accuracy is reached, in rounds and in "
         f"simulated seconds, geometric mean.</p><div class=wide tabindex=0>{_heat(scores)}</div>"

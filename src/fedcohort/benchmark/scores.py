@@ -11,7 +11,7 @@ import numpy as np
 
 import fedcohort
 from fedcohort.arrays import FloatArray
-from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION
+from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, rounds_of, suite
 from fedcohort.errors import InputError
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, SeedRow, leaderboards, ranking
 from fedcohort.simulate.leaderboard.words import names
@@ -85,6 +85,7 @@ class Scores:
     ----------
     data : str
     seeds : tuple of int
+    rounds : int
     settings : tuple of str
     lines : tuple of Line
         Best mean gain first; ``uniform`` is not among them.
@@ -96,6 +97,7 @@ class Scores:
 
     data: str
     seeds: tuple[int, ...]
+    rounds: int
     settings: tuple[str, ...]
     lines: tuple[Line, ...]
     ranking: Ranking | None
@@ -103,7 +105,9 @@ class Scores:
 
     @property
     def purpose(self) -> str:
-        """What the seeds allow the result to be used for."""
+        """What the result can be used for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        if self.rounds != rounds_of(self.data) or set(self.settings) != {setting.name for setting in suite(self.data)}:
+            return "trial"
         if set(self.seeds) <= set(REPORT_SEEDS):
             return "report"
         return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
@@ -116,6 +120,7 @@ class Scores:
             "fedcohort": fedcohort.__version__,
             "data": self.data,
             "seeds": list(self.seeds),
+            "rounds": self.rounds,
             "purpose": self.purpose,
             "complete": self.complete,
             "settings": list(self.settings),
@@ -149,6 +154,7 @@ def score(results: Results) -> Scores:
     return Scores(
         data=str(results.config.get("data", {}).get("name", "")),
         seeds=seeds,
+        rounds=int(results.config["run"]["rounds"]),
         settings=tuple(board.setting for board in boards),
         lines=tuple(sorted(lines, key=lambda line: -line.mean)),
         ranking=ranking(boards),

@@ -206,6 +206,11 @@ def table(
     }
 
 
+def rounds_of(data: str) -> int:
+    """Return how many rounds the benchmark of a dataset makes."""
+    return _size(data).rounds
+
+
 def _natural() -> tuple[Setting, ...]:
     writers = {"name": "writers"}
     return (
