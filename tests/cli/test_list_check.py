@@ -36,6 +36,13 @@ def test_every_kind_can_be_listed(kind):
     assert json.loads(out)
 
 
+def test_list_says_who_is_left_out_on_purpose():
+    _, out, _ = fedcohort("list", "selectors", "fedacs")
+    assert "may leave clients out: a client that keeps losing its duels" in " ".join(out.split())
+    _, out, _ = fedcohort("list", "selectors", "uniform")
+    assert "leave clients out" not in out
+
+
 def test_one_selector_is_shown_with_its_parameters():
     code, out, _ = fedcohort("list", "selectors", "active-fl")
     assert code == 0 and "alpha1" in out and "fraction of clients dropped" in out.replace("\n", " ")

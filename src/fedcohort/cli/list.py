@@ -75,6 +75,9 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
         ]
         if hasattr(item, "requires") and not any(p["required"] for p in entry["parameters"]):
             entry["signals"] = sorted(item().requires)
+        reason = getattr(item, "starves", None)
+        if reason:
+            entry["starves"] = reason
     return entry
 
 
@@ -123,6 +126,8 @@ def list_(
     console.print(f"[bold]{entry['name']}[/]: {entry['summary']}", highlight=False)
     if entry.get("signals"):
         console.print(f"needs: {', '.join(entry['signals'])}", highlight=False)
+    if entry.get("starves"):
+        console.print(f"may leave clients out: {entry['starves']}", highlight=False)
     for line in entry.get("scenario", []):
         console.print(line, highlight=False)
     if entry.get("parameters"):
