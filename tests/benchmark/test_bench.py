@@ -103,7 +103,7 @@ def test_nothing_that_takes_no_time_is_faster():
 
 def test_names_are_not_markup_on_the_page():
     every = tuple(setting.name for setting in suite("digits"))
-    scores = Scores("digits", (7,), 60, every, (line("<b>&", **dict.fromkeys(every, [1.0])),), None, False)
+    scores = Scores("digits", (7,), 60, every, (line("<b>&", **{name: [1.0] for name in every}),), None, False)
     text = page(scores)
     assert "<b>&" not in text
     assert "&lt;b&gt;&amp;" in text

@@ -105,7 +105,7 @@ class Scores:
 
     @property
     def purpose(self) -> str:
-        """What the result can be used for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
         if self.rounds != rounds_of(self.data) or set(self.settings) != {setting.name for setting in suite(self.data)}:
             return "trial"
         if set(self.seeds) <= set(REPORT_SEEDS):
