@@ -1,5 +1,6 @@
 """Sessions: rounds, tickets, membership, shadows, explanations, and every bad input the interface names."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -421,3 +422,24 @@ def test_the_core_is_light():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_another_selector_goes_on_from_the_journals_history(tmp_path):
+    """It stands where it would stand had it watched from the start."""
+    host = ScriptedHost()
+    with Session(create("uniform"), host.table, seed=2, signals=host.signals, journal=tmp_path / "j") as session:
+        host.play(session, 6)
+        session.add_shadow("watching", create("fedcm-ts"))
+        session.change_selector(create("fedcm-ts"))
+        watched = session.journal.state("watching")
+        for field in dataclasses.fields(session.state):
+            np.testing.assert_array_equal(getattr(session.state, field.name), watched[field.name])
+        fresh = create("fedcm-ts").init(host.table, np.random.default_rng(0))
+        assert any(not np.array_equal(getattr(fresh, f.name), watched[f.name]) for f in dataclasses.fields(fresh))
+        host.play(session, 2)
+    with Session.open(tmp_path / "j") as session:
+        assert session.selector == create("fedcm-ts") and session.round == 8
+        (body,) = session.journal.events("selector")
+        assert (body["round"], body["from"]["name"], body["to"]["name"]) == (6, "uniform", "fedcm-ts")
+    with pytest.raises(SignalError, match="label"):
+        Session(create("uniform"), ClientTable(n=3)).change_selector(create("fedcbs"))

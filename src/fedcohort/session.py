@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ import numpy as np
 from fedcohort import participation
 from fedcohort import rng as streams
 from fedcohort import shadows as watchers
-from fedcohort.arrays import BoolArray, IntArray
+from fedcohort.arrays import IntArray
 from fedcohort.checks import check_answer, check_cohort, check_late, check_report, check_signals
 from fedcohort.clients import ClientTable
-from fedcohort.coverage import Coverage, Guard
+from fedcohort.coverage import Guard
 from fedcohort.errors import InputError, TicketError
-from fedcohort.expressions import Attributes
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
 from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import pack_many, sealed_state
@@ -35,8 +34,9 @@ from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.rules import Referee, Rules, Verdict
-from fedcohort.signals import REPORT_SIGNALS, Signal
+from fedcohort.signals import Signal
 from fedcohort.specs import describe, rebuilt, selector_name
+from fedcohort.standing import SELECTOR, Standing
 from fedcohort.views import in_cohort_order, outcome_for
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class _Prepared:
     verdict: Verdict | None
 
 
-class Session:
+class Session(Standing):
     """Run one selector over one federation.
 
     Parameters
@@ -96,10 +96,6 @@ class Session:
     1
     """
 
-    _membership: Membership
-    _granted: dict[str, ClientTable]
-    _referee: Referee | None = None  # without rules there is none
-
     def __init__(
         self,
         selector: Selector[Any],
@@ -116,7 +112,7 @@ class Session:
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
         watchers.check_names(shadows or {})
-        self._blind: dict[str, str] = {}  # shadow -> what it could not learn from the last round
+        self._blind = {}
         self._seed = int(seed)
         self._signals = None if signals is None else frozenset(signals)
         selector, self._shadows = _adapted(selector, shadows or {}, clients, self._signals)
@@ -126,7 +122,7 @@ class Session:
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
         self._set_membership_to(Membership(clients, np.ones(clients.n, np.bool_)))
         start = streams.stream(self._seed, streams.INITIALISATION, 0)
-        self._states: dict[str, Any] = {"": sealed_state(selector.init(self._granted[""], start))}
+        self._states = {"": sealed_state(selector.init(self._granted[""], start))}
         for name, shadow in self._shadows.items():
             start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
             self._states[name] = sealed_state(shadow.init(self._granted[name], start))
@@ -204,7 +200,8 @@ class Session:
         if selector is not None:
             selector, adapted = _adapted(selector, shadows or {}, table, self._signals)
             shadows = None if shadows is None else adapted
-        self._selector = rebuilt(meta["selector"], selector, journal.path)
+        changes = journal.events(SELECTOR)
+        self._selector = rebuilt(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
         self._shadows = {}
         self._blind = {}
         self._set_membership_to(Membership(table, active))
@@ -222,39 +219,6 @@ class Session:
         self._host_state = meta["host"]
         self._resume_shadows(meta["shadows"], shadows)
         return self
-
-    def _resume_rules(self, rules: Rules | None) -> None:
-        """Go on with the journal's rules or with new ones, which is recorded, and with what was counted so far."""
-        before = self._journal.meta().get("rules")
-        if rules is None and before is not None:
-            rules = Rules(**before)
-        if rules is None:
-            return
-        if before is None or rules.to_dict() != before:
-            self.set_rules(rules)
-        else:
-            self._referee = participation.resumed(rules, self._journal)
-
-    def _resumed(self, name: str, selector: Selector[Any]) -> Any:
-        fresh = selector.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
-        return self._journal.resume_state(name, type(fresh))
-
-    def _resume_shadows(self, specs: Mapping[str, Any], given: Mapping[str, Selector[Any]] | None) -> None:
-        """Go on with the journal's shadows, less those no longer wanted, and add new ones."""
-        wanted = None if given is None else watchers.check_names(given)
-        for name, spec in specs.items():
-            if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
-                self._drop_shadow(name, "removed", "the session was opened without it")
-                continue
-            try:
-                self._shadows[name] = rebuilt(spec, None if wanted is None else wanted[name], self._journal.path)
-                self._set_membership_to(self._membership)
-                self._states[name] = self._resumed(name, self._shadows[name])
-            except Exception as error:
-                self._drop_shadow(name, "failed", f"failed: {error}")
-        for name, shadow in (wanted or {}).items():
-            if name not in self._shadows:
-                self.add_shadow(name, shadow)
 
     @classmethod
     def open_or_create(
@@ -314,41 +278,6 @@ class Session:
     # -- what a host may look at ---------------------------------------------------------------------------------------
 
     @property
-    def selector(self) -> Selector[Any]:
-        """The selector of this session."""
-        return self._selector
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """The signals the host must put into reports: the selector's own, not the shadows'."""
-        return self._selector.requires & REPORT_SIGNALS
-
-    @property
-    def state(self) -> Any:
-        """The selector's current state, read-only."""
-        return self._states[""]
-
-    @property
-    def table(self) -> ClientTable:
-        """The federation."""
-        return self._membership.table
-
-    @property
-    def active(self) -> BoolArray:
-        """(N,) who is a member now."""
-        return self._membership.active
-
-    @property
-    def round(self) -> int:
-        """The number of the next round, counted from 0."""
-        return self._round
-
-    @property
-    def seed(self) -> int:
-        """The seed all random streams derive from."""
-        return self._seed
-
-    @property
     def pending(self) -> tuple[Cohort, ...]:
         """Cohorts asked for but not yet told, oldest first; after a crash the host trains or closes them."""
         return tuple(item.cohort for item in self._open.values())
@@ -357,174 +286,6 @@ class Session:
     def host_state(self) -> Any:
         """What the host stored with its last ``tell``."""
         return self._host_state
-
-    @property
-    def journal(self) -> Journal:
-        """The journal, for reading."""
-        return self._journal
-
-    def coverage(self) -> Coverage:
-        """Return how many clients carry the training; its ``warning`` says when it is too few. Changes nothing."""
-        return self._guard.coverage(self.active)
-
-    # -- membership ---------------------------------------------------------------------------------------------
-
-    def _set_membership_to(self, members: Membership) -> None:
-        if self._referee is not None and members.table is not self._membership.table:
-            self._referee.set_table(members.table, self._round)
-        self._membership = members
-        self._granted = {name: members.table.granting(who.requires) for name, who in self._everybody.items()}
-
-    @property
-    def _everybody(self) -> dict[str, Selector[Any]]:
-        return {"": self._selector, **self._shadows}
-
-    def join(self, clients: ClientTable) -> None:
-        """Add clients to the federation; they are candidates from the next request on."""
-        if clients.has_names:
-            known = [name for name in clients.names if self._membership.knows(name)]
-            if known:
-                raise InputError(
-                    f"The client {known[0]!r} is in the federation already.",
-                    hint="a client that left comes back with session.rejoin(names)",
-                )
-        before, old = self.table.n, self._membership
-        active = np.concatenate([self.active, np.ones(clients.n, np.bool_)])
-        self._set_membership_to(Membership(self.table.extended(clients), active))
-        states = {}
-        failed: dict[str, str] = {}
-        try:
-            for name, selector in self._everybody.items():
-                generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
-                try:
-                    states[name] = sealed_state(selector.grow(self._states[name], self._granted[name], generator))
-                except Exception as error:
-                    if name == "":
-                        raise
-                    failed[name] = f"failed: {error}"
-            with self._journal.event():
-                self._journal.set_table(self.table, self.active)
-                self._record_states(states)
-                self._record_failed(failed)
-                self._journal.add_event("join", {"first": before, "count": clients.n, "round": self._round})
-        except BaseException:
-            self._set_membership_to(old)
-            raise
-        self._states = states
-        self._forget_shadows(failed)
-        self._guard.grow(self.table.n)
-        self._prepared = None
-
-    def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
-        """Take clients out of the federation; what is known about them is kept in case they return."""
-        self._set_membership(clients, False, "leave")
-
-    def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
-        """Bring back clients that left, with all that was learnt about them."""
-        self._set_membership(clients, True, "rejoin")
-
-    def _set_membership(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool, kind: str) -> None:
-        members, who = self._membership.changed(clients, member)
-        with self._journal.event():
-            self._journal.set_table(members.table, members.active)
-            self._journal.add_event(kind, {"clients": who.tolist()})
-        self._set_membership_to(members)
-        self._prepared = None
-
-    @property
-    def rules(self) -> Rules | None:
-        """The rules every cohort meets."""
-        return None if self._referee is None else self._referee.rules
-
-    def set_rules(self, rules: Rules) -> None:
-        """Let other rules hold from the next round on; what was counted so far counts for them too."""
-        referee = participation.resumed(rules, self._journal)
-        with self._journal.event():
-            self._journal.set_meta("rules", rules.to_dict())
-            self._journal.add_event(CHANGED, {"round": self._round, "rules": rules.to_dict()})
-        self._referee, self._prepared = referee, None
-
-    def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
-        """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
-        if self._referee is None or all(self._referee.attributes.get(n) == dict(v) for n, v in attributes.items()):
-            return
-        self._referee.set_attributes(attributes)
-        with self._journal.event():
-            self._journal.set_attributes(self._referee.attributes, attributes)
-        self._prepared = None
-
-    def verdict(self, request: RoundRequest) -> Verdict | None:
-        """Return whom the rules exclude and demand for a request, or None without rules. Changes nothing."""
-        return self._prepare(request).verdict
-
-    def update_facts(self, table: ClientTable) -> None:
-        """Replace what is known about the clients (sizes, labels); names, number and kinds of facts stay."""
-        if table.names != self.table.names or table.signals != self.table.signals:
-            raise InputError("New facts must be about the same clients and of the same kinds as the old ones.")
-        with self._journal.event():
-            self._journal.set_table(table, self.active)
-            self._journal.add_event("facts", {"clients": self.table.differing(table).tolist()})
-        self._set_membership_to(Membership(table, self.active))
-        self._prepared = None
-
-    # -- shadows ------------------------------------------------------------------------------------------------------
-
-    @property
-    def shadows(self) -> Mapping[str, Selector[Any]]:
-        """The shadow selectors by name; one that failed is no longer among them."""
-        return dict(self._shadows)
-
-    def add_shadow(self, name: str, shadow: Selector[Any]) -> None:
-        """Let a selector watch from now on; it starts from the outcomes the journal holds."""
-        watchers.check_names({name: shadow})
-        if name in self._shadows:
-            raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
-        check_signals(shadow, self.table, None, who=f"shadow {name!r}")
-        start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
-        state = watchers.replayed(shadow, self.table.granting(shadow.requires), self._journal, start)
-        self._shadows[name] = shadow
-        self._set_membership_to(self._membership)
-        self._states = {**self._states, name: state}
-        with self._journal.event():
-            self._journal.set_meta("shadows", self._shadow_specs())
-            self._journal.save_state(name, state)
-            self._journal.add_event(watchers.EVENT, {"name": name, "what": "added", "round": self._round})
-
-    def remove_shadow(self, name: str) -> None:
-        """Let a shadow watch no longer; what it would have picked so far stays on record."""
-        if name not in self._shadows:
-            raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows) or 'none'}.")
-        self._drop_shadow(name, "removed", "removed by the operator")
-
-    def _shadow_specs(self) -> dict[str, Any]:
-        return {name: describe(shadow) for name, shadow in self._shadows.items()}
-
-    def _drop_shadow(self, name: str, what: str, reason: str) -> None:
-        self._forget_shadows([name])
-        with self._journal.event():
-            self._record_dropped(name, what, reason)
-
-    def _record_dropped(self, name: str, what: str, reason: str) -> None:
-        log.warning("the shadow selector %r was dropped in round %d: %s", name, self._round, reason)
-        self._journal.set_meta("shadows", {n: spec for n, spec in self._shadow_specs().items() if n != name})
-        self._journal.drop_state(name)
-        body = {"name": name, "what": what, "round": self._round, "reason": reason}
-        self._journal.add_event(watchers.EVENT, body)
-
-    def _record_failed(self, failed: Mapping[str, str]) -> None:
-        for name, reason in failed.items():
-            self._record_dropped(name, "failed", reason)
-
-    def _record_states(self, states: Mapping[str, Any]) -> None:
-        for name, state in states.items():
-            self._journal.save_state(name, state)
-
-    def _forget_shadows(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._shadows.pop(name, None)
-            self._states.pop(name, None)
-            self._granted.pop(name, None)
-            self._blind.pop(name, None)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -562,6 +323,10 @@ class Session:
         asked = len(candidates) if size is None else min(int(size), len(candidates))
         wanted = selector.size(self._states[name], asked, len(candidates))
         return Slate(self._round, max(1, min(int(wanted), len(candidates))), candidates, self._granted[name])
+
+    def verdict(self, request: RoundRequest) -> Verdict | None:
+        """Return whom the rules exclude and demand for a request, or None without rules. Changes nothing."""
+        return self._prepare(request).verdict
 
     def query(self, request: RoundRequest) -> Query | None:
         """Return the question the selector wants answered before it chooses, or None. Changes nothing."""

@@ -66,13 +66,35 @@ def main(grid: Grid, context: Context) -> None:
     strategy.start(grid, ArrayRecord([np.zeros((2, 3))]), num_rounds=config["rounds"])
 """
 _CLIENT = """
+import io
 import time
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from fedcohort.flower.client import cohort_client
 
 app = ClientApp()
+
+def hostile(message: Message) -> RecordDict:
+    # Another reply of those that once ended runs, in every round.
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }\\n"
+    claims = b"\\x93NUMPY\\x01\\x00" + len(header).to_bytes(2, "little") + header + bytes(48)
+    nested = b"\\x93NUMPY\\x01\\x00\\x90\\x01" + b"(" * 400
+    file = io.BytesIO()
+    np.savez(file, np.zeros((2, 3)))
+    arrays = [
+        Array(np.full((2, 3), "a")), Array(np.full((2, 3), b"a")), Array(np.zeros((2, 3), "M8[s]")),
+        Array(np.zeros((2, 3), [("a", "f4")])), Array(np.zeros((2, 3), complex)),
+        Array(np.zeros((2, 3), np.longdouble)),
+        Array("float64", (2, 3), "numpy.ndarray", file.getvalue()), Array("float64", (2, 3), "numpy.ndarray", claims),
+        Array("float64", (2, 3), "numpy.ndarray", nested),
+    ]
+    turn = int(message.content["config"]["server-round"]) - 1
+    metrics = {"num-examples": 1}
+    if turn >= len(arrays):
+        metrics["more"] = [1.0]
+    array = arrays[turn] if turn < len(arrays) else Array(np.zeros((2, 3)))
+    return RecordDict({"arrays": ArrayRecord({"0": array}), "metrics": MetricRecord(metrics)})
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
@@ -85,6 +107,8 @@ def train(message: Message, context: Context) -> Message:
             value[0, 0] = np.nan
         case "shape":
             value = value.T
+        case "hostile":
+            return Message(hostile(message), reply_to=message)
     reply = {"arrays": ArrayRecord([value]), "metrics": MetricRecord({"num-examples": 1})}
     return Message(RecordDict(reply), reply_to=message)
 
@@ -255,6 +279,25 @@ def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> No
     assert any(f.status == Status.LATE and "answered after" in f.reason for f in by_client["client-4"])
     assert all(f.reason for f in found)
     assert "client-2" not in by_client or {f.status for f in by_client["client-2"]} <= {Status.LATE, Status.MISSING}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hostile_replies_end_no_run(kit: Any, tmp_path: Path) -> None:
+    """One node sends another hostile reply in each of ten rounds; the model is the mean of the two others."""
+    app = small_app(tmp_path / "app")
+    journal = tmp_path / "journal"
+    trouble = ["", "", ' trouble="hostile"']
+    names = [f'client-name="client-{i}"{t}' for i, t in enumerate(trouble)]
+    with kit.Loopback(tmp_path / "home", nodes=3, node_config=names) as federation:
+        config = {"rounds": 10, "cohort": 3, "wait-for": 3, "journal": str(journal)}
+        done = federation.run(app, config, timeout=600)
+        assert done.status == 0 and "raised an exception" not in done.log, done.log
+    found = failures(journal)
+    assert [(f.round, f.client, f.status) for f in found] == [(r, "client-2", Status.INVALID) for r in range(10)]
+    model = load_file(tmp_path / "journal.checkpoints" / "round-000010.safetensors")["model/0"]
+    assert model.dtype == np.float64
+    np.testing.assert_allclose(model, np.full((2, 3), 10.0))
 
 
 @pytest.mark.slow

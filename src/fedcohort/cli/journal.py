@@ -9,7 +9,9 @@ import typer
 
 from fedcohort.cli.output import out
 from fedcohort.errors import InputError
+from fedcohort.protocol import SELECTORS
 from fedcohort.session import Session
+from fedcohort.specs import selector_name
 
 journal_app = typer.Typer(help="The record of a run, while the run is stopped.", no_args_is_help=True)
 
@@ -17,6 +19,23 @@ journal_app = typer.Typer(help="The record of a run, while the run is stopped.",
 @journal_app.callback()
 def _root() -> None:
     """The record of a run, while the run is stopped."""
+
+
+@journal_app.command("selector")
+def change_selector(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The selector that goes on, with its defaults.")],
+) -> None:
+    """Let another selector go on with a run: it starts from the outcomes the journal holds. The change is recorded.
+
+    Example: fedcohort journal selector run.sqlite fedcor
+    """
+    with Session.open(journal) as session:
+        before = selector_name(session.selector)
+        session.change_selector(SELECTORS.create(name))
+        out().print(
+            f"From round {session.round} on {name!r} chooses, in the place of {before}.", highlight=False, markup=False
+        )
 
 
 @journal_app.command()

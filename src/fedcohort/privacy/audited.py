@@ -167,6 +167,8 @@ class _Replay:
                 self._tell(link.ref)
             case "rules" if self.session is not None:
                 self.session.set_rules(Rules(**json.loads(payload)["rules"]))
+            case "selector" if self.session is not None:
+                self.session.change_selector(rebuilt(json.loads(payload)["to"], None, self.journal.path))
             case "attributes" if self.session is not None:
                 self.session.set_attributes(json.loads(payload)["clients"])
 

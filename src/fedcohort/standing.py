@@ -1,0 +1,306 @@
+"""What stands while rounds pass, and how it changes: members and facts, rules, the selector itself and its shadows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcohort import participation
+from fedcohort import rng as streams
+from fedcohort import shadows as watchers
+from fedcohort.arrays import BoolArray, IntArray
+from fedcohort.checks import check_signals
+from fedcohort.clients import ClientTable
+from fedcohort.coverage import Coverage, Guard
+from fedcohort.errors import InputError
+from fedcohort.expressions import Attributes
+from fedcohort.journal import Journal
+from fedcohort.journal.codec import sealed_state
+from fedcohort.membership import Membership
+from fedcohort.participation import CHANGED
+from fedcohort.protocol import Selector
+from fedcohort.rules import Referee, Rules
+from fedcohort.signals import REPORT_SIGNALS, Signal
+from fedcohort.specs import describe, rebuilt
+
+log = logging.getLogger(__name__)
+SELECTOR = "selector"  # the event of a selector that goes on in the place of another
+
+
+class Standing:
+    """The part of a session that is not about single rounds. Every change is recorded; an error changes nothing."""
+
+    _selector: Selector[Any]
+    _shadows: dict[str, Selector[Any]]
+    _blind: dict[str, str]  # shadow -> what it could not learn from the last round
+    _states: dict[str, Any]
+    _seed: int
+    _signals: frozenset[Signal] | None
+    _round: int
+    _journal: Journal
+    _guard: Guard
+    _membership: Membership
+    _granted: dict[str, ClientTable]
+    _referee: Referee | None = None  # without rules there is none
+    _prepared: Any
+
+    # -- opening again ----------------------------------------------------------------------------------------------
+
+    def _resume_rules(self, rules: Rules | None) -> None:
+        """Go on with the journal's rules or with new ones, which is recorded, and with what was counted so far."""
+        before = self._journal.meta().get("rules")
+        if rules is None and before is not None:
+            rules = Rules(**before)
+        if rules is None:
+            return
+        if before is None or rules.to_dict() != before:
+            self.set_rules(rules)
+        else:
+            self._referee = participation.resumed(rules, self._journal)
+
+    def _resumed(self, name: str, selector: Selector[Any]) -> Any:
+        fresh = selector.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
+        return self._journal.resume_state(name, type(fresh))
+
+    def _resume_shadows(self, specs: Mapping[str, Any], given: Mapping[str, Selector[Any]] | None) -> None:
+        """Go on with the journal's shadows, less those no longer wanted, and add new ones."""
+        wanted = None if given is None else watchers.check_names(given)
+        for name, spec in specs.items():
+            if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
+                self._drop_shadow(name, "removed", "the session was opened without it")
+                continue
+            try:
+                self._shadows[name] = rebuilt(spec, None if wanted is None else wanted[name], self._journal.path)
+                self._set_membership_to(self._membership)
+                self._states[name] = self._resumed(name, self._shadows[name])
+            except Exception as error:
+                self._drop_shadow(name, "failed", f"failed: {error}")
+        for name, shadow in (wanted or {}).items():
+            if name not in self._shadows:
+                self.add_shadow(name, shadow)
+
+    # -- what a host may look at ---------------------------------------------------------------------------------------
+
+    @property
+    def selector(self) -> Selector[Any]:
+        """The selector of this session."""
+        return self._selector
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """The signals the host must put into reports: the selector's own, not the shadows'."""
+        return self._selector.requires & REPORT_SIGNALS
+
+    @property
+    def state(self) -> Any:
+        """The selector's current state, read-only."""
+        return self._states[""]
+
+    @property
+    def table(self) -> ClientTable:
+        """The federation."""
+        return self._membership.table
+
+    @property
+    def active(self) -> BoolArray:
+        """(N,) who is a member now."""
+        return self._membership.active
+
+    @property
+    def round(self) -> int:
+        """The number of the next round, counted from 0."""
+        return self._round
+
+    @property
+    def seed(self) -> int:
+        """The seed all random streams derive from."""
+        return self._seed
+
+    @property
+    def journal(self) -> Journal:
+        """The journal, for reading."""
+        return self._journal
+
+    def coverage(self) -> Coverage:
+        """Return how many clients carry the training; its ``warning`` says when it is too few. Changes nothing."""
+        return self._guard.coverage(self.active)
+
+    # -- membership ---------------------------------------------------------------------------------------------
+
+    def _set_membership_to(self, members: Membership) -> None:
+        if self._referee is not None and members.table is not self._membership.table:
+            self._referee.set_table(members.table, self._round)
+        self._membership = members
+        self._granted = {name: members.table.granting(who.requires) for name, who in self._everybody.items()}
+
+    @property
+    def _everybody(self) -> dict[str, Selector[Any]]:
+        return {"": self._selector, **self._shadows}
+
+    def join(self, clients: ClientTable) -> None:
+        """Add clients to the federation; they are candidates from the next request on."""
+        if clients.has_names:
+            known = [name for name in clients.names if self._membership.knows(name)]
+            if known:
+                raise InputError(
+                    f"The client {known[0]!r} is in the federation already.",
+                    hint="a client that left comes back with session.rejoin(names)",
+                )
+        before, old = self.table.n, self._membership
+        active = np.concatenate([self.active, np.ones(clients.n, np.bool_)])
+        self._set_membership_to(Membership(self.table.extended(clients), active))
+        states = {}
+        failed: dict[str, str] = {}
+        try:
+            for name, selector in self._everybody.items():
+                generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
+                try:
+                    states[name] = sealed_state(selector.grow(self._states[name], self._granted[name], generator))
+                except Exception as error:
+                    if name == "":
+                        raise
+                    failed[name] = f"failed: {error}"
+            with self._journal.event():
+                self._journal.set_table(self.table, self.active)
+                self._record_states(states)
+                self._record_failed(failed)
+                self._journal.add_event("join", {"first": before, "count": clients.n, "round": self._round})
+        except BaseException:
+            self._set_membership_to(old)
+            raise
+        self._states = states
+        self._forget_shadows(failed)
+        self._guard.grow(self.table.n)
+        self._prepared = None
+
+    def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
+        """Take clients out of the federation; what is known about them is kept in case they return."""
+        self._set_membership(clients, False, "leave")
+
+    def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
+        """Bring back clients that left, with all that was learnt about them."""
+        self._set_membership(clients, True, "rejoin")
+
+    def _set_membership(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool, kind: str) -> None:
+        members, who = self._membership.changed(clients, member)
+        with self._journal.event():
+            self._journal.set_table(members.table, members.active)
+            self._journal.add_event(kind, {"clients": who.tolist()})
+        self._set_membership_to(members)
+        self._prepared = None
+
+    @property
+    def rules(self) -> Rules | None:
+        """The rules every cohort meets."""
+        return None if self._referee is None else self._referee.rules
+
+    def set_rules(self, rules: Rules) -> None:
+        """Let other rules hold from the next round on; what was counted so far counts for them too."""
+        referee = participation.resumed(rules, self._journal)
+        with self._journal.event():
+            self._journal.set_meta("rules", rules.to_dict())
+            self._journal.add_event(CHANGED, {"round": self._round, "rules": rules.to_dict()})
+        self._referee, self._prepared = referee, None
+
+    def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
+        """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
+        if self._referee is None or all(self._referee.attributes.get(n) == dict(v) for n, v in attributes.items()):
+            return
+        self._referee.set_attributes(attributes)
+        with self._journal.event():
+            self._journal.set_attributes(self._referee.attributes, attributes)
+        self._prepared = None
+
+    def update_facts(self, table: ClientTable) -> None:
+        """Replace what is known about the clients (sizes, labels); names, number and kinds of facts stay."""
+        if table.names != self.table.names or table.signals != self.table.signals:
+            raise InputError("New facts must be about the same clients and of the same kinds as the old ones.")
+        with self._journal.event():
+            self._journal.set_table(table, self.active)
+            self._journal.add_event("facts", {"clients": self.table.differing(table).tolist()})
+        self._set_membership_to(Membership(table, self.active))
+        self._prepared = None
+
+    # -- the selector -------------------------------------------------------------------------------------------------
+
+    def change_selector(self, selector: Selector[Any]) -> None:
+        """Let another selector choose from the next round on; it starts from the outcomes the journal holds.
+
+        Rounds whose reports lack a signal it needs are passed over. What the one before has learnt is given up.
+        """
+        selector = selector.adapted(self.table.signals | (self._signals or frozenset()))
+        check_signals(selector, self.table, self._signals)
+        start = streams.stream(self._seed, streams.INITIALISATION, self._round)
+        state = watchers.replayed(selector, self.table.granting(selector.requires), self._journal, start)
+        before = describe(self._selector)
+        with self._journal.event():
+            self._journal.drop_state("")
+            self._journal.save_state("", state)
+            body = {"round": self._round, "from": before, "to": describe(selector)}
+            self._journal.add_event(SELECTOR, body)
+        self._selector = selector
+        self._states = {**self._states, "": state}
+        self._set_membership_to(self._membership)
+        self._prepared = None
+
+    # -- shadows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def shadows(self) -> Mapping[str, Selector[Any]]:
+        """The shadow selectors by name; one that failed is no longer among them."""
+        return dict(self._shadows)
+
+    def add_shadow(self, name: str, shadow: Selector[Any]) -> None:
+        """Let a selector watch from now on; it starts from the outcomes the journal holds."""
+        watchers.check_names({name: shadow})
+        if name in self._shadows:
+            raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
+        check_signals(shadow, self.table, None, who=f"shadow {name!r}")
+        start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
+        state = watchers.replayed(shadow, self.table.granting(shadow.requires), self._journal, start)
+        self._shadows[name] = shadow
+        self._set_membership_to(self._membership)
+        self._states = {**self._states, name: state}
+        with self._journal.event():
+            self._journal.set_meta("shadows", self._shadow_specs())
+            self._journal.save_state(name, state)
+            self._journal.add_event(watchers.EVENT, {"name": name, "what": "added", "round": self._round})
+
+    def remove_shadow(self, name: str) -> None:
+        """Let a shadow watch no longer; what it would have picked so far stays on record."""
+        if name not in self._shadows:
+            raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows) or 'none'}.")
+        self._drop_shadow(name, "removed", "removed by the operator")
+
+    def _shadow_specs(self) -> dict[str, Any]:
+        return {name: describe(shadow) for name, shadow in self._shadows.items()}
+
+    def _drop_shadow(self, name: str, what: str, reason: str) -> None:
+        self._forget_shadows([name])
+        with self._journal.event():
+            self._record_dropped(name, what, reason)
+
+    def _record_dropped(self, name: str, what: str, reason: str) -> None:
+        log.warning("the shadow selector %r was dropped in round %d: %s", name, self._round, reason)
+        self._journal.set_meta("shadows", {n: spec for n, spec in self._shadow_specs().items() if n != name})
+        self._journal.drop_state(name)
+        body = {"name": name, "what": what, "round": self._round, "reason": reason}
+        self._journal.add_event(watchers.EVENT, body)
+
+    def _record_failed(self, failed: Mapping[str, str]) -> None:
+        for name, reason in failed.items():
+            self._record_dropped(name, "failed", reason)
+
+    def _record_states(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            self._journal.save_state(name, state)
+
+    def _forget_shadows(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._shadows.pop(name, None)
+            self._states.pop(name, None)
+            self._granted.pop(name, None)
+            self._blind.pop(name, None)
