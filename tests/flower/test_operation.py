@@ -464,3 +464,48 @@ def test_a_stuck_round_is_abandoned_by_command(kit: Any, tmp_path: Path) -> None
         assert session.round == 0 and not session.pending
     again = CliRunner().invoke(app, ["rules", "verify", str(tmp_path / "j")])
     assert again.exit_code == 0 and "The rules held in every round." in again.output, again.output
+
+
+# -- seeing it --------------------------------------------------------------------------------------------------------
+
+
+def test_explain_says_why_a_client_failed_and_its_history(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from fedcohort.cli.app import app
+
+    def fail(message: Any, context: Any) -> RecordDict:
+        raise ValueError("out of memory")
+
+    fleet.grid.nodes[fleet.grid.node_of("client-1")].app = cohort_client(kit.client_app(fail), kit.ANSWERS)
+    fleet.strategy("all", FedAvg(), journal=tmp_path / "j.sqlite").start(fleet.grid, kit.model(), num_rounds=2)
+    ask = lambda *options: CliRunner().invoke(app, ["explain", str(tmp_path / "j.sqlite"), *options])  # noqa: E731
+    assert "client-1: FAILED: " in ask("--round", "1").output and "out of memory" in ask("--round", "1").output
+    one = ask("--round", "0", "--client", "client-1").output
+    assert "Its reply: FAILED:" in one and "out of memory" in one
+    history = ask("--client", "client-1").output
+    assert "was picked in 2 of 2 rounds" in history and history.count("FAILED") == 2
+
+
+def test_data_may_come_as_dataloaders(kit: Any) -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from fedcohort.flower import torch_answers
+
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    net = torch.nn.Linear(4, 3)
+    pairs = DataLoader(TensorDataset(x, y), batch_size=4)
+    tables = DataLoader([{"img": a, "label": b} for a, b in zip(x, y, strict=True)], batch_size=3)
+    arrays = kit.model().__class__(net.state_dict())
+    found = []
+    for data in ((x, y), pairs, (pairs, "test set"), (tables, tables), tables):
+        answers = torch_answers(lambda context: torch.nn.Linear(4, 3), lambda context, data=data: data, classes=3)
+        assert answers.facts is not None and answers.losses is not None and answers.gradient is not None
+        facts = answers.facts(None)  # type: ignore[arg-type]
+        assert facts.size == 10 and list(facts.label_counts) == [4, 3, 3]
+        gradient = answers.gradient(arrays, None)  # type: ignore[arg-type]
+        found.append((answers.losses(arrays, None, arrays)["loss"], gradient))  # type: ignore[arg-type]
+    for loss, gradient in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-6)
+        np.testing.assert_allclose(gradient, found[0][1], rtol=1e-5, atol=1e-7)

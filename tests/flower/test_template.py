@@ -22,7 +22,7 @@ def test_it_writes_a_complete_app(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     files = {str(p.relative_to(tmp_path / "my-app")) for p in (tmp_path / "my-app").rglob("*") if p.is_file()}
     package = {f"my_app/{name}.py" for name in ("__init__", "task", "client_app", "server_app")}
-    assert files == package | {"pyproject.toml", "experiment.toml", "README.md"}
+    assert files == package | {".gitignore", "pyproject.toml", "experiment.toml", "README.md"}
     assert all(name in done.output for name in files)
     project = tomllib.loads((tmp_path / "my-app" / "pyproject.toml").read_text())
     assert project["project"]["name"] == "my-app"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,9 @@ from rich.text import Text
 
 from fedcohort.cli.options import FormatOption
 from fedcohort.cli.output import Format, out, print_json
-from fedcohort.journal import ScoreRow
+from fedcohort.errors import InputError
+from fedcohort.journal import ScoreRow, read_journal
+from fedcohort.journal.explain import history
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
 
@@ -21,8 +24,14 @@ def explain(  # the command line's options are this signature
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="An experiment's directory, or a session's .sqlite journal.")
     ],
-    round_: Annotated[int, typer.Option("--round", "-r", min=0, help="Which round, counted from 0.")],
-    client: Annotated[str | None, typer.Option("--client", "-c", help="One client: its number or its name.")] = None,
+    round_: Annotated[
+        int | None,
+        typer.Option("--round", "-r", min=0, help="Which round, counted from 0; not needed with --client."),
+    ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option("--client", "-c", help="One client, by number or name; without --round, its history."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--run", help="Which run, when the experiment has several.")] = None,
     nearly: Annotated[int, typer.Option(min=0, help="How many of those not picked to show.")] = NEARLY,
     format: FormatOption = Format.TABLE,
@@ -30,8 +39,12 @@ def explain(  # the command line's options are this signature
     """Explain a round: the scores of picked and nearly picked clients, their parts, and what shadows would have done.
 
     Examples: fedcohort explain runs/digits --run fedcor-s0 --round 37;
-    fedcohort explain runs/digits --run fedcor-s0 --round 37 --client 12; fedcohort explain server.sqlite --round 5
+    fedcohort explain runs/digits --run fedcor-s0 --round 37 --client 12; fedcohort explain server.sqlite --round 5;
+    fedcohort explain server.sqlite --client clinic-north
     """
+    if round_ is None:
+        _history(find_journal(run, name), client, format)
+        return
     why = explain_journal(find_journal(run, name), round_, client, nearly=nearly)
     if format is Format.JSON:
         print_json(as_json(why))
@@ -40,7 +53,11 @@ def explain(  # the command line's options are this signature
     console.print(Text(why.explanation.reason, style="bold"))
     found = why.explanation
     if found.client is not None and found.status is not None:
-        console.print(f"Its reply: {found.status}.", highlight=False)
+        reply = found.failures.get(found.name or "", found.status)
+        console.print(f"Its reply: {reply}.", highlight=False, markup=False)
+    elif found.client is None:
+        for failed, what in found.failures.items():
+            console.print(f"{failed}: {what}", highlight=False, markup=False)
     if found.threshold is not None:
         console.print(f"The lowest picked score was {found.threshold:.6g}.", highlight=False)
     for key, value in found.notes.items():
@@ -57,6 +74,29 @@ def explain(  # the command line's options are this signature
             same = f"{shadow['same']} of {len(shadow['picked'])} the same"
             line = f"shadow {shadow['name']} would have picked {', '.join(shadow['picked'])} ({same})"
         console.print(line, highlight=False, markup=False)
+
+
+def _history(journal: Path, client: str | None, format: Format) -> None:
+    """Show one client's part in every round."""
+    if client is None:
+        raise InputError("Say which round, or which client.", hint="--round 3, or --client NAME for its whole history")
+    with closing(read_journal(journal)) as record:
+        table, _ = record.table()
+        key: int | str = int(client) if not table.has_names and client.isdecimal() else client
+        parts = history(record, key)
+    rows = [(p.round, p.picked, p.failures.get(p.name or "", p.status or "") if p.picked else p.reason) for p in parts]
+    if format is Format.JSON:
+        print_json([{"round": r, "was_picked": picked, "what": what} for r, picked, what in rows])
+        return
+    console = out()
+    turns = sum(picked for _, picked, _ in rows)
+    console.print(f"Client {client} was picked in {turns} of {len(rows)} rounds.", highlight=False, markup=False)
+    result = Table(
+        "round", "picked", "what became of it, or why not", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for number, picked, what in rows:
+        result.add_row(str(number), "yes" if picked else "no", Text(what), style="" if picked else "dim")
+    console.print(result)
 
 
 def _table(why: Why) -> Table:

@@ -250,6 +250,40 @@ class _CohortClient(ClientApp):
         return reply
 
 
+_LABELS = ("label", "labels", "target", "targets", "y")
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    """Return inputs and labels: given as such, or as a DataLoader, or as several of which the first is for training."""
+    if isinstance(found, (tuple, list)) and found and hasattr(found[0], "dataset"):
+        found = found[0]
+    if not hasattr(found, "dataset"):
+        inputs, labels = found
+        return inputs, labels
+    import torch
+
+    parts = [_batch(batch) for batch in found]
+    if not parts:
+        return torch.empty(0), torch.empty(0, dtype=torch.long)
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _batch(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of one batch of a DataLoader."""
+    if isinstance(batch, Mapping):
+        key = next((key for key in _LABELS if key in batch), None)
+        others = [k for k in batch if k != key]
+        if key is None or len(others) != 1:
+            raise InputError(
+                f"A batch that is a table must have one column of labels ({', '.join(_LABELS)}) and one of inputs. "
+                f"Got {', '.join(map(str, batch))}.",
+                hint="return inputs and labels from 'data', or rename the columns",
+            )
+        return batch[others[0]], batch[key]
+    inputs, labels = batch
+    return inputs, labels
+
+
 def torch_answers(
     model: Callable[[Context], torch.nn.Module],
     data: Callable[[Context], tuple[Any, Any]],
@@ -270,7 +304,9 @@ def torch_answers(
     model : callable
         ``model(context)`` returns a module whose ``state_dict`` fits the arrays of the federation.
     data : callable
-        ``data(context)`` returns the client's training inputs and integer labels.
+        ``data(context)`` returns the client's training inputs and integer labels, or a DataLoader of them, or several
+        DataLoaders of which the first is for training, as the ``load_data`` of Flower's quickstart does. Batches are
+        pairs, or tables with a column of labels (``label``, ``labels``, ``target`` or ``y``).
     classes : int, optional
         Number of classes, for the label counts. Without it no label counts are reported.
     validation : callable, optional
@@ -295,8 +331,12 @@ def torch_answers(
     from fedcohort.simulate.engine.losses import reduced
     from fedcohort.simulate.engine.plain import pseudo_labels
 
+    def samples(source: Callable[[Context], Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = _pair(source(context))
+        return torch.as_tensor(x).cpu(), torch.as_tensor(y).long().cpu()
+
     def facts(context: Context) -> Facts:
-        labels = np.asarray(data(context)[1])
+        labels = samples(data, context)[1].numpy()
         if classes is None:
             return Facts(size=len(labels))
         counts = np.bincount(labels.astype(np.int64), minlength=classes)
@@ -309,7 +349,7 @@ def torch_answers(
     def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
         module = model(context)
         module.load_state_dict(arrays.to_torch_state_dict())
-        return module.eval()
+        return module.cpu().eval()  # an app may make it on a GPU; one pass over one client's data needs none
 
     def logits_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -321,8 +361,7 @@ def torch_answers(
         values: dict[str, float] = {}
         for part, source in sources.items():
             mine = {signal: measure for signal, measure in measured.items() if measure.part == part}
-            inputs, labels = source(context)
-            x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
+            x, y = samples(source, context)
             if not len(y):
                 values.update({signal.value: float("nan") for signal in mine})
                 continue
@@ -340,8 +379,7 @@ def torch_answers(
 
     def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
         module = loaded(arrays, context)
-        inputs, labels = data(context)
-        x, y = torch.as_tensor(inputs), torch.as_tensor(labels).long()
+        x, y = samples(data, context)
         for start in range(0, len(y), batch_size):
             part = slice(start, start + batch_size)
             (cross_entropy(module(x[part]), y[part], reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]

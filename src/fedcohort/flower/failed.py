@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.explain import FAILURES
 from fedcohort.protocol import Status
 
-EVENT = "flower"
+EVENT = FAILURES
 
 
 @dataclass(frozen=True)

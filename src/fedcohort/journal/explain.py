@@ -13,10 +13,11 @@ from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Tally
 from fedcohort.errors import InputError
-from fedcohort.journal.store import Journal
+from fedcohort.journal.store import CohortRow, Journal
 from fedcohort.numerics.top import top_k
 from fedcohort.protocol import Cohort, Status
 
+FAILURES = "flower"  # the event of a live round that says why clients failed
 ABANDONED = "abandoned"  # the event of a cohort whose round was not counted
 _ALL_SCORES = 1024  # up to so many candidates every score is recorded
 _RUNNERS_UP = 64  # beyond, the picked ones and so many of the next best
@@ -65,6 +66,7 @@ class Explanation:
     rows : recorded scores, best first; only the client's own when one was asked about
     threshold : the lowest score among the picked
     status : what became of the client, when it was picked and has reported
+    failures : by name, what became of those picked whose model did not enter the average, and why
     shadows : by shadow selector, the names it would have picked (or a note why it could not)
     notes : what the selector noted about the choice
     coverage : a warning when few clients carried the training up to this round, else None
@@ -79,6 +81,7 @@ class Explanation:
     rows: tuple[ScoreRow, ...]
     threshold: float | None
     status: str | None
+    failures: Mapping[str, str]
     shadows: Mapping[str, tuple[str, ...] | str]
     notes: Mapping[str, Any]
     coverage: str | None = None
@@ -147,6 +150,26 @@ def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], 
         )
         for i, c in enumerate(arrays["client"])
     )
+
+
+def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[str, str]:
+    """Return by name what became of the clients of a cohort that brought no sound model."""
+    why: dict[str, str] = {}
+    for body in journal.events(FAILURES):
+        if body["round"] == cohort.round:
+            why.update(body["failures"])
+    found = {}
+    for reply in journal.replies(cohort.ticket):
+        if reply.status != Status.OK:
+            name = table.name(reply.client)
+            found[name] = Status(reply.status).name + (f": {why[name]}" if name in why else "")
+    return found
+
+
+def history(journal: Journal, client: int | str) -> list[Explanation]:
+    """Return one client's part in every round on record, oldest first."""
+    rounds = dict.fromkeys(row.round for row in journal.cohorts())
+    return [explain_round(journal, round_, client) for round_ in rounds]
 
 
 def explain_round(journal: Journal, round_: int, client: int | str | None = None) -> Explanation:
@@ -218,6 +241,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         rows=own,
         threshold=threshold,
         status=status,
+        failures=MappingProxyType(_failures(journal, table, cohort)),
         shadows=MappingProxyType(shadows),
         notes=MappingProxyType(dict(cohort.notes)),
         coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,

@@ -114,6 +114,7 @@ def as_json(why: Why) -> dict[str, Any]:
         "name": found.name,
         "was_picked": found.picked if found.client is not None else None,
         "status": found.status,
+        "failures": dict(found.failures),
         "reason": found.reason,
         "threshold": _finite(found.threshold),
         "parts": why.parts,
