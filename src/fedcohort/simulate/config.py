@@ -516,6 +516,7 @@ def _complete(
     complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given).to_dict()
     filtered = "filter" in base or any("filter" in setting for setting in settings)
     complete["aggregator"] = _described("aggregator", base.get("aggregator", {}))
+    complete["labels"] = _described("labels", base.get("labels", {}))
     if not filtered or base.get("filter"):
         complete["filter"] = _described("filter", base.get("filter", {}))
     complete["selectors"] = {}
