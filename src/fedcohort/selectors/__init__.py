@@ -1,19 +1,25 @@
 """The selection strategies, one paper one file or package. Importing this package registers all of them."""
 
 from fedcohort.selectors.active_fl import ActiveFL
+from fedcohort.selectors.astraea import Astraea
 from fedcohort.selectors.balanced import Balanced
+from fedcohort.selectors.fed_cucb import FedCucb
 from fedcohort.selectors.fedacs import FedAcs
 from fedcohort.selectors.fedcbs import BlindFedCBS, FedCBS
 from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb
 from fedcohort.selectors.fedcor import FedCor
+from fedcohort.selectors.feel import Feel
 from fedcohort.selectors.flash import Flash
+from fedcohort.selectors.oort import Oort
 from fedcohort.selectors.power_of_choice import PowerOfChoice
+from fedcohort.selectors.pyramidfl import PyramidFL
 from fedcohort.selectors.size_weighted import SizeWeighted
 from fedcohort.selectors.uniform import All, Uniform
 
 __all__ = [
     "ActiveFL",
     "All",
+    "Astraea",
     "Balanced",
     "BlindFedCBS",
     "FedAcs",
@@ -21,8 +27,12 @@ __all__ = [
     "FedCmTs",
     "FedCmUcb",
     "FedCor",
+    "FedCucb",
+    "Feel",
     "Flash",
+    "Oort",
     "PowerOfChoice",
+    "PyramidFL",
     "SizeWeighted",
     "Uniform",
 ]
