@@ -21,7 +21,7 @@ from fedcohort import (
     SELECTORS,
     Answer,
     ClientTable,
-    LabelFactor,
+    LabelCounts,
     Losses,
     RoundReport,
     RoundRequest,
@@ -62,7 +62,7 @@ def units(n, rng):
 
 def table(n, rng):
     counts = rng.integers(0, 30, (n, CLASSES)).astype(float)
-    return ClientTable(sizes=counts.sum(axis=1), labels=LabelFactor(counts, CLASSES))
+    return ClientTable(sizes=counts.sum(axis=1), labels=LabelCounts(counts))
 
 
 def answer(query, n, rng):
@@ -88,7 +88,10 @@ def one_selector(name, clients, *, size, rounds, rng, journal):
         start = time.perf_counter()
         cohort = session.ask(request, reply)
         elapsed += time.perf_counter() - start
-        metrics = {s: rng.random(cohort.size) + 0.1 for s in REPORT_SIGNALS - {Signal.KEPT}}
+        metrics = {
+            s: rng.random((cohort.size, s.numbers(CLASSES)) if s.width else cohort.size) + 0.1
+            for s in REPORT_SIGNALS - {Signal.KEPT}
+        }
         report = RoundReport(cohort.ticket, cohort.clients, metrics=metrics, kept=rng.random(cohort.size) < 0.6)
         start = time.perf_counter()
         session.tell(report)
