@@ -13,8 +13,9 @@ from fedcohort.simulate.checkpoint import found
 from fedcohort.simulate.checkpoint import load as load_checkpoint
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation, prepare
+from fedcohort.simulate.runner import Simulation
 
 TABLE = {
     "seeds": [3],

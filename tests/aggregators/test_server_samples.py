@@ -9,7 +9,7 @@ from fedcohort.errors import InputError
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.engine import ClientData, Engine
 from fedcohort.simulate.local import LocalTraining
-from fedcohort.simulate.runner import prepare
+from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.server import ServerSamples, _public, server_samples
 
 SERVED = [name for name in AGGREGATORS.names() if AGGREGATORS.get(name).needs_server]

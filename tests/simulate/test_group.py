@@ -17,7 +17,7 @@ from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.engine import train_plain
 from fedcohort.simulate.local import batch_plan
-from fedcohort.simulate.runner import prepare
+from fedcohort.simulate.prepare import prepare
 from fedcohort.vectors import taken
 
 BASE = {

@@ -16,8 +16,9 @@ from fedcohort.simulate.checkpoint import Checkpoint, found
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.leaderboard import leaderboards
 from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.results import ResultsError, load
-from fedcohort.simulate.runner import Simulation, default_out, prepare, run_experiment
+from fedcohort.simulate.runner import Simulation, default_out, run_experiment
 from fedcohort.simulate.tables import to_toml
 
 TABLE = {
@@ -209,7 +210,7 @@ def test_resuming_a_finished_experiment_changes_nothing(tmp_path):
 def test_lockstep_limits_the_size_of_groups(whole, tmp_path):
     config = table(run={"lockstep": 2})
     prepared = prepare(Experiment.from_dict(config))
-    assert sorted(len(places) for places in prepared.groups) == [2, 2, 2, 2]
+    assert sorted(len(places) for places in prepared.groups.values()) == [2, 2, 2, 2]
     assert len(prepare(Experiment.from_dict(TABLE)).groups) == 2  # SCAFFOLD trains by another rule
     assert run(tmp_path / "x", config) == "finished"
     for one, other in zip(sorted_rows(tmp_path / "x", "rounds"), sorted_rows(whole, "rounds"), strict=True):

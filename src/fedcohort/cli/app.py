@@ -18,6 +18,7 @@ from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.diagnose import diagnose
 from fedcohort.cli.explain import explain
+from fedcohort.cli.extend import extend
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
 from fedcohort.cli.journal import journal_app
@@ -58,7 +59,7 @@ def root(
     )
 
 
-for _command in (compare, bench, init, run, report, explain, dashboard, analytics, diagnose, check, audit):
+for _command in (compare, bench, init, run, extend, report, explain, dashboard, analytics, diagnose, check, audit):
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")

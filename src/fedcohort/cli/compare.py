@@ -22,43 +22,14 @@ from fedcohort.cli.options import (
     QuietOption,
     ScenarioOption,
     SetOption,
+    SweepOption,
     TrackOption,
     complete_selectors,
+    listed,
+    parse_seeds,
+    selectors_table,
 )
 from fedcohort.cli.output import Format, err
-
-
-def _listed(text: str, what: str) -> list[str]:
-    items = [item.strip() for item in text.split(",")]
-    if not all(items):
-        raise typer.BadParameter(f"{what} must be names separated by commas. Got {text!r}.")
-    return items
-
-
-def _seeds(text: str) -> list[int] | int:
-    try:
-        return [int(item) for item in text.split(",")] if "," in text else int(text)
-    except ValueError:
-        raise typer.BadParameter(f"--seeds is how many, or a list such as 1,5,7. Got {text!r}.") from None
-
-
-def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the [selectors] of these names: as the configuration has them, or with their documented defaults.
-
-    A reference to a class of the user's own is labelled with the name of that selector.
-    """
-    from fedcohort.protocol import SELECTORS
-    from fedcohort.registry import is_reference
-
-    chosen: dict[str, Any] = {}
-    for name in names:
-        if is_reference(name):
-            label = str(getattr(SELECTORS.get(name), "name", name))
-            chosen[name if label in chosen else label] = {"name": name}
-        else:
-            given = known.get(name)
-            chosen[name] = {"name": given} if isinstance(given, str) else dict(given or {})
-    return chosen
 
 
 def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
@@ -161,6 +132,7 @@ def compare(
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training.")] = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients per round.")] = None,
     targets: Annotated[str | None, typer.Option("--targets", help="Accuracies, e.g. 0.6,0.7.")] = None,
+    sweep: SweepOption = None,
     set_: SetOption = None,
     out: OutOption = None,
     device: DeviceOption = None,
@@ -177,9 +149,11 @@ def compare(
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
 
-    Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc
+    Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc;
+    fedcohort compare --selectors uniform,fedcor --sweep fedcor.warmup=5,15,30
     """
     from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.sweep import parse_sweeps
     from fedcohort.simulate.tables import merged, override
 
     table, origin = _base(config, data, scenario, selectors is not None)
@@ -196,18 +170,22 @@ def compare(
     options = {"rounds": rounds, "cohort": cohort, "engine": engine}
     if targets is not None:
         try:
-            options["targets"] = [float(item) for item in _listed(targets, "--targets")]  # type: ignore[assignment]
+            options["targets"] = [float(item) for item in listed(targets, "--targets")]  # type: ignore[assignment]
         except ValueError:
             raise typer.BadParameter(f"--targets must be numbers separated by commas. Got {targets!r}.") from None
     changes["run"] = {key: value for key, value in options.items() if value is not None}
     table = merged(table, changes)
     if seeds is not None:
-        table["seeds"] = _seeds(seeds)
+        table["seeds"] = parse_seeds(seeds)
     if selectors is not None:
-        table["selectors"] = selectors_table(_listed(selectors, "--selectors"), table.get("selectors", {}))
+        table["selectors"] = selectors_table(listed(selectors, "--selectors"), table.get("selectors", {}))
         if table.get("run", {}).get("baseline") not in table["selectors"]:
             table.get("run", {}).pop("baseline", None)
-    if any(value is not None for value in (selectors, data, scenario)) and config is None:
+        if "sweep" in table:
+            table["sweep"] = {label: grid for label, grid in table["sweep"].items() if label in table["selectors"]}
+    if sweep:
+        table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
+    if any(value is not None for value in (selectors, data, scenario, sweep)) and config is None:
         table["name"] = "compare"
     table = override(table, set_ or [])
     taken = inherited(base, table)

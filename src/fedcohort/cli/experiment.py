@@ -149,24 +149,25 @@ def launch(
 
     Everything is checked before the first round.
     """
-    runner = _runner()
+    simulate = runner()
     if resume is not None:
-        simulation: Simulation = runner.Simulation.open(resume, device=device, engine=engine, address=address)
+        simulation: Simulation = simulate.Simulation.open(resume, device=device, engine=engine, address=address)
     else:
         assert experiment is not None
         for text in experiment.notes:
             err(quiet).print(f"note: {text}", highlight=False)
-        simulation = runner.Simulation(
+        simulation = simulate.Simulation(
             experiment,
-            out_dir or runner.default_out(experiment.name),
+            out_dir or simulate.default_out(experiment.name),
             device=device,
             address=address,
-            command=" ".join(["fedcohort", *sys.argv[1:]]),
+            command=typed(),
         )
-    _execute(simulation, quiet=quiet, format=format, track=track or ())
+    execute(simulation, quiet=quiet, format=format, track=track or ())
 
 
-def _runner() -> Any:
+def runner() -> Any:
+    """Return the simulator's module, or say which extra brings what it needs."""
     try:
         from fedcohort.simulate import runner
     except ImportError as error:
@@ -178,7 +179,12 @@ def _runner() -> Any:
     return runner
 
 
-def _execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str]) -> None:
+def typed() -> str:
+    """Return the command line, for the record."""
+    return " ".join(["fedcohort", *sys.argv[1:]])
+
+
+def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str]) -> None:
     """Run an experiment to its end, print the table, leave with the right exit code."""
     console = err(quiet)
     if track:

@@ -47,7 +47,8 @@ def init(
 
 def written(name: str, data: str, selectors: list[str], file: Path) -> str:
     """Return the text of a configuration: checked, complete, every key with its meaning."""
-    from fedcohort.cli.compare import selectors_table, supply
+    from fedcohort.cli.compare import supply
+    from fedcohort.cli.options import selectors_table
     from fedcohort.scenario.presets import find_preset, preset_table
     from fedcohort.simulate.config import Experiment, RunOptions
     from fedcohort.simulate.data import DATASETS

@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedcohort.cli.output import Format
+
+
+def listed(text: str, what: str) -> list[str]:
+    """Return names that are separated by commas."""
+    items = [item.strip() for item in text.split(",")]
+    if not all(items):
+        raise typer.BadParameter(f"{what} must be names separated by commas. Got {text!r}.")
+    return items
+
+
+def parse_seeds(text: str) -> list[int] | int:
+    """Return how many seeds, or which."""
+    try:
+        return [int(item) for item in text.split(",")] if "," in text else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"--seeds is how many, or a list such as 1,5,7. Got {text!r}.") from None
+
+
+def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the [selectors] of these names: as the configuration has them, or with their documented defaults.
+
+    A reference to a class of the user's own is labelled with the name of that selector.
+    """
+    from fedcohort.protocol import SELECTORS
+    from fedcohort.registry import is_reference
+
+    chosen: dict[str, Any] = {}
+    for name in names:
+        if is_reference(name):
+            label = str(getattr(SELECTORS.get(name), "name", name))
+            chosen[name if label in chosen else label] = {"name": name}
+        else:
+            given = known.get(name)
+            chosen[name] = {"name": given} if isinstance(given, str) else dict(given or {})
+    return chosen
 
 
 def complete_selector(incomplete: str) -> list[str]:
@@ -61,6 +97,14 @@ FolderOption = Annotated[str | None, typer.Option("--folder", help="Where the da
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a key of the configuration, e.g. run.rounds=50."),
+]
+SweepOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="SELECTOR.PARAMETER=VALUES",
+        help="Run a selector once for each value, e.g. fedcor.warmup=5,15,30; may be repeated.",
+    ),
 ]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where to write; default runs/NAME-TIME.", file_okay=False)

@@ -16,6 +16,7 @@ from fedcohort.cli.options import (
     OutOption,
     QuietOption,
     SetOption,
+    SweepOption,
     TrackOption,
 )
 from fedcohort.cli.output import Format
@@ -25,6 +26,7 @@ def run(
     config: Annotated[
         str | None, typer.Argument(help="A TOML file, or the name of a built-in configuration such as 'demo'.")
     ] = None,
+    sweep: SweepOption = None,
     set_: SetOption = None,
     out: OutOption = None,
     resume: Annotated[
@@ -45,15 +47,22 @@ def run(
     """
     if (config is None) == (resume is None):
         raise typer.BadParameter("give a configuration, or --resume with the directory of an experiment")
-    if resume is not None and (set_ or out):
-        raise typer.BadParameter("an experiment continues as it began: --resume goes without --set and --out")
+    if resume is not None and (set_ or sweep or out):
+        raise typer.BadParameter(
+            "an experiment continues as it began: --resume goes without --set, --sweep and --out; "
+            "'fedcohort extend' adds seeds, rounds and selectors"
+        )
     experiment = None
     if config is not None:
         from fedcohort.simulate.config import Experiment
+        from fedcohort.simulate.sweep import parse_sweeps
         from fedcohort.simulate.tables import find_table, override
 
         changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
-        experiment = Experiment.from_dict(override(find_table(config), changes))
+        table = override(find_table(config), changes)
+        if sweep:
+            table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
+        experiment = Experiment.from_dict(table)
     launch(
         experiment,
         resume=resume,

@@ -27,7 +27,7 @@ from fedcohort.scenario import Federation
 from fedcohort.simulate.config import Experiment, values_of
 from fedcohort.simulate.group import OnRound
 from fedcohort.simulate.local import LocalTraining
-from fedcohort.simulate.runner import prepare
+from fedcohort.simulate.prepare import prepare
 
 ROUNDS_PER_CLIENT = 20  # in which a client duels, on average
 

@@ -85,13 +85,30 @@ def found(folder: Path, group: int) -> dict[int, Path]:
     return dict(sorted(files.items()))
 
 
-def ended(folder: Path, group: int) -> bool:
-    """Whether the group's last checkpoint is settled and all its runs have ended in it."""
+def members(folder: Path) -> dict[int, list[str]]:
+    """Return the ids of the runs of each group that has a checkpoint, in the order of its models."""
+    numbers = sorted({int(match[1]) for path in folder.glob("*.npz") if (match := _NAME.fullmatch(path.name))})
+    return {number: list(load(list(found(folder, number).values())[-1]).facts["runs"]) for number in numbers}
+
+
+def ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
+    """Whether the group's last checkpoint is settled and all its runs have ended in it.
+
+    Parameters
+    ----------
+    rounds : mapping of run id to int
+        How many rounds each is to make; a run that made fewer and was not stopped goes on.
+    """
     files = found(folder, group)
     if len(files) != 1:  # two: the journals were being committed when the machine died
         return False
     (path,) = files.values()
-    return all(run["state"] != "running" for run in load(path).facts["runs"].values())
+    return not any(goes_on(run, rounds[name]) for name, run in load(path).facts["runs"].items())
+
+
+def goes_on(run: Mapping[str, Any], rounds: int) -> bool:
+    """Whether a run with these facts has rounds to make, of ``rounds`` in all."""
+    return bool(run["state"] == "running" or (run["state"] == "finished" and run["round"] < rounds))
 
 
 def load(path: Path) -> Checkpoint:

@@ -22,7 +22,8 @@ from fedcohort.simulate.results import RunInfo, write_atomically
 
 if TYPE_CHECKING:
     from fedcohort.simulate.group import Group
-    from fedcohort.simulate.runner import Prepared, Simulation
+    from fedcohort.simulate.prepare import Prepared
+    from fedcohort.simulate.runner import Simulation
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +227,7 @@ def drive(simulation: Simulation) -> str:
     """Make all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
     connect(simulation.address)
     driver = _Driver(simulation)
-    for number in range(len(simulation.prepared.groups)):
+    for number in simulation.prepared.groups:
         if not simulation.ended(number):
             driver.launch(number)
     asked = False
@@ -238,8 +239,8 @@ def drive(simulation: Simulation) -> str:
         ready, _ = driver.ray.wait(list(driver.pending), timeout=0.2)
         for future in ready:
             driver.collect(future)
-    groups = range(len(simulation.prepared.groups))
-    return "finished" if all(simulation.ended(number) for number in groups) else "interrupted"
+    ended = all(simulation.ended(number) for number in simulation.prepared.groups)
+    return "finished" if ended else "interrupted"
 
 
 def write_journals(folder: Path, journals: dict[str, bytes]) -> None:

@@ -37,7 +37,10 @@
     # [selectors.mine]
     # name = "mine.py:MySelector"     # a class of yours: file.py:Class, beside this file, or module:Class
 
-    [[settings]]                      # a sweep: each setting changes some keys of the above
+    [sweep]                           # each value makes a selector of its own, "ours exploration=0.1" and so on
+    ours.exploration = [0.1, 0.2]
+
+    [[settings]]                      # each setting changes some keys of the above
     name = "quiet"
     scenario.noise.level = 0.0
 
@@ -68,6 +71,7 @@ from fedcohort.selectors import Uniform
 from fedcohort.signals import Signal
 from fedcohort.simulate.data import DATASETS, Digits, Source
 from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.sweep import expanded
 from fedcohort.simulate.tables import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
 
 __all__ = [
@@ -238,7 +242,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "rules": Rules,
 }
 _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
-_TOP = ["name", "seeds", "data", *_SECTIONS, "scenario", *_NAMED, "selectors", "settings"]
+_TOP = ["name", "seeds", "data", *_SECTIONS, "scenario", *_NAMED, "selectors", "sweep", "settings"]
 _PER_SELECTOR = ["local", *_NAMED]
 _DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all", "labels": "counts"}
 
@@ -374,10 +378,13 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     selectors = table.get("selectors") or {"uniform": {}}
     if not isinstance(selectors, Mapping):
         raise ConfigError(f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {selectors!r}.")
+    selectors = expanded(selectors, table.get("sweep", {}))
     settings = table.get("settings", [])
     if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
         raise ConfigError(f"'settings' must be tables, [[settings]]. Got {settings!r}.")
-    base = {key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "settings")}
+    base = {
+        key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "sweep", "settings")
+    }
     options: RunOptions = _section("run", base.get("run", {}))
     plans: list[RunPlan] = []
     for number, setting in enumerate(settings or [{}]):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.runner import prepare
+from fedcohort.simulate.prepare import prepare
 from fedcohort.vectors import output_bias
 
 

@@ -20,6 +20,7 @@ Files appear whole or not at all: each is written beside its place and moved the
 from __future__ import annotations
 
 import errno
+import hashlib
 import html
 import io
 import json
@@ -216,6 +217,21 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def _digest(config: bytes) -> str:
+    return hashlib.sha256(config).hexdigest()
+
+
+def check_unchanged(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse an experiment whose configuration somebody changed after its runs were made."""
+    known = meta.get("config")
+    if known and _digest((path / "config.toml").read_bytes()) not in known:
+        raise ResultsError(
+            f"{path / 'config.toml'} was changed after the experiment began; its runs would no longer be comparable.",
+            hint="put it back as it was; 'fedcohort extend' adds seeds, rounds and selectors, and another experiment "
+            "begins with 'fedcohort run'",
+        )
+
+
 class ExperimentWriter:
     """Writes an experiment's directory.
 
@@ -227,7 +243,7 @@ class ExperimentWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._next = 1 + max((part for kind in ("rounds", "clients") for part in _parts(self.path / kind)), default=-1)
+        self._next = max(_next_part(self.path / kind) for kind in ("rounds", "clients"))
 
     @classmethod
     def create(cls, path: Path, config: str, meta: Mapping[str, Any]) -> ExperimentWriter:
@@ -241,8 +257,17 @@ class ExperimentWriter:
             for folder in ("rounds", "clients", "journal", "checkpoint"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
         write_atomically(path / "config.toml", config.encode())
-        write_json(path / "meta.json", {"format": FORMAT_VERSION, **meta})
+        write_json(path / "meta.json", {"format": FORMAT_VERSION, **meta, "config": [_digest(config.encode())]})
         return cls(path)
+
+    def extend(self, config: str, baseline: str, command: str) -> None:
+        """Replace the configuration by one that has more runs or rounds; meta.json is good before and after."""
+        meta = json.loads((self.path / "meta.json").read_text())
+        old = _digest((self.path / "config.toml").read_bytes())
+        meta |= {"config": [old, _digest(config.encode())], "baseline": baseline}
+        meta["command"] = " && ".join(text for text in (meta.get("command", ""), command) if text)
+        write_json(self.path / "meta.json", meta)
+        write_atomically(self.path / "config.toml", config.encode())
 
     def status(self, **values: Any) -> None:
         """Replace status.json."""
@@ -253,7 +278,9 @@ class ExperimentWriter:
         write_json(self.path / "runs.json", [asdict(run) for run in runs])
 
     def federation(self, key: str, facts: FederationFacts) -> None:
-        """Write one federation's facts."""
+        """Write one federation's facts, unless they are there already."""
+        if (self.path / f"federation-{key}.npz").exists():
+            return
         arrays: dict[str, AnyArray] = {
             "label_counts": facts.label_counts,
             "true_counts": facts.true_counts,
@@ -315,6 +342,15 @@ def _parts(folder: Path) -> dict[int, Path]:
     """Return the part files of a table by number, ascending."""
     found = {int(m[1]): p for p in folder.glob("part-*.parquet") if (m := _PART.fullmatch(p.name))}
     return dict(sorted(found.items()))
+
+
+def _next_part(folder: Path) -> int:
+    """Return the first number that no part has, nor had before the parts were merged into the first."""
+    parts = _parts(folder)
+    covered = 0
+    if 0 in parts:
+        covered = int((arrow().parquet.read_schema(parts[0]).metadata or {}).get(_COVERS, b"0"))
+    return max(covered, 1 + max(parts, default=-1))
 
 
 def _run_names(table: pa.Table) -> list[str]:

@@ -22,6 +22,7 @@ from fedcohort.protocol import Selector
 from fedcohort.scenario import Always, Federation, NoLatency
 from fedcohort.session import Session
 from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal, losses_of, vectors_of
+from fedcohort.simulate.checkpoint import goes_on
 from fedcohort.simulate.config import RunPlan, values_of
 from fedcohort.simulate.costs import CostModel
 from fedcohort.simulate.results import RunInfo
@@ -216,6 +217,8 @@ class Run:
         """Take over :meth:`facts`."""
         self.round, self.clock = int(facts["round"]), float(facts["clock"])
         self.state, self.reason = str(facts["state"]), str(facts["reason"])
+        if goes_on(facts, self.rounds):
+            self.state = "running"  # also where more rounds were asked for after it had finished
         if facts["watch"] is not None:
             training, validation, streak = facts["watch"]
             nan = float("nan")

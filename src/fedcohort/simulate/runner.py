@@ -1,15 +1,14 @@
-"""From a configuration to results: prepare the data, form lock-step groups, drive them, keep checkpoints."""
+"""From a configuration to results: drive the lock-step groups of an experiment, keep checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,119 +16,29 @@ import numpy as np
 import torch
 
 import fedcohort
-from fedcohort.errors import FedcohortError
+from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.journal import read_journal
-from fedcohort.scenario import Federation
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.cluster import HandOver, drive, write_journals
-from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, values_of
-from fedcohort.simulate.data import Dataset
+from fedcohort.simulate.config import Experiment, values_of
 from fedcohort.simulate.engine import choose_device
-from fedcohort.simulate.engine.store import sample_shape
+from fedcohort.simulate.extend import extended
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
-from fedcohort.simulate.models import build_model
-from fedcohort.simulate.results import ExperimentWriter, FederationFacts, RunInfo, load, locked
-from fedcohort.simulate.run import check_plan
+from fedcohort.simulate.prepare import prepare
+from fedcohort.simulate.results import (
+    ExperimentWriter,
+    FederationFacts,
+    RunInfo,
+    check_unchanged,
+    load,
+    locked,
+)
 from fedcohort.simulate.tables import override, read_table, to_toml
 
 _STATUS_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """An experiment with its data: everything that was checked before the first round.
-
-    Attributes
-    ----------
-    datasets : dict of str to Dataset
-    federations : dict of str to Federation
-    data_keys, federation_keys : tuple of str
-        For each plan.
-    groups : tuple of tuple of int
-        Lock-step groups as places of plans.
-    """
-
-    experiment: Experiment
-    datasets: dict[str, Dataset]
-    federations: dict[str, Federation]
-    data_keys: tuple[str, ...]
-    federation_keys: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]
-
-    def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
-        """Build a lock-step group, engine and all."""
-        places = self.groups[number]
-        keys = [self.federation_keys[i] for i in places]
-        return Group(
-            [self.experiment.plans[i] for i in places],
-            keys,
-            self.datasets[self.data_keys[places[0]]],
-            {key: self.federations[key] for key in keys},
-            journals=journals,
-            device=device,
-            workers=workers,
-        )
-
-
-def _identity(thing: Any) -> str:
-    return json.dumps(thing, sort_keys=True, default=str)
-
-
-def _data_key(data: DataOptions) -> str:
-    return _identity({**values_of(data), **values_of(data.source)})
-
-
-def _group_key(plan: RunPlan) -> str:
-    """Runs of one key can share a batch: same data, model, local training and rule added to it."""
-    aggregator = plan.aggregator
-    parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), aggregator.prox, aggregator.corrects]
-    return _identity(parts)
-
-
-def prepare(experiment: Experiment, device: str | None = None) -> Prepared:
-    """Load data, divide it, form groups, and check that every run can be made."""
-    if experiment.options.engine == "local":  # with Ray it is the workers' devices that count
-        choose_device(device or experiment.options.device)
-    datasets: dict[str, Dataset] = {}
-    federations: dict[str, Federation] = {}
-    names: dict[str, str] = {}
-    data_keys, federation_keys = [], []
-    built: set[tuple[str, str]] = set()
-    for plan in experiment.plans:
-        data_key = _data_key(plan.data)
-        if data_key not in datasets:
-            datasets[data_key] = plan.data.source.load(plan.data.folder, plan.data.download)
-        dataset = datasets[data_key]
-        if (data_key, plan.model.name) not in built:
-            _check_model(plan.model.name, dataset)
-            built.add((data_key, plan.model.name))
-        # Latency, availability and failures do not change who owns what.
-        scenario = plan.scenario.to_dict()
-        owns = {key: scenario.get(key) for key in ("partition", "noise", "validation", "server_validation")}
-        identity = _identity([data_key, owns, plan.seed])
-        if identity not in names:
-            names[identity] = f"{len(names)}-s{plan.seed}"
-            federations[names[identity]] = plan.scenario.build(
-                dataset.y_train, dataset.classes, plan.seed, dataset.writers, dataset.writer_names
-            )
-        check_plan(plan, federations[names[identity]])
-        data_keys.append(data_key)
-        federation_keys.append(names[identity])
-    by_key: dict[str, list[int]] = {}
-    for i, plan in enumerate(experiment.plans):
-        by_key.setdefault(_group_key(plan), []).append(i)
-    groups: list[tuple[int, ...]] = []
-    for places in by_key.values():
-        turns = -(-len(places) // experiment.options.lockstep)
-        groups += [tuple(part.tolist()) for part in np.array_split(np.array(places), turns)]
-    return Prepared(experiment, datasets, federations, tuple(data_keys), tuple(federation_keys), tuple(groups))
-
-
-def _check_model(name: str, dataset: Dataset) -> None:
-    build_model(name, sample_shape(dataset.x_train), dataset.classes)
 
 
 class Simulation:
@@ -141,6 +50,7 @@ class Simulation:
     out : Path
         A new or empty directory, or one to continue with ``resume``.
     resume : bool
+        The directory may hold fewer runs and rounds than ``experiment``; see :mod:`fedcohort.simulate.extend`.
     listeners : sequence of Listener
     device : str, optional
         Instead of the configuration's.
@@ -168,14 +78,21 @@ class Simulation:
         self.device = device or experiment.options.device
         self.address = address
         self._resume = resume
+        self._extension: str | None = None  # the configuration to put in place of the directory's
         self._command = command
         self._stop = False
         self._started = time.time()
         self._done_before = 0
         self._status_due = 0.0
         self._infos: dict[str, RunInfo] = {}
-        self.prepared = prepare(experiment, self.device)
-        self.writer = self._writer()
+        before = {info.id: info for info in load(out).runs} if resume else {}
+        self.prepared = prepare(
+            experiment,
+            self.device,
+            known={name: info.federation for name, info in before.items()},
+            begun=checkpoints.members(out / "checkpoint") if resume else {},
+        )
+        self.writer = self._writer(before)
 
     @classmethod
     def open(
@@ -188,10 +105,47 @@ class Simulation:
         address: str | None = None,
     ) -> Simulation:
         """Continue an experiment from its directory, perhaps on another device or engine."""
-        load(out)  # says clearly what is wrong with the directory
+        check_unchanged(out, load(out).meta)
         changes = [] if engine is None else [f"run.engine={engine}"]
         experiment = Experiment.from_dict(override(read_table(out / "config.toml"), changes))
         return cls(experiment, out, resume=True, listeners=listeners, device=device, address=address)
+
+    @classmethod
+    def extend(
+        cls,
+        out: Path,
+        *,
+        seeds: Sequence[int] | int | None = None,
+        rounds: int | None = None,
+        selectors: Mapping[str, Any] | None = None,
+        listeners: Sequence[Listener] = (),
+        device: str | None = None,
+        command: str = "",
+    ) -> Simulation:
+        """Give an experiment more seeds, rounds or selectors; nothing changes on disk before :meth:`run`.
+
+        Runs that are there are kept as they are and go on where rounds are added; the others are those that a new
+        experiment of the larger configuration would have.
+
+        Parameters
+        ----------
+        out : Path
+        seeds : sequence of int or int, optional
+            Seeds to add, or how many there are to be in all.
+        rounds : int, optional
+            Rounds of each run in all.
+        selectors : mapping of str to table, optional
+            Entries of [selectors] to add, by label.
+        """
+        experiment = extended(out, seeds=seeds, rounds=rounds, selectors=selectors or {})
+        try:
+            simulation = cls(experiment, out, resume=True, listeners=listeners, device=device, command=command)
+        except (InputError, SignalError) as error:
+            raise type(error)(
+                error.message, hint=f"{out} keeps the federation it has; run a new experiment for this"
+            ) from error
+        simulation._extension = to_toml(experiment.table)
+        return simulation
 
     @property
     def total(self) -> int:
@@ -204,15 +158,29 @@ class Simulation:
 
     # -- the directory -----------------------------------------------------------------------------------------
 
-    def _writer(self) -> ExperimentWriter:
+    def _writer(self, before: Mapping[str, RunInfo]) -> ExperimentWriter:
+        for plan, key in zip(self.experiment.plans, self.prepared.federation_keys, strict=True):
+            self._infos[plan.id] = before.get(plan.id) or RunInfo(
+                id=plan.id,
+                selector=plan.selector.name,
+                label=plan.label,
+                seed=plan.seed,
+                setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
+                params=values_of(plan.selector),
+                federation=key,
+            )
         if self._resume:
-            self._infos = {info.id: info for info in load(self.out).runs}
-            for number, places in enumerate(self.prepared.groups):
+            for number, places in self.prepared.groups.items():
                 if not self.ended(number):
                     for plan in (self.experiment.plans[i] for i in places):
                         self._infos[plan.id] = replace(self._infos[plan.id], state="running", reason="")
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out, to_toml(self.experiment.table), self._meta())
+        self._write_facts(writer)
+        return writer
+
+    def _write_facts(self, writer: ExperimentWriter) -> None:
+        """Write the federations and runs that the directory does not have yet."""
         for key, federation in self.prepared.federations.items():
             writer.federation(
                 key,
@@ -224,18 +192,7 @@ class Simulation:
                     names=federation.client_names,
                 ),
             )
-        for plan, key in zip(self.experiment.plans, self.prepared.federation_keys, strict=True):
-            self._infos[plan.id] = RunInfo(
-                id=plan.id,
-                selector=plan.selector.name,
-                label=plan.label,
-                seed=plan.seed,
-                setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
-                params=values_of(plan.selector),
-                federation=key,
-            )
         writer.runs(list(self._infos.values()))
-        return writer
 
     def _meta(self) -> dict[str, Any]:
         datasets = [
@@ -298,6 +255,9 @@ class Simulation:
             return self._run()
 
     def _run(self) -> str:
+        if self._extension is not None:
+            self._write_facts(self.writer)
+            self.writer.extend(self._extension, self.experiment.baseline, self._command)
         self._done_before = sum(info.rounds_done for info in self._infos.values())
         for listener in self.listeners:
             listener.on_start(list(self._infos.values()), self._done_before, self.total)
@@ -328,7 +288,7 @@ class Simulation:
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
             return drive(self)
-        for number in range(len(self.prepared.groups)):
+        for number in self.prepared.groups:
             if self.ended(number):
                 continue
             if self._one_group(number) == "interrupted":
@@ -337,7 +297,8 @@ class Simulation:
 
     def ended(self, number: int) -> bool:
         """Whether all runs of a group have ended and are on disk; runs.json may be ahead of the last checkpoint."""
-        return checkpoints.ended(self.out / "checkpoint", number)
+        rounds = {plan.id: plan.options.rounds for plan in self.experiment.plans}
+        return checkpoints.ended(self.out / "checkpoint", number, rounds)
 
     @property
     def stopping(self) -> bool:
@@ -461,3 +422,30 @@ def run_experiment(
     experiment = Experiment.from_dict(table if isinstance(table, Mapping) else read_table(table))
     simulation = Simulation(experiment, Path(out), device=device, listeners=listeners, command=" ".join(sys.argv))
     return simulation.run()
+
+
+def extend_experiment(
+    out: str | Path,
+    *,
+    seeds: Sequence[int] | int | None = None,
+    rounds: int | None = None,
+    selectors: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    listeners: Sequence[Listener] = (),
+) -> str:
+    """Add seeds, rounds or selectors to an experiment, as :meth:`Simulation.extend` says, and run what is missing.
+
+    Returns
+    -------
+    str
+        "finished" or "interrupted".
+    """
+    return Simulation.extend(
+        Path(out),
+        seeds=seeds,
+        rounds=rounds,
+        selectors=selectors,
+        device=device,
+        listeners=listeners,
+        command=" ".join(sys.argv),
+    ).run()

@@ -1,0 +1,73 @@
+"""``fedcohort extend``: more seeds, rounds or selectors for an experiment that exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcohort.cli.experiment import execute, runner, typed
+from fedcohort.cli.options import (
+    DeviceOption,
+    FormatOption,
+    QuietOption,
+    SweepOption,
+    TrackOption,
+    complete_selectors,
+    listed,
+    parse_seeds,
+    selectors_table,
+)
+from fedcohort.cli.output import Format
+
+
+def extend(
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of an experiment.", show_default=False, file_okay=False)
+    ],
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="How many there are to be in all, or a list to add, such as 7,8.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of each run in all.")] = None,
+    selectors: Annotated[
+        str | None,
+        typer.Option(
+            "--selectors",
+            help="Selectors to add, separated by commas, with their documented defaults.",
+            autocompletion=complete_selectors,
+        ),
+    ] = None,
+    sweep: SweepOption = None,
+    device: DeviceOption = None,
+    track: TrackOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Add seeds, rounds or selectors to an experiment; what it has is kept, only what is missing is computed.
+
+    Runs that have ended keep every row, and go on from their last round where rounds are added. What is added equals
+    the runs that a new experiment of the larger configuration would have. --sweep adds a selector once for each value;
+    one that is not among --selectors is added for it. Interrupted, it continues with: fedcohort run --resume RUN.
+
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
+
+    Examples: fedcohort extend runs/demo-1 --seeds 10; fedcohort extend runs/demo-1 --rounds 300 --selectors active-fl;
+    fedcohort extend runs/demo-1 --sweep fedcor.warmup=5,15,30
+    """
+    if seeds is None and rounds is None and selectors is None and not sweep:
+        raise typer.BadParameter("say what to add: --seeds, --rounds, --selectors or --sweep")
+    from fedcohort.simulate.sweep import expanded, parse_sweeps
+
+    grid = parse_sweeps(sweep or [])
+    names = listed(selectors, "--selectors") if selectors is not None else []
+    added = selectors_table([*names, *(label for label in grid if label not in names)], {})
+    simulation = runner().Simulation.extend(
+        directory,
+        seeds=None if seeds is None else parse_seeds(seeds),
+        rounds=rounds,
+        selectors=expanded(added, grid),
+        device=device,
+        command=typed(),
+    )
+    execute(simulation, quiet=quiet, format=format, track=track or ())

@@ -1,0 +1,156 @@
+"""Before the first round: load data, divide it among clients, form lock-step groups, check every run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.scenario import Federation
+from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, values_of
+from fedcohort.simulate.data import Dataset
+from fedcohort.simulate.engine import choose_device
+from fedcohort.simulate.engine.store import sample_shape
+from fedcohort.simulate.group import Group
+from fedcohort.simulate.models import build_model
+from fedcohort.simulate.results import ResultsError
+from fedcohort.simulate.run import check_plan
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An experiment with its data: everything that was checked before the first round.
+
+    Attributes
+    ----------
+    datasets : dict of str to Dataset
+    federations : dict of str to Federation
+    data_keys, federation_keys : tuple of str
+        For each plan.
+    groups : dict of int to tuple of int
+        Lock-step groups by number, as places of plans.
+    """
+
+    experiment: Experiment
+    datasets: dict[str, Dataset]
+    federations: dict[str, Federation]
+    data_keys: tuple[str, ...]
+    federation_keys: tuple[str, ...]
+    groups: dict[int, tuple[int, ...]]
+
+    def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
+        """Build a lock-step group, engine and all."""
+        places = self.groups[number]
+        keys = [self.federation_keys[i] for i in places]
+        return Group(
+            [self.experiment.plans[i] for i in places],
+            keys,
+            self.datasets[self.data_keys[places[0]]],
+            {key: self.federations[key] for key in keys},
+            journals=journals,
+            device=device,
+            workers=workers,
+        )
+
+
+def _identity(thing: Any) -> str:
+    return json.dumps(thing, sort_keys=True, default=str)
+
+
+def _data_key(data: DataOptions) -> str:
+    return _identity({**values_of(data), **values_of(data.source)})
+
+
+def _group_key(plan: RunPlan) -> str:
+    """Runs of one key can share a batch: same data, model, local training and rule added to it."""
+    aggregator = plan.aggregator
+    parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), aggregator.prox, aggregator.corrects]
+    return _identity(parts)
+
+
+def prepare(
+    experiment: Experiment,
+    device: str | None = None,
+    *,
+    known: Mapping[str, str] | None = None,
+    begun: Mapping[int, Sequence[str]] | None = None,
+) -> Prepared:
+    """Load data, divide it, form groups, and check that every run can be made.
+
+    Parameters
+    ----------
+    known : mapping of run id to str, optional
+        Keys of federations that are on disk already.
+    begun : mapping of int to sequence of str, optional
+        Runs of the groups that have checkpoints: these stay as they are, other runs form groups of their own.
+    """
+    if experiment.options.engine == "local":  # with Ray it is the workers' devices that count
+        choose_device(device or experiment.options.device)
+    datasets: dict[str, Dataset] = {}
+    federations: dict[str, Federation] = {}
+    data_keys = []
+    identities = [_federation_identity(plan) for plan in experiment.plans]
+    names = _federation_names(experiment.plans, identities, known or {})
+    built: set[tuple[str, str]] = set()
+    for plan, identity in zip(experiment.plans, identities, strict=True):
+        data_key = _data_key(plan.data)
+        if data_key not in datasets:
+            datasets[data_key] = plan.data.source.load(plan.data.folder, plan.data.download)
+        dataset = datasets[data_key]
+        if (data_key, plan.model.name) not in built:
+            _check_model(plan.model.name, dataset)
+            built.add((data_key, plan.model.name))
+        if names[identity] not in federations:
+            federations[names[identity]] = plan.scenario.build(
+                dataset.y_train, dataset.classes, plan.seed, dataset.writers, dataset.writer_names
+            )
+        check_plan(plan, federations[names[identity]])
+        data_keys.append(data_key)
+    keys = tuple(names[identity] for identity in identities)
+    return Prepared(experiment, datasets, federations, tuple(data_keys), keys, _groups(experiment, begun or {}))
+
+
+def _federation_identity(plan: RunPlan) -> str:
+    """Runs of one identity have the same federation: latency, availability and failures do not change who owns what."""
+    scenario = plan.scenario.to_dict()
+    owns = {key: scenario.get(key) for key in ("partition", "noise", "validation", "server_validation")}
+    return _identity([_data_key(plan.data), owns, plan.seed])
+
+
+def _federation_names(plans: Sequence[RunPlan], identities: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return a name for each distinct federation: the one it has on disk, else a new one."""
+    pairs = list(zip(plans, identities, strict=True))
+    names = {identity: known[plan.id] for plan, identity in pairs if plan.id in known}
+    for plan, identity in pairs:
+        if identity not in names:
+            names[identity] = f"{len(names)}-s{plan.seed}"
+    return names
+
+
+def _groups(experiment: Experiment, begun: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
+    """Return the lock-step groups: those that were begun, and the other runs by what can share a batch."""
+    place_of = {plan.id: i for i, plan in enumerate(experiment.plans)}
+    foreign = [name for names in begun.values() for name in names if name not in place_of]
+    if foreign:
+        raise ResultsError(f"There is a checkpoint of the run {foreign[0]!r}, which the configuration does not have.")
+    groups = {number: tuple(place_of[name] for name in names) for number, names in begun.items()}
+    placed = {place for places in groups.values() for place in places}
+    by_key: dict[str, list[int]] = {}
+    for i, plan in enumerate(experiment.plans):
+        if i not in placed:
+            by_key.setdefault(_group_key(plan), []).append(i)
+    free = (number for number in itertools.count() if number not in begun)
+    for places in by_key.values():
+        turns = -(-len(places) // experiment.options.lockstep)
+        for part in np.array_split(np.array(places), turns):
+            groups[next(free)] = tuple(part.tolist())
+    return dict(sorted(groups.items()))
+
+
+def _check_model(name: str, dataset: Dataset) -> None:
+    build_model(name, sample_shape(dataset.x_train), dataset.classes)

@@ -1,0 +1,201 @@
+"""More seeds, rounds and selectors for an experiment that exists: nothing is lost, all is as in a new one."""
+
+import hashlib
+
+import pytest
+
+from fedcohort.errors import FedcohortError, SignalError
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.results import ResultsError, load, locked
+from fedcohort.simulate.runner import Simulation, extend_experiment, run_experiment
+from fedcohort.simulate.tables import ConfigError, merged
+
+TABLE = {
+    "name": "small",
+    "seeds": [0, 1],
+    "data": {"name": "synthetic", "samples": 300, "test_samples": 60, "classes": 4, "shape": [6]},
+    "scenario": {"partition": {"name": "shards", "clients": 10, "per_client": 2}, "server_validation": 3},
+    "model": {"name": "logistic"},
+    "local": {"steps": 3, "batch_size": 8, "lr": 0.1},
+    "run": {"rounds": 5, "cohort": 3, "eval_every": 2, "workers": 1, "device": "cpu"},
+    "selectors": {"uniform": {}, "fedcor": {"warmup": 2}},
+    "settings": [
+        {"name": "a"},
+        {"name": "b", "aggregator": {"name": "fedavgm"}, "scenario": {"noise": {"level": 0.3}}},
+    ],
+}
+MORE = {"seeds": [0, 1, 5], "run": {"rounds": 8}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The larger experiment, made at once."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    table = merged(TABLE, MORE)
+    table["selectors"] = {**TABLE["selectors"], "fedcm-ts": {}, "fedacs": {}}
+    assert run_experiment(table, out) == "finished"
+    return out
+
+
+@pytest.fixture
+def small(tmp_path):
+    out = tmp_path / "out"
+    assert run_experiment(TABLE, out) == "finished"
+    return out
+
+
+def rows(out, kind="rounds", *, evaluated=True):
+    """Rows by run and round, without the real time they took; perhaps without what evaluations found."""
+    apart = {"wall_seconds", *(() if evaluated else ("accuracy", "loss"))} if kind == "rounds" else set()
+    found = {}
+    for row in getattr(load(out), kind).to_pylist():
+        key = (row["run"], row["round"], row.get("client"))
+        assert key not in found
+        found[key] = {name: value for name, value in row.items() if name not in apart}
+    return found
+
+
+def content(out):
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def journals(out):
+    """What every journal has on record of each round's choice."""
+    from contextlib import closing
+
+    from fedcohort.journal import read_journal
+
+    found = {}
+    for path in sorted((out / "journal").glob("*.sqlite")):
+        with closing(read_journal(path)) as journal:
+            found[path.stem] = [(row.round, row.clients.tolist(), row.notes) for row in journal.cohorts()]
+    return found
+
+
+def test_seeds_rounds_and_selectors_at_once_equal_a_new_experiment(small, whole):
+    before, clients, federations = rows(small), rows(small, "clients"), sorted(small.glob("federation-*"))
+    kept = {path.name: path.read_bytes() for path in federations}
+    assert extend_experiment(small, seeds=[5], rounds=8, selectors={"fedcm-ts": {}, "fedacs": {}}) == "finished"
+    after = rows(small)
+    assert {key: after[key] for key in before} == before  # bit for bit
+    assert {key: value for key, value in rows(small, "clients").items() if key in clients} == clients
+    assert all((small / name).read_bytes() == data for name, data in kept.items())
+    assert rows(small, evaluated=False) == rows(whole, evaluated=False)
+    assert rows(small, "clients") == rows(whole, "clients")
+    # What was the last round stays evaluated; everything else is evaluated as in the new experiment.
+    differ = {key[1] for key, row in rows(whole).items() if row != after[key]}
+    assert differ == {4}
+    assert [run.id for run in load(small).runs] == [run.id for run in load(whole).runs]
+    assert all(run.state == "finished" and run.rounds_done == 8 for run in load(small).runs)
+    one, other = journals(small), journals(whole)
+    assert one == other
+    for run in load(whole).runs:
+        ours, theirs = load(small).federation(run.id), load(whole).federation(run.id)
+        assert (ours.label_counts == theirs.label_counts).all() and (ours.noise_rate == theirs.noise_rate).all()
+    config = load(small).config
+    assert config["seeds"] == [0, 1, 5] and config["run"]["rounds"] == 8
+    assert config["selectors"] == load(whole).config["selectors"]
+
+
+def test_one_after_the_other_and_interrupted_equal_a_new_experiment(small, whole):
+    assert extend_experiment(small, selectors={"fedcm-ts": {}}) == "finished"
+    assert extend_experiment(small, rounds=7) == "finished"
+
+    class Stop(Listener):
+        def on_round(self, run, row):
+            simulation.stop()
+
+    simulation = Simulation.extend(small, seeds=[5], rounds=8, selectors={"fedacs": {}}, listeners=[Stop()])
+    assert simulation.run() == "interrupted"
+    assert Simulation.open(small).run() == "finished"
+    assert rows(small, evaluated=False) == rows(whole, evaluated=False)
+    assert rows(small, "clients") == rows(whole, "clients")
+
+
+def test_only_what_is_missing_is_computed(small):
+    made = []
+
+    class Count(Listener):
+        def on_round(self, run, row):
+            made.append((run.id, row["round"]))
+
+    parts = sorted((small / "journal").glob("*.sqlite"))
+    old = {path.name: path.read_bytes() for path in parts}
+    assert extend_experiment(small, seeds=3, listeners=[Count()]) == "finished"
+    assert {name for name, _ in made} == {run.id for run in load(small).runs if run.seed == 2}
+    assert len(made) == 2 * 2 * 5
+    assert all((small / "journal" / name).read_bytes() == data for name, data in old.items())
+
+
+def test_runs_that_stopped_or_diverged_stay_as_they_ended(tmp_path):
+    out = tmp_path / "out"
+    run_experiment({**merged(TABLE, {"local": {"lr": 3e38}}), "settings": []}, out)
+    before = {run.id: run for run in load(out).runs}
+    assert {run.state for run in before.values()} == {"diverged"}
+    assert extend_experiment(out, rounds=9, seeds=3) == "finished"
+    after = {run.id: run for run in load(out).runs}
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"rounds": 4}, ConfigError, r"has 5 rounds, which cannot become 4"),
+        ({"rounds": 0}, ConfigError, r"'rounds' parameter"),
+        ({"rounds": 5}, ConfigError, r"nothing to add.*8 runs of 5 rounds"),
+        ({"seeds": 2}, ConfigError, r"nothing to add"),
+        ({"seeds": 1}, ConfigError, r"has 2 seeds, which cannot become 1"),
+        ({"seeds": [0]}, ConfigError, r"nothing to add"),
+        ({"seeds": [-3]}, ConfigError, r"not negative"),
+        ({"selectors": {"uniform": {}}}, ConfigError, r"labelled 'uniform' already"),
+        ({"selectors": {"unifrom": {}}}, FedcohortError, r"did you mean 'uniform'"),
+        ({"selectors": {"x": {"name": "fedcor", "warmup": -1}}}, FedcohortError, r"'warmup' parameter.*Got -1"),
+        ({"selectors": {"flash": {}}}, SignalError, r"hold out no data.*keeps the federation it has"),
+        ({"seeds": 3, "device": "cuda:9"}, FedcohortError, r"cuda"),
+    ],
+)
+def test_what_cannot_be_added_changes_nothing(shared, change, error, message):
+    before = content(shared)
+    with pytest.raises(error, match=rf"(?s){message}"):
+        extend_experiment(shared, **change)
+    assert content(shared) == before
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("shared") / "out"
+    run_experiment(TABLE, out)
+    return out
+
+
+def test_an_experiment_that_is_going_on_or_lost_its_checkpoints_is_left_alone(small):
+    before = content(small)
+    with locked(small), pytest.raises(ResultsError, match="Another process is working"):
+        extend_experiment(small, seeds=3)
+    assert content(small) == before
+    for path in (small / "checkpoint").iterdir():
+        path.unlink()
+    before = content(small)
+    with pytest.raises(ResultsError, match="no checkpoint"):
+        extend_experiment(small, seeds=3)
+    assert content(small) == before
+
+
+def test_a_configuration_that_was_changed_is_refused(small):
+    config = small / "config.toml"
+    text = config.read_text()
+    config.write_text(text.replace("lr = 0.1", "lr = 0.2"))
+    before = content(small)
+    for attempt in (lambda: extend_experiment(small, seeds=3), lambda: Simulation.open(small)):
+        with pytest.raises(ResultsError, match="was changed after the experiment began"):
+            attempt()
+    assert content(small) == before
+    config.write_text(text)
+    assert extend_experiment(small, seeds=3) == "finished"
+    assert Simulation.open(small).run() == "finished"  # the larger one is now its own
+
+
+def test_there_must_be_an_experiment(tmp_path):
+    with pytest.raises(ResultsError, match="There is no experiment"):
+        extend_experiment(tmp_path / "nowhere", seeds=3)
