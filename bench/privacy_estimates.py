@@ -20,7 +20,7 @@ from fedcohort.numerics.label_shares import (
     by_relative_softmax,
 )
 from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.runner import prepare
+from fedcohort.simulate.prepare import prepare
 from fedcohort.vectors import output_bias
 
 ROOT = Path(__file__).parents[1]

@@ -9,9 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.compare import selectors_table
 from fedcohort.cli.experiment import INTERRUPTED, LiveProgress, graceful
-from fedcohort.cli.options import DeviceOption, FormatOption, OutOption, QuietOption, complete_selectors
+from fedcohort.cli.options import (
+    DeviceOption,
+    FormatOption,
+    OutOption,
+    QuietOption,
+    complete_selectors,
+    selectors_table,
+)
 from fedcohort.cli.output import Format, err, out, print_json, print_tables
 
 _QUICK_ROUNDS = 20

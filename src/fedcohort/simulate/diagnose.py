@@ -26,7 +26,7 @@ from fedcohort.selectors.fedcor.diagnostics import Normality, normality, station
 from fedcohort.signals import Signal
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.group import OnRound
-from fedcohort.simulate.runner import prepare
+from fedcohort.simulate.prepare import prepare
 
 FEWEST_SAMPLES = 20
 
