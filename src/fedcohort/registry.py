@@ -199,7 +199,7 @@ class Registry(Generic[T]):
             what = "the class" if isinstance(item, type) else f"a {type(item).__name__}:"
             raise InputError(
                 f"{reference!r} is {what} {getattr(item, '__name__', item)!s}, not a {self.base.__name__}.",
-                hint=f"name a class that derives from fedcohort.{self.base.__name__}",
+                hint=f"name a class that derives from {self.base.__name__}",
             )
         if inspect.isabstract(item):
             missing = ", ".join(sorted(getattr(item, "__abstractmethods__", ())))

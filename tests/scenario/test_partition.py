@@ -16,10 +16,10 @@ from fedcohort.scenario import (
     DominantClass,
     Iid,
     Imbalanced,
+    Natural,
     Pool,
     Scenario,
     Shards,
-    Writers,
 )
 from fedcohort.scenario.partition import deal, dirichlet, round_to_total
 
@@ -35,7 +35,7 @@ WITHOUT_REPLACEMENT = [
     "dirichlet",
     "imbalanced",
     "dominant-class",
-    "writers",
+    "natural",
 ]
 
 
@@ -85,7 +85,7 @@ def test_generated_bad_parameters_are_refused(name):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from([n for n in WITHOUT_REPLACEMENT if n not in ("writers", "imbalanced")]),
+    name=st.sampled_from([n for n in WITHOUT_REPLACEMENT if n not in ("natural", "imbalanced")]),
     clients=st.integers(1, 25),
     counts=st.lists(st.integers(1, 60), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
@@ -316,11 +316,11 @@ def test_writers_keep_their_own_samples():
     writers = rng.integers(0, 12, 400)
     labels = rng.integers(0, 5, 400)
     names = tuple(f"w{i}" for i in range(12))
-    federation = Scenario(partition=Writers()).build(labels, 5, 1, writers=writers, writer_names=names)
+    federation = Scenario(partition=Natural()).build(labels, 5, 1, writers=writers, writer_names=names)
     assert federation.names == names
     for k in range(12):
         assert sorted(federation.client(k).indices) == np.flatnonzero(writers == k).tolist()
-    fewer = Scenario(partition=Writers(clients=3, least=30)).build(labels, 5, 1, writers=writers, writer_names=names)
+    fewer = Scenario(partition=Natural(clients=3, least=30)).build(labels, 5, 1, writers=writers, writer_names=names)
     assert len(fewer) == 3 and (fewer.sizes >= 30).all()
     assert all(
         sorted(fewer.client(k).indices) == np.flatnonzero(writers == fewer.traits["writer"][k]).tolist()
@@ -329,10 +329,10 @@ def test_writers_keep_their_own_samples():
 
 
 def test_writers_that_cannot_be():
-    with pytest.raises(ScenarioError, match="knows who wrote"):
-        build(Writers(), np.array([0, 1]))
+    with pytest.raises(ScenarioError, match="knows whose sample"):
+        build(Natural(), np.array([0, 1]))
     with pytest.raises(ScenarioError, match="3 writers with at least 2 samples, the dataset has 1"):
-        build(Writers(clients=3, least=2), np.array([0, 1, 1]), writers=[0, 1, 1])
+        build(Natural(clients=3, least=2), np.array([0, 1, 1]), writers=[0, 1, 1])
 
 
 def test_custom_lists():
@@ -366,7 +366,7 @@ def test_labels_beyond_the_classes_and_bad_writers():
     with pytest.raises(InputError, match=r"0 \.\. 2 for 3 classes\. Got 0 \.\. 3"):
         Scenario(partition=Iid(clients=1)).build([0, 3], classes=3)
     with pytest.raises(InputError, match="one per label"):
-        Scenario(partition=Writers()).build([0, 1], writers=[0])
+        Scenario(partition=Natural()).build([0, 1], writers=[0])
 
 
 @pytest.mark.parametrize("name", ["iid", "class-heterogeneity", "dirichlet"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedcohort.errors import DataError
-from fedcohort.scenario import Scenario, Writers
+from fedcohort.scenario import Natural, Scenario
 from fedcohort.simulate.data import (
     Dataset,
     FashionMnist,
@@ -185,7 +185,7 @@ def test_femnist_npz(tmp_path):
     dataset = load_dataset("femnist", folder=tmp_path / "d")
     assert same(dataset, GREY) and dataset.classes == 62 and dataset.class_names[36] == "a"
     assert dataset.writers.tolist() == (np.arange(20) % 3).tolist() and dataset.writer_names[2] == "f03"
-    federation = Scenario(partition=Writers()).build(
+    federation = Scenario(partition=Natural()).build(
         dataset.y_train, dataset.classes, 0, writers=dataset.writers, writer_names=dataset.writer_names
     )
     assert federation.names == ("f01", "f02", "f03") and federation.sizes.tolist() == [7, 7, 6]

@@ -91,7 +91,7 @@ def test_names_and_parameters_are_checked():
 
 
 def test_arrays_with_a_test_set():
-    dataset = from_arrays(np.zeros((4, 2), np.int16), [0, 1, 2, 0], np.ones((2, 2)), [1, 4], name="mine")
+    dataset = from_arrays(np.zeros((4, 2), np.int16), [0, 1, 2, 0], np.ones((2, 2)), [1, 4], name="mine", classes=5)
     assert dataset.classes == 5 and dataset.name == "mine" and dataset.x_train.dtype == np.float32
     images = np.zeros((4, 3, 3), np.uint8)
     assert from_arrays(images, [0, 1, 0, 1], images, [0, 1, 0, 1]).x_train.dtype == np.uint8

@@ -53,7 +53,7 @@ def test_unknown_names():
         build_model("lenett", (3, 32, 32), 10)
     with pytest.raises(UnknownNameError, match="cannot be imported"):
         build_model("no_such_module_here:Net", (3, 32, 32), 10)
-    with pytest.raises(UnknownNameError, match="did you mean 'Linear'"):
+    with pytest.raises(UnknownNameError, match=r"did you mean 'torch.nn:Linear'"):
         build_model("torch.nn:Linera", (3,), 10)
 
 

@@ -12,11 +12,13 @@ from fedcohort.cli.experiment import launch
 from fedcohort.cli.options import (
     AddressOption,
     BaseArgument,
+    ClientOption,
     DataOption,
     DeviceOption,
     EngineOption,
     FolderOption,
     FormatOption,
+    LabelOption,
     ModelOption,
     OutOption,
     QuietOption,
@@ -126,6 +128,8 @@ def compare(
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds, or a list such as 1,5,7.")] = None,
     data: DataOption = None,
+    label: LabelOption = None,
+    client: ClientOption = None,
     folder: FolderOption = None,
     scenario: ScenarioOption = None,
     model: ModelOption = None,
@@ -153,6 +157,7 @@ def compare(
     fedcohort compare --selectors uniform,fedcor --sweep fedcor.warmup=5,15,30
     """
     from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.data import spelled
     from fedcohort.simulate.sweep import parse_sweeps
     from fedcohort.simulate.tables import merged, override
 
@@ -160,7 +165,13 @@ def compare(
     base = copy.deepcopy(table)
     changes: dict[str, Any] = {}
     if data is not None:
-        changes["data"] = {"name": data}
+        changes["data"] = spelled(data)
+    own = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
+    if own:
+        changes.setdefault("data", {}).update(own)
+    natural = client is not None and scenario is None and config is None
+    if natural:  # the demonstration's partition is not what was asked for
+        table["scenario"] = {**table.get("scenario", {}), "partition": {"name": "natural"}}
     if folder is not None:
         changes.setdefault("data", {})["folder"] = folder
     if scenario is not None and config is not None:
@@ -189,6 +200,8 @@ def compare(
         table["name"] = "compare"
     table = override(table, set_ or [])
     taken = inherited(base, table)
+    if natural and table["scenario"]["partition"] == {"name": "natural"}:
+        err(quiet).print(f"note: every value of {client!r} is a client (the partition 'natural')", highlight=False)
     for text in [*([f"from {origin}: {taken}"] if origin and taken else []), *supply(table)]:
         err(quiet).print(f"note: {text}", highlight=False)
     launch(

@@ -192,6 +192,9 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
 
         simulation.listeners += [tracker(name, simulation.out) for name in track]
     simulation.listeners.append(LiveProgress(console))
+    for dataset in simulation.prepared.datasets.values():
+        for text in dataset.remarks:
+            console.print(f"note: {text}", highlight=False, markup=False)
     runs, groups = len(simulation.experiment.plans), len(simulation.prepared.groups)
     console.print(
         f"{runs} run{'s' * (runs != 1)} in {groups} lock-step group{'s' * (groups != 1)}, {simulation.total} rounds in "

@@ -85,13 +85,23 @@ BaseArgument = Annotated[
 ]
 DataOption = Annotated[
     str | None,
-    typer.Option("--data", help="Dataset, e.g. digits, synthetic, fashion-mnist.", autocompletion=complete_dataset),
+    typer.Option(
+        "--data",
+        help="Dataset, e.g. digits, fashion-mnist, flwr:ylecun/mnist; or data of your own: a .csv, .parquet or .npz "
+        "file, a folder with x_train.npy and y_train.npy.",
+        autocompletion=complete_dataset,
+    ),
+]
+LabelOption = Annotated[str | None, typer.Option("--label", help="Of a table: the column to predict ('label').")]
+ClientOption = Annotated[
+    str | None,
+    typer.Option("--client", help="Of a table: the column that says whose sample a row is; these are the clients."),
 ]
 ScenarioOption = Annotated[
     str | None, typer.Option("--scenario", help="A preset, e.g. fedcor-1spc.", autocompletion=complete_preset)
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Model, e.g. mlp, logistic, lenet.", autocompletion=complete_model)
+    str | None, typer.Option("--model", help="Model, e.g. mlp, lenet, net.py:MyNet.", autocompletion=complete_model)
 ]
 FolderOption = Annotated[str | None, typer.Option("--folder", help="Where the dataset's files are.")]
 SetOption = Annotated[

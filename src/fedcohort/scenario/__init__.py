@@ -18,7 +18,7 @@ from fedcohort.scenario.dirichlet import (
     Skewness,
 )
 from fedcohort.scenario.federation import ClientSamples, Federation
-from fedcohort.scenario.given import Custom, Writers
+from fedcohort.scenario.given import Custom, Natural
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
@@ -50,6 +50,7 @@ __all__ = [
     "Imbalanced",
     "LabelNoise",
     "Latency",
+    "Natural",
     "NoLatency",
     "Partition",
     "Pool",
@@ -60,7 +61,6 @@ __all__ = [
     "ShiftedExponential",
     "Skewness",
     "UniformShare",
-    "Writers",
     "picture",
     "preset",
     "text_picture",

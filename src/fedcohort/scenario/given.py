@@ -17,13 +17,13 @@ from fedcohort.params import Interval, Optional, Sequence, param
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 
 
-@PARTITIONS.register("writers")
+@PARTITIONS.register("natural")
 @dataclass(frozen=True, kw_only=True)
-class Writers(Partition):
-    """One client per writer of the dataset ([Caldas2018]_, FEMNIST), each with all of its samples.
+class Natural(Partition):
+    """The clients that the data name: the writers of FEMNIST ([Caldas2018]_), a column of a table of one's own.
 
     >>> pool = Pool.of([0, 1, 0, 1, 1], writers=[1, 0, 1, 1, 2])
-    >>> Writers(least=1).assign(pool, np.random.default_rng(0)).offsets
+    >>> Natural(least=1).assign(pool, np.random.default_rng(0)).offsets
     array([0, 1, 4, 5])
     """
 
@@ -34,15 +34,15 @@ class Writers(Partition):
         """Group the samples by writer."""
         if pool.writers is None:
             raise ScenarioError(
-                "The partition 'writers' needs a dataset that knows who wrote each sample; this one does not.",
-                hint="use the dataset 'femnist', or pass writers",
+                "The partition 'natural' needs a dataset that knows whose sample each is; this one does not.",
+                hint="name the column with data.client, give an array clients, or use the dataset 'femnist'",
             )
         sizes = np.bincount(pool.writers)
         chosen = np.flatnonzero(sizes >= self.least)
         wanted = len(chosen) if self.clients is None else self.clients
         if wanted > len(chosen) or wanted == 0:
             raise ScenarioError(
-                f"The partition 'writers' wants {wanted or 1:,} writers with at least {self.least:,} samples, the "
+                f"The partition 'natural' wants {wanted or 1:,} writers with at least {self.least:,} samples, the "
                 f"dataset has {len(chosen):,} (largest: {int(sizes.max()):,} samples)."
             )
         if wanted < len(chosen):

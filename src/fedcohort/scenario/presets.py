@@ -17,7 +17,7 @@ from fedcohort.scenario.dirichlet import (
     DirichletQp,
     Skewness,
 )
-from fedcohort.scenario.given import Writers
+from fedcohort.scenario.given import Natural
 from fedcohort.scenario.latency import ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.scenario import Scenario
@@ -205,7 +205,7 @@ PRESETS: dict[str, Preset] = {
         _FEDCBS_FIGURE_1,
     ),
     "fedcbs-femnist": Preset(
-        Scenario(partition=Writers(), availability=UniformShare(share=0.1)),
+        Scenario(partition=Natural(), availability=UniformShare(share=0.1)),
         "Fed-CBS, App. D.4",
         "natural writers, 10% available",
         30,

@@ -118,7 +118,7 @@ class Scenario(Parameterized):
         seed : int
             The experiment's seed.
         writers : (n,) int array, optional
-            Who wrote each sample, for the partition "writers".
+            Whose sample each is, for the partition "natural".
         writer_names : tuple of str, optional
             Names of writers 0, 1, ...
         """

@@ -37,6 +37,11 @@
     # [selectors.mine]
     # name = "mine.py:MySelector"     # a class of yours: file.py:Class, beside this file, or module:Class
 
+    # [data]
+    # path = "people.csv"             # data of your own, beside this file: see the source "file"
+    # label = "diagnosis"
+    # client = "hospital"             # with scenario.partition = "natural"
+
     [sweep]                           # each value makes a selector of its own, "ours exploration=0.1" and so on
     ours.exploration = [0.1, 0.2]
 
@@ -58,23 +63,26 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.aggregators import AGGREGATORS, Aggregator
-from fedcohort.errors import ParameterError, UnknownNameError
+from fedcohort.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.filters import FILTERS, Filter
 from fedcohort.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param, parameters
 from fedcohort.params import Sequence as ListOf
 from fedcohort.privacy.sharing import LABEL_SHARING, LabelSharing
 from fedcohort.protocol import SELECTORS, Selector
-from fedcohort.registry import Registry, nearest
+from fedcohort.registry import Registry, is_reference, nearest, referenced
 from fedcohort.rules import Rules
 from fedcohort.scenario import Scenario
 from fedcohort.selectors import Uniform
 from fedcohort.signals import Signal
-from fedcohort.simulate.data import DATASETS, Digits, Source
+from fedcohort.simulate.data import DATASETS, Dataset, Digits, Memory, OwnFile, Source, spelled
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.sweep import expanded
 from fedcohort.simulate.tables import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
 
+MEMORY_FILE = "data.npz"  # in an experiment's directory: the data that were given as arrays
+
 __all__ = [
+    "MEMORY_FILE",
     "ConfigError",
     "DataOptions",
     "Experiment",
@@ -122,7 +130,7 @@ class DataOptions(Parameterized):
 class ModelOptions(Parameterized):
     """Which model: the section ``[model]``."""
 
-    name: str = param("mlp", Text(), "a registered model, or 'package.module:Class'")
+    name: str = param("mlp", Text(), "a registered model, or a module of your own: file.py:Class or module:Class")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +308,11 @@ def _section(name: str, value: Any) -> Any:
     for key in values:
         if key not in known:
             raise _unknown(f"The section [{name}]", key, known)
+    if kind is ModelOptions and isinstance(values.get("name"), str) and is_reference(values["name"]):
+        try:
+            values["name"] = referenced(values["name"])[1]  # good from any folder
+        except (InputError, UnknownNameError) as error:
+            raise ConfigError(f"In the section [model]: {error.message}", hint=error.hint) from error
     if kind is LocalTraining and not any(length in values for length in LENGTHS):
         values["epochs"] = 1
     try:
@@ -309,10 +322,18 @@ def _section(name: str, value: Any) -> Any:
 
 
 def _data(value: Any) -> DataOptions:
+    if isinstance(value, Dataset):
+        return DataOptions(name="memory", source=Memory(value))
     values = _table("The section [data]", value)
-    name = values.pop("name", "digits")
+    name = values.pop("name", "file" if "path" in values else "digits")
+    if isinstance(name, str):
+        short = spelled(name)
+        name, values = short.pop("name"), {**short, **values}
     places = {key: values.pop(key) for key in ("folder", "download") if key in values}
     source = _create(DATASETS, name, values, "In the section [data]")
+    name = DATASETS.reference(type(source)) or name  # good from any folder
+    if isinstance(source, OwnFile):
+        source = source.placed(places.pop("folder", None))
     try:
         return DataOptions(name=name, source=source, **places)
     except ParameterError as error:
@@ -391,6 +412,8 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         change = dict(setting)
         title = str(change.pop("name", f"setting-{number}" if settings else ""))
         _check_setting(title, change)
+        if "data" in change and isinstance(base.get("data"), Dataset):
+            raise ConfigError(f"The setting {title!r} cannot change data that were given as arrays.")
         changed = merged(base, change)
         for label, raw in selectors.items():
             plans += _runs_of(
@@ -513,6 +536,8 @@ def _complete(
     """Return the configuration with every default filled in, such that building it again gives the same runs."""
     data = _data(base.get("data", {}))
     complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": {**values_of(data), **values_of(data.source)}}
+    if isinstance(data.source, Memory):
+        complete["data"] = {"name": "file", "path": MEMORY_FILE}
     for section in _SECTIONS:
         if section == "rules" and not base.get("rules"):
             continue  # no rules are not rules that say nothing

@@ -1,4 +1,4 @@
-"""Models of the papers by name, and any ``nn.Module`` the user names as ``module:Class``.
+"""Models of the papers by name, and any ``nn.Module`` the user names as ``file.py:Class`` or ``module:Class``.
 
 The built-in ones are plain ``nn.Sequential`` stacks without dropout or other hidden state (``vgg11-bn`` alone has
 running statistics, which travel with its parameters), so that a model is a vector and nothing else, and many of them
@@ -11,7 +11,6 @@ can be trained as one batched program.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 import math
@@ -20,8 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedcohort.errors import InputError, UnknownNameError
-from fedcohort.registry import Registry, nearest
+from fedcohort.errors import InputError
+from fedcohort.registry import Registry, is_reference, referenced
 
 MODELS: Registry[nn.Module] = Registry("model")
 
@@ -34,7 +33,7 @@ def build_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Modul
     Parameters
     ----------
     name : str
-        A registered name, or ``module:Class`` for a class of the user's, which is constructed with
+        A registered name, or ``file.py:Class`` or ``module:Class`` for a class of the user's, which is constructed with
         ``(input_shape, classes)`` or, when it does not take these, without arguments.
     input_shape : sequence of int
         Shape of one sample: ``(features,)`` or ``(channels, height, width)``.
@@ -57,7 +56,7 @@ def build_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Modul
     if classes < 2:
         raise InputError(f"A classifier needs at least 2 classes. Got {classes}.")
     try:
-        model = _named_class(name, shape, classes) if ":" in name else MODELS.get(name)(shape, classes)
+        model = _named_class(name, shape, classes) if is_reference(name) else MODELS.get(name)(shape, classes)
     except RuntimeError as error:
         raise InputError(f"The model {name!r} cannot be built for inputs of shape {shape}: {error}") from error
     _check_output(model, name, shape, classes)
@@ -65,19 +64,12 @@ def build_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Modul
 
 
 def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UnknownNameError(
-            f"The model {name!r} names the module {module_name!r}, which cannot be imported: {error}.",
-            hint="the part before ':' is a module on Python's path, for example 'mypackage.models:Net'",
-        ) from error
-    cls = getattr(module, class_name, None)
-    if cls is None:
-        near = nearest(class_name, [key for key in vars(module) if not key.startswith("_")])
-        raise UnknownNameError(
-            f"The module {module_name!r} has no {class_name!r}.", hint=f"did you mean {near!r}?" if near else None
+    cls, _ = referenced(name)
+    if not callable(cls) or (isinstance(cls, type) and not issubclass(cls, nn.Module)):
+        what = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise InputError(
+            f"The model {name!r} is {what}, not a torch.nn.Module.",
+            hint="name a class that derives from torch.nn.Module, or a function that returns one",
         )
     signature = inspect.signature(cls)
     for arguments in ((shape, classes), ()):
@@ -85,7 +77,12 @@ def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
             signature.bind(*arguments)
         except TypeError:
             continue
-        model = cls(*arguments)
+        try:
+            model = cls(*arguments)
+        except Exception as error:  # the user's own code
+            raise InputError(
+                f"The model {name!r} cannot be built with {arguments}: {type(error).__name__}: {error}."
+            ) from error
         if not isinstance(model, nn.Module):
             raise InputError(f"The model {name!r} is a {type(model).__name__}, not a torch.nn.Module.")
         return model
@@ -100,7 +97,7 @@ def _check_output(model: nn.Module, name: str, shape: Shape, classes: int) -> No
     try:
         with torch.no_grad():
             output = model(torch.zeros(2, *shape))
-    except RuntimeError as error:
+    except Exception as error:  # the user's own code may raise anything
         raise InputError(
             f"The model {name!r} cannot take inputs of shape {shape} (channels first): {error}",
             hint="choose a model made for inputs of this size",

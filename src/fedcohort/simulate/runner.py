@@ -20,7 +20,8 @@ from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.journal import read_journal
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.cluster import HandOver, drive, write_journals
-from fedcohort.simulate.config import Experiment, values_of
+from fedcohort.simulate.config import MEMORY_FILE, Experiment, values_of
+from fedcohort.simulate.data import Memory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.extend import extended
 from fedcohort.simulate.group import Group
@@ -34,6 +35,7 @@ from fedcohort.simulate.results import (
     check_unchanged,
     load,
     locked,
+    write_atomically,
 )
 from fedcohort.simulate.tables import override, read_table, to_toml
 
@@ -176,6 +178,9 @@ class Simulation:
                         self._infos[plan.id] = replace(self._infos[plan.id], state="running", reason="")
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out, to_toml(self.experiment.table), self._meta())
+        kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, Memory)), None)
+        if kept is not None:  # or nobody could continue it
+            write_atomically(self.out / MEMORY_FILE, to_npz(kept.dataset))
         self._write_facts(writer)
         return writer
 
@@ -413,6 +418,9 @@ def run_experiment(
     listeners: Sequence[Listener] = (),
 ) -> str:
     """Run a configuration given as plain values or as a file; see :mod:`fedcohort.simulate.config` for its keys.
+
+    Of plain values, ``data`` may also be a :class:`~fedcohort.simulate.data.Dataset`, for example of
+    :func:`~fedcohort.simulate.data.from_arrays`; the experiment keeps a copy, so that it can be continued.
 
     Returns
     -------

@@ -37,19 +37,35 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 
 def _placed(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a configuration whose own selectors, ``file.py:Class``, are found from any folder."""
+    """Return a configuration whose own parts, ``file.py:Class`` and files of data, are found from any folder."""
     selectors = table.get("selectors")
-    if not isinstance(selectors, dict):
-        return table
-    for label, entry in list(selectors.items()):
+    for label, entry in list(selectors.items()) if isinstance(selectors, dict) else ():
         name = entry.get("name", label) if isinstance(entry, dict) else entry
-        place, _, cls = name.rpartition(":") if isinstance(name, str) else ("", "", "")
-        if place.endswith(".py") and (folder / place).is_file():
-            selectors[label] = {
-                **(entry if isinstance(entry, dict) else {}),
-                "name": f"{(folder / place).resolve()}:{cls}",
-            }
+        if (found := _found(name, folder)) != name:
+            selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": found}
+    settings = table.get("settings", [])
+    for part in [table, *(settings if isinstance(settings, list) else ())]:
+        for section in ("data", "model") if isinstance(part, dict) else ():
+            entry = part.get(section)
+            if isinstance(entry, str):
+                part[section] = _found(entry, folder)
+            elif isinstance(entry, dict):
+                part[section] = {
+                    key: _found(value, folder) if key in ("name", "path", "test") else value
+                    for key, value in entry.items()
+                }
     return table
+
+
+def _found(name: Any, folder: Path) -> Any:
+    """Return a file, or a reference ``file.py:Class``, that lies in ``folder`` with its whole path."""
+    if not isinstance(name, str):
+        return name
+    place, colon, cls = name.rpartition(":")
+    if colon and place.endswith(".py") and (folder / place).is_file():
+        return f"{(folder / place).resolve()}:{cls}"
+    is_data = "/" in name or Path(name).suffix in (".csv", ".parquet", ".npz")
+    return str((folder / name).resolve()) if is_data and (folder / name).exists() else name
 
 
 def builtin_names() -> list[str]:

@@ -1,6 +1,7 @@
 """Datasets: embedded, synthetic, in files of several formats, from arrays, from partitioners of flwr_datasets."""
 
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
+from fedcohort.simulate.data.own import FlwrDataset, Memory, OwnFile, spelled, to_npz
 from fedcohort.simulate.data.partitioner import from_flwr_partitioner
 from fedcohort.simulate.data.sources import (
     DATASETS,
@@ -21,10 +22,15 @@ __all__ = [
     "Digits",
     "FashionMnist",
     "Femnist",
+    "FlwrDataset",
+    "Memory",
     "Mnist",
+    "OwnFile",
     "Source",
     "Synthetic",
     "from_arrays",
     "from_flwr_partitioner",
     "load_dataset",
+    "spelled",
+    "to_npz",
 ]

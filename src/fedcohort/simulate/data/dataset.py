@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from fedcohort import rng
 from fedcohort.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.errors import InputError
+
+Target = Literal["class", "number", "token"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,19 +25,23 @@ class Dataset:
     name : str
         What it is called.
     x_train, x_test : (n, ...) arrays
-        Samples: images as uint8 (n, H, W) or (n, H, W, channels), anything else as float32.
-    y_train, y_test : (n,) int64
-        Labels 0 .. classes - 1.
+        Samples: images as uint8 (n, H, W) or (n, H, W, channels), tokens and categories as int64 (n, length), which a
+        model gets as whole numbers, anything else as float32.
+    y_train, y_test : arrays
+        What is to be predicted: labels 0 .. classes - 1 as (n,) integers; a token 0 .. classes - 1 for every place of a
+        sequence as (n, length) integers; or numbers as (n, outputs) float32.
     classes : int
-        How many classes there are.
+        How many classes (or tokens) there are; 0 where numbers are predicted.
     class_names : tuple of str
         What they are called.
     writers, writers_test : (n,) int64 or None
-        Who produced each sample, where it is known.
+        Whose sample each is, where it is known; the partition "natural" makes a client of each.
     writer_names : tuple of str or None
         Names of writers 0, 1, ...
     source : str
         Where it came from.
+    remarks : tuple of str
+        What a reader should know: labels that were numbered, samples that were held out.
     """
 
     name: str
@@ -48,9 +55,10 @@ class Dataset:
     writers_test: IntArray | None = None
     writer_names: tuple[str, ...] | None = None
     source: str = "memory"
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.classes < 1 or len(self.class_names) != self.classes:
+        if self.classes < (0 if self.target == "number" else 1) or len(self.class_names) != self.classes:
             raise InputError(
                 f"The dataset {self.name!r} has {self.classes} classes and {len(self.class_names)} class names."
             )
@@ -62,10 +70,10 @@ class Dataset:
                 f"and {self.x_test.shape[1:]} for testing."
             )
         for writers, labels in ((self.writers, self.y_train), (self.writers_test, self.y_test)):
-            if writers is not None and writers.shape != labels.shape:
+            if writers is not None and writers.shape != labels.shape[:1]:
                 raise InputError(
                     f"The dataset {self.name!r} must have one writer per sample. "
-                    f"Got {writers.shape} for {labels.shape}."
+                    f"Got {writers.shape} for {labels.shape[:1]}."
                 )
         if self.writer_names is not None and self.writers is not None:
             most = int(self.writers.max(initial=-1))
@@ -77,23 +85,38 @@ class Dataset:
 
     def _check_part(self, part: str) -> None:
         x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
-        if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+        if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(y) == 0:
             raise InputError(
                 f"The {part}ing samples of {self.name!r} must be (n, ...) with (n,) labels, n > 0. Got {x.shape} and "
                 f"{y.shape}."
             )
-        if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
+        if x.dtype.kind not in "fiu" or y.dtype.kind not in "iuf" or (y.dtype.kind == "f" and y.ndim == 1):
             raise InputError(
                 f"The {part}ing samples of {self.name!r} must be numbers and their labels integers. Got {x.dtype} and "
-                f"{y.dtype}."
+                f"{y.dtype}.",
+                hint="numbers to be predicted are (n, outputs) float32, as from_arrays(..., target='number') makes them"
+                if y.dtype.kind == "f"
+                else None,
             )
-        if x.dtype.kind == "f" and not np.isfinite(x).all():
-            raise InputError(f"The {part}ing samples of {self.name!r} contain NaN or infinite numbers.")
+        if y.dtype.kind != self.y_train.dtype.kind or y.shape[1:] != self.y_train.shape[1:]:
+            raise InputError(
+                f"What {self.name!r} predicts must be alike in training and testing. Got {self.y_train.dtype} "
+                f"{self.y_train.shape} and {y.dtype} {y.shape}."
+            )
+        for what, array in (("samples", x), ("targets", y)):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise InputError(f"The {part}ing {what} of {self.name!r} contain NaN or infinite numbers.")
+        if self.target == "number":
+            return
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= self.classes:
             raise InputError(
                 f"The {part}ing labels of {self.name!r} must be in 0 .. {self.classes - 1}. Got {low} .. {high}."
             )
+
+    def __deepcopy__(self, memo: object) -> Dataset:
+        """Return itself: nobody changes a dataset, and it may be large."""
+        return self
 
     def __repr__(self) -> str:
         return (
@@ -105,6 +128,23 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.x_train.shape[1:])
+
+    @property
+    def target(self) -> Target:
+        """What is predicted: a class, a number (or several), or a token for every place of a sequence."""
+        if self.y_train.dtype.kind == "f":
+            return "number"
+        return "class" if self.y_train.ndim == 1 else "token"
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample, or for each place of a sequence."""
+        return int(self.y_train.shape[1]) if self.target == "number" else self.classes
+
+    @property
+    def labels(self) -> IntArray:
+        """The class of each training sample (n,), for partitions; all 0 where what is predicted is no class."""
+        return self.y_train if self.target == "class" else np.zeros(len(self.y_train), dtype=np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -135,6 +175,8 @@ def from_arrays(
     y_test: npt.ArrayLike | None = None,
     *,
     name: str = "arrays",
+    target: Target = "class",
+    integers: bool = False,
     test_share: float = 0.2,
     seed: int = 0,
     classes: int | None = None,
@@ -148,22 +190,27 @@ def from_arrays(
     ----------
     x : (n, ...) array
         Samples. Integers and floats other than uint8 become float32; images of uint8 stay as they are.
-    y : (n,) array
-        Labels, integers from 0.
+    y : (n,) or (n, ...) array
+        What is to be predicted. Classes: integers from 0, none of them left out, or texts, which are numbered in
+        alphabetical order. Numbers: (n,) or (n, outputs). Tokens: (n, length) integers from 0.
     x_test, y_test : arrays, optional
         A test set. Without one, ``test_share`` of every class is held out, at random by ``seed``.
     name : str
         What to call it.
+    target : "class", "number" or "token"
+        What is predicted.
+    integers : bool
+        Whether samples of integers stay integers (tokens, categories); where tokens are predicted they do.
     test_share : float
         How much of every class to hold out where no test set is given, in (0, 1).
     seed : int
         Seed of that split.
     classes : int, optional
-        How many classes there are; default: the largest label + 1.
+        How many classes or tokens there are; default: the largest label + 1.
     class_names : sequence of str, optional
         Default: the numbers.
-    writers : (n,) int array, optional
-        Who produced each sample.
+    writers : (n,) array, optional
+        Whose sample each is, as integers from 0 or, without ``writer_names``, as any integers or texts.
     writer_names : sequence of str, optional
         Names of writers 0, 1, ...
 
@@ -171,41 +218,46 @@ def from_arrays(
     --------
     >>> from_arrays(np.zeros((10, 3)), [0, 1] * 5)
     Dataset('arrays', train=8, test=2, shape=(3,), classes=2)
+    >>> from_arrays(np.zeros((10, 3)), ["no", "yes"] * 5, writers=["ann", "bob"] * 5).writer_names
+    ('ann', 'bob')
     """
-    samples, labels = _samples(x), _labels(name, y)
-    if samples.ndim < 2 or labels.ndim != 1 or len(samples) != len(labels) or len(labels) == 0:
+    if target not in ("class", "number", "token"):
+        raise InputError(f"The 'target' of {name!r} must be 'class', 'number' or 'token'. Got {target!r}.")
+    if (x_test is None) != (y_test is None):
+        raise InputError("A test set needs both 'x_test' and 'y_test'; one of them is missing.")
+    whole = integers or target == "token"
+    samples, tests = _samples(name, x, whole), None if x_test is None else _samples(name, x_test, whole)
+    labels, test_labels, found = _targets(name, y, y_test, target)
+    class_names = found if class_names is None else class_names
+    if samples.ndim < 2 or len(samples) != len(labels) or len(labels) == 0:
         raise InputError(
             f"The arrays of {name!r} must be (n, ...) samples and (n,) labels, n > 0. Got {samples.shape} and "
             f"{labels.shape}."
         )
-    if int(labels.min()) < 0:
-        raise InputError(f"The labels of {name!r} must count from 0. Got {int(labels.min())}.")
-    owners = None if writers is None else np.asarray(writers).astype(np.int64)
+    owners = None
+    if writers is not None:
+        owners, writer_names = _owners(name, writers, writer_names)
+        if owners.shape != labels.shape[:1]:
+            raise InputError(f"There must be one writer per label ({labels.shape[:1]}). Got {owners.shape}.")
+    if target != "number" and classes is None:
+        highest = max(int(labels.max(initial=0)), 0 if test_labels is None else int(test_labels.max(initial=0)))
+        classes = highest + 1
+        if target == "class" and not class_names:
+            _check_gaps(name, labels if test_labels is None else np.concatenate([labels, test_labels]), classes)
     owners_test: IntArray | None = None
-    if x_test is None and y_test is None:
-        if not 0 < test_share < 1:
-            raise InputError(f"'test_share' must be in (0, 1). Got {test_share!r}.")
-        if owners is not None and owners.shape != labels.shape:
-            raise InputError(f"There must be one writer per label ({labels.shape}). Got {owners.shape}.")
-        shuffled = rng.stream(seed, rng.DATA).permutation(len(labels))
-        held_out = np.zeros(len(labels), dtype=bool)
-        held_out[shuffled[every_fifth(labels[shuffled], test_share)]] = True
-        if not held_out.any() or held_out.all():
-            raise InputError(
-                f"A test share of {test_share:g} leaves nothing to test on or to train with: {len(labels)} samples of "
-                f"{len(np.unique(labels))} classes."
-            )
+    remarks: tuple[str, ...] = ()
+    if tests is None or test_labels is None:
+        held_out = _held_out(name, labels, target, test_share, seed)
         if owners is not None:
             owners, owners_test = owners[~held_out], owners[held_out]
         tests, test_labels = samples[held_out], labels[held_out]
         samples, labels = samples[~held_out], labels[~held_out]
-    elif x_test is None or y_test is None:
-        raise InputError("A test set needs both 'x_test' and 'y_test'; one of them is missing.")
-    else:
-        tests, test_labels = _samples(x_test), _labels(name, y_test)
-    if classes is None:
-        classes = 1 + max(int(labels.max()), int(test_labels.max(initial=0)))
-    names = tuple(class_names) if class_names is not None else tuple(map(str, range(classes)))
+        each = " of every class" if target == "class" else ""
+        remarks = (
+            f"{name} has no test set: {test_share:.0%}{each} is held out for testing, at random "
+            f"({len(test_labels):,} samples)",
+        )
+    classes = 0 if target == "number" or classes is None else classes
     return Dataset(
         name=name,
         x_train=samples,
@@ -213,22 +265,95 @@ def from_arrays(
         x_test=tests,
         y_test=test_labels,
         classes=classes,
-        class_names=names,
+        class_names=tuple(class_names) if class_names is not None else tuple(map(str, range(classes))),
         writers=owners,
         writers_test=owners_test,
         writer_names=None if writer_names is None else tuple(writer_names),
+        remarks=remarks,
     )
 
 
-def _samples(x: npt.ArrayLike) -> AnyArray:
+def _held_out(name: str, labels: AnyArray, target: Target, share: float, seed: int) -> BoolArray:
+    """Return which samples are for testing (n,): a share of every class, or of all samples."""
+    if not 0 < share < 1:
+        raise InputError(f"'test_share' must be in (0, 1). Got {share!r}.")
+    shuffled = rng.stream(seed, rng.DATA).permutation(len(labels))
+    classes = labels if target == "class" else np.zeros(len(labels), dtype=np.int64)
+    held_out = np.zeros(len(labels), dtype=bool)
+    held_out[shuffled[every_fifth(classes[shuffled], share)]] = True
+    if not held_out.any() or held_out.all():
+        raise InputError(
+            f"A test share of {share:g} leaves {name!r} nothing to test on or to train with: {len(labels)} samples of "
+            f"{len(np.unique(classes))} classes."
+        )
+    return held_out
+
+
+def _samples(name: str, x: npt.ArrayLike, whole: bool) -> AnyArray:
     array = np.asarray(x)
     if array.dtype.kind not in "fiub":
         raise InputError(f"Samples must be numbers. Got an array of {array.dtype}.")
+    if whole:
+        if array.dtype.kind not in "iu":
+            raise InputError(
+                f"The samples of {name!r} must be integers to stay integers. Got an array of {array.dtype}."
+            )
+        return array.astype(np.int64, copy=False)
     return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
-def _labels(name: str, y: npt.ArrayLike) -> IntArray:
-    array = np.asarray(y)
-    if array.dtype.kind not in "iu":
-        raise InputError(f"The labels of {name!r} must be integers. Got an array of {array.dtype}.")
-    return array.astype(np.int64, copy=False)
+def _targets(
+    name: str, y: npt.ArrayLike, y_test: npt.ArrayLike | None, target: Target
+) -> tuple[AnyArray, AnyArray | None, Sequence[str] | None]:
+    """Return what is predicted in training and testing, and the names of the classes where they were texts."""
+    parts = [np.asarray(y)] if y_test is None else [np.asarray(y), np.asarray(y_test)]
+    if target == "number":
+        for part in parts:
+            if part.dtype.kind not in "fiub":
+                raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {part.dtype}.")
+        wide = [part.astype(np.float32).reshape(len(part), -1) for part in parts]
+        return wide[0], None if y_test is None else wide[1], None
+    names: tuple[str, ...] | None = None
+    if target == "class" and all(part.dtype.kind == "U" for part in parts):
+        known, codes = np.unique(np.concatenate(parts), return_inverse=True)
+        names = tuple(known.tolist())
+        parts = np.split(codes, np.cumsum([len(part) for part in parts])[:-1])
+    for part in parts:
+        if part.dtype.kind not in "iu":
+            raise InputError(
+                f"The labels of {name!r} must be integers. Got an array of {part.dtype}.",
+                hint="where numbers are to be predicted, say target='number'" if part.dtype.kind == "f" else None,
+            )
+        if target == "class" and part.ndim != 1:
+            raise InputError(f"The labels of {name!r} must be (n,), one per sample. Got {part.shape}.")
+        if part.size and int(part.min()) < 0:
+            raise InputError(f"The labels of {name!r} must count from 0. Got {int(part.min())}.")
+    whole = [part.astype(np.int64, copy=False) for part in parts]
+    return whole[0], None if y_test is None else whole[1], names
+
+
+def _check_gaps(name: str, labels: IntArray, classes: int) -> None:
+    missing = np.setdiff1d(np.arange(classes), labels)
+    if len(missing):
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        raise InputError(
+            f"The labels of {name!r} go up to {classes - 1}, but no sample is of class {shown}.",
+            hint=f"say classes={classes} if these classes exist, or number the labels without gaps: "
+            "np.unique(y, return_inverse=True)[1]",
+        )
+
+
+def _owners(name: str, writers: npt.ArrayLike, names: Sequence[str] | None) -> tuple[IntArray, Sequence[str] | None]:
+    """Return numbers of writers (n,) and their names."""
+    array = np.asarray(writers)
+    if array.dtype.kind not in "iuU" or array.ndim != 1:
+        raise InputError(
+            f"The writers of {name!r} must be integers or texts, one per sample. Got {array.shape} of {array.dtype}."
+        )
+    if names is not None:
+        if array.dtype.kind == "U" or (array.size and int(array.min()) < 0):
+            raise InputError(f"'writer_names' of {name!r} is for writers given as numbers from 0. Got {array[0]!r}.")
+        return array.astype(np.int64), names
+    known, codes = np.unique(array, return_inverse=True)
+    dense = array.dtype.kind != "U" and np.array_equal(known, np.arange(len(known)))
+    return codes.astype(np.int64), None if dense else tuple(str(value) for value in known.tolist())

@@ -71,7 +71,7 @@ def from_flwr_partitioner(
     labels: dict[bool, list[IntArray]] = {False: [], True: []}
     sizes = []
     for k in range(count):
-        x, y = _columns(partitioner.load_partition(k), image_key, label_key, f"partition {k}")
+        x, y = columns_of(partitioner.load_partition(k), image_key, label_key, f"partition {k} of the partitioner")
         held_out = np.zeros(len(y), dtype=bool)
         if test is None:
             held_out[draw.permutation(len(y))[: round(test_share * len(y))]] = True
@@ -80,15 +80,17 @@ def from_flwr_partitioner(
             labels[is_test].append(y[held_out == is_test])
         sizes.append(int((~held_out).sum()))
     if test is not None:
-        x, y = _columns(test, image_key, label_key, "the test set")
+        x, y = columns_of(test, image_key, label_key, "the test set")
         images[True], labels[True] = [x], [y]
     arrays = [np.concatenate(parts) for parts in (images[False], labels[False], images[True], labels[True])]
+    if classes is None:
+        classes = 1 + max(int(arrays[1].max()), int(arrays[3].max(initial=0)))  # partitions need not hold every class
     dataset = from_arrays(*arrays, name=name, classes=classes)
     ends = np.cumsum(sizes)
     return dataset, Custom.of(np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True))
 
 
-def _columns(partition: Any, image_key: str, label_key: str, what: str) -> tuple[AnyArray, IntArray]:
+def columns_of(partition: Any, image_key: str, label_key: str, what: str) -> tuple[AnyArray, IntArray]:
     """Return a partition's samples and labels as arrays; images may be arrays or PIL images."""
     columns = []
     for key in (image_key, label_key):
@@ -97,17 +99,16 @@ def _columns(partition: Any, image_key: str, label_key: str, what: str) -> tuple
         except (KeyError, ValueError, TypeError) as error:
             known = getattr(partition, "column_names", None) or list(getattr(partition, "keys", list)())
             raise InputError(
-                f"There is no column {key!r} in {what} of the partitioner. "
-                f"Known: {', '.join(map(str, known)) or 'none'}.",
-                hint="name the columns with image_key and label_key",
+                f"There is no column {key!r} in {what}. Known: {', '.join(map(str, known)) or 'none'}.",
+                hint="name the columns: image_key and label_key, or data.inputs, data.label and data.client",
             ) from error
     y = np.asarray(columns[1])
     if len(y) == 0:
-        raise InputError(f"{what} of the partitioner is empty.")
+        raise InputError(f"{what} is empty.")
     try:
         x = np.stack([np.asarray(image) for image in columns[0]])
     except ValueError as error:
-        raise InputError(f"The samples in {what} of the partitioner differ in shape: {error}.") from error
+        raise InputError(f"The samples in {what} differ in shape: {error}.") from error
     if x.shape[:1] != y.shape:
-        raise InputError(f"{what} of the partitioner has {len(x)} samples and labels of shape {y.shape}.")
+        raise InputError(f"{what} has {len(x)} samples and labels of shape {y.shape}.")
     return x, y

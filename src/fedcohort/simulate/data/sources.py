@@ -24,8 +24,6 @@ from fedcohort.simulate.data.places import Resource, download_folder, fetch, fol
 
 log = logging.getLogger(__name__)
 
-DATASETS: Registry[Source] = Registry("dataset")
-
 _DIGITS = tuple("0123456789")
 _PARTS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -38,6 +36,9 @@ class Source(Parameterized):
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Return the dataset; see :func:`load_dataset`."""
         raise NotImplementedError(type(self).__name__)
+
+
+DATASETS: Registry[Source] = Registry("dataset", base=Source)
 
 
 def load_dataset(
@@ -54,7 +55,8 @@ def load_dataset(
     Parameters
     ----------
     name : str
-        "digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "femnist", or what a plug-in registered.
+        "digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "femnist", "file" for data of one's own, "flwr" for
+        those of flwr_datasets, what a plug-in registered, or ``file.py:Class`` for a :class:`Source` of one's own.
     folder : path, optional
         Where the user keeps datasets.
     download : bool

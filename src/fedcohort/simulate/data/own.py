@@ -1,0 +1,409 @@
+"""Data of one's own: a table (CSV, Parquet), an npz archive, a folder of arrays, a name of flwr_datasets, memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray, BoolArray
+from fedcohort.errors import DataError, FedcohortError, InputError, MissingExtraError
+from fedcohort.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
+from fedcohort.registry import nearest
+from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
+from fedcohort.simulate.data.partitioner import columns_of
+from fedcohort.simulate.data.sources import DATASETS, Source
+
+_TABLES = (".csv", ".parquet")
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "clients", "client_names", "class_names")
+_FLWR = "flwr:"
+_SHOWN = 5
+
+
+def spelled(name: str) -> dict[str, str]:
+    """Return the section ``[data]`` that a name, a path or ``flwr:NAME`` stands for.
+
+    >>> spelled("digits"), spelled("flwr:ylecun/mnist")
+    ({'name': 'digits'}, {'name': 'flwr', 'dataset': 'ylecun/mnist'})
+    >>> spelled("people.csv")
+    {'name': 'file', 'path': 'people.csv'}
+    """
+    if name.startswith(_FLWR):
+        return {"name": "flwr", "dataset": name.removeprefix(_FLWR)}
+    if ":" in name or name in DATASETS:
+        return {"name": name}
+    is_path = "/" in name or os.sep in name or bool(Path(name).suffix) or Path(name).exists()
+    return {"name": "file", "path": name} if is_path else {"name": name}
+
+
+class Memory(Source):
+    """A dataset that is there already; an experiment keeps a copy of it in its directory."""
+
+    name: ClassVar[str] = "memory"
+
+    def __init__(self, dataset: Dataset) -> None:
+        if dataset.writers is not None and dataset.writer_names is None:  # the same names when it is read again
+            names = tuple(map(str, range(int(dataset.writers.max()) + 1)))
+            dataset = dataclasses.replace(dataset, writer_names=names)
+        self.dataset = dataset
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Return it."""
+        return self.dataset
+
+
+def to_npz(dataset: Dataset) -> bytes:
+    """Return a dataset as the npz archive that the source "file" reads."""
+    arrays: dict[str, AnyArray] = {
+        "x_train": dataset.x_train,
+        "y_train": dataset.y_train,
+        "x_test": dataset.x_test,
+        "y_test": dataset.y_test,
+        "class_names": np.array(dataset.class_names, dtype=np.str_),
+    }
+    if dataset.writers is not None:
+        arrays["clients"] = dataset.writers
+    if dataset.writer_names is not None:
+        arrays["client_names"] = np.array(dataset.writer_names, dtype=np.str_)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)  # type: ignore[arg-type]  # the stubs take every keyword for it
+    return buffer.getvalue()
+
+
+@DATASETS.register("file")
+@dataclass(frozen=True, kw_only=True)
+class OwnFile(Source):
+    """Data of one's own: a CSV or Parquet file, an npz archive, or a folder of x_train.npy, y_train.npy, ...
+
+    A table has a row per sample: one column is the label, one may say which client a sample belongs to, all others are
+    features. An archive or folder has ``x_train`` and ``y_train``, and may have ``x_test`` and ``y_test``, ``clients``
+    (whose training sample each is), ``client_names`` and ``class_names``.
+    """
+
+    path: str = param(dataclasses.MISSING, Text(), "the file or folder; data.folder, or the current one, if relative")
+    test: str | None = param(None, Optional(Text()), "a table for testing; without one a share is held out")
+    label: str = param("label", Text(), "of a table: the column that is predicted")
+    client: str | None = param(None, Optional(Text()), "of a table: whose sample a row is; the partition 'natural'")
+    features: tuple[str, ...] = param((), Sequence(Text()), "of a table: the columns to learn from; none: all others")
+    standardise: bool = param(True, Boolean(), "of a table: bring features to mean 0, deviation 1 in the training set")
+    target: Target = param(
+        "class", OneOf(("class", "number", "token")), "what is predicted; where not given, what the task predicts"
+    )
+    integers: bool = param(False, Boolean(), "of arrays: let integers stay integers (tokens, categories)")
+    test_share: float = param(0.2, Interval(float, 0, 1, "neither"), "what is held out where there is no test set")
+    seed: int = param(0, Interval(int, 0, None), "seed of what is held out")
+
+    def placed(self, folder: str | os.PathLike[str] | None) -> OwnFile:
+        """Return the same with paths that are good from any folder."""
+        base = Path(folder or ".").expanduser()
+        paths = {key: getattr(self, key) for key in ("path", "test") if getattr(self, key) is not None}
+        return dataclasses.replace(
+            self, **{key: str((base / Path(value).expanduser()).resolve()) for key, value in paths.items()}
+        )
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Read it; there is nothing to download."""
+        here = self.placed(folder)
+        path = Path(here.path)
+        if not path.exists():
+            raise DataError(f"There is no file or folder {path}, which the data are to come from.")
+        dataset = here._table(path) if path.suffix in _TABLES else here._arrays(path)
+        return dataclasses.replace(dataset, source=str(path))
+
+    # -- arrays ----------------------------------------------------------------------------------------------------
+
+    def _arrays(self, path: Path) -> Dataset:
+        unused = [key for key in ("test", "client", "features") if getattr(self, key)]
+        if unused:
+            raise InputError(
+                f"'data.{unused[0]}' is for tables, {path} holds arrays.",
+                hint="arrays have x_test and y_test for testing, and clients for whose sample each is",
+            )
+        arrays = _read_folder(path) if path.is_dir() else _read_npz(path)
+        missing = [key for key in ("x_train", "y_train") if key not in arrays]
+        if missing:
+            raise DataError(
+                f"{path} has no {' and no '.join(missing)}. It has: {', '.join(arrays) or 'no arrays'}.",
+                hint=f"arrays are found by name: {', '.join(_ARRAYS)}; of these x_train and y_train must be there",
+            )
+        extra = [key for key in arrays if key not in _ARRAYS]
+        if extra:
+            near = nearest(extra[0], list(_ARRAYS))
+            raise DataError(
+                f"{path} has {extra[0]!r}, which is no array of a dataset. Known: {', '.join(_ARRAYS)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        names = {key: arrays[key].tolist() if key in arrays else None for key in ("class_names", "client_names")}
+        y, y_test, classes, remark = arrays["y_train"], arrays.get("y_test"), names["class_names"], ()
+        if self.target == "class" and not classes:
+            y, y_test, classes, remark = _numbered(path.name, y, y_test)
+        dataset = from_arrays(
+            arrays["x_train"],
+            y,
+            arrays.get("x_test"),
+            y_test,
+            name=path.stem,
+            target=self.target,
+            integers=self.integers,
+            test_share=self.test_share,
+            seed=self.seed,
+            classes=len(classes) if classes else None,
+            class_names=classes or None,
+            writers=arrays.get("clients"),
+            writer_names=names["client_names"],
+        )
+        return dataclasses.replace(dataset, remarks=(*remark, *dataset.remarks))
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def _table(self, path: Path) -> Dataset:
+        if self.target == "token" or self.integers:
+            raise InputError(f"A table such as {path} holds no sequences of tokens.", hint="give an npz archive")
+        tables = [_Table(path)] if self.test is None else [_Table(path), _Table(Path(self.test))]
+        features = self.features or tuple(n for n in tables[0].names if n not in (self.label, self.client))
+        for name in (self.label, *((self.client,) if self.client is not None else ()), *features):
+            for table in tables if name != self.client else tables[:1]:
+                table.need(name)
+        for name in features:
+            if name in (self.label, self.client):
+                raise InputError(f"The column {name!r} of {path} cannot be a feature: it is the label or the client.")
+        if not features:
+            raise DataError(f"{path} has no column to learn from beside {self.label!r}.")
+        x = [np.stack([table.numbers(name) for name in features], axis=1) for table in tables]
+        remark: tuple[str, ...] = ()
+        names = None
+        if self.target == "number":
+            y = [table.numbers(self.label) for table in tables]
+        else:
+            values = [table.labels(self.label) for table in tables]
+            first, second, names, remark = _numbered(path.name, values[0], values[1] if self.test else None)
+            y = [first] if second is None else [first, second]
+        dataset = from_arrays(
+            x[0],
+            y[0],
+            x[1] if self.test else None,
+            y[1] if self.test else None,
+            name=path.stem,
+            target=self.target,
+            test_share=self.test_share,
+            seed=self.seed,
+            class_names=names,
+            writers=None if self.client is None else tables[0].owners(self.client),
+        )
+        if self.standardise:
+            mean, deviation = (
+                dataset.x_train.mean(axis=0, dtype=np.float64),
+                dataset.x_train.std(axis=0, dtype=np.float64),
+            )
+            scale = 1 / np.where(deviation > 0, deviation, 1)
+            x_train, x_test = (((part - mean) * scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
+            dataset = dataclasses.replace(dataset, x_train=x_train, x_test=x_test)
+        return dataclasses.replace(dataset, remarks=(*remark, *dataset.remarks))
+
+
+def _numbered(
+    name: str, y: AnyArray, y_test: AnyArray | None
+) -> tuple[AnyArray, AnyArray | None, list[str], tuple[str, ...]]:
+    """Return labels of any kind as classes 0, 1, ..., their names, and a remark where that changed them."""
+    parts = [y] if y_test is None else [y, y_test]
+    for part in parts:
+        if part.dtype.kind not in "iuUb" or part.ndim != 1:
+            raise InputError(
+                f"The labels of {name} are to be classes: whole numbers or texts, one per sample. Got {part.shape} of "
+                f"{part.dtype}.",
+                hint="where they are numbers to be predicted, set task.name=regression",
+            )
+    if len({part.dtype.kind for part in parts}) > 1:
+        raise InputError(f"The labels of {name} are of one kind for training and of another for testing.")
+    values, codes = np.unique(np.concatenate(parts), return_inverse=True)
+    names = [str(value) for value in values.tolist()]
+    remark: tuple[str, ...] = ()
+    if names != [str(i) for i in range(len(names))]:
+        shown = ", ".join(f"{n!r} is {i}" for i, n in enumerate(names[:_SHOWN])) + (
+            ", ..." if len(names) > _SHOWN else ""
+        )
+        remark = (f"the labels of {name} were numbered: {shown}",)
+    unseen = np.setdiff1d(values, y)
+    if len(unseen):
+        raise InputError(f"The label {str(unseen[0])!r} of {name} is only in the test set; nothing could learn it.")
+    split = np.split(codes.astype(np.int64), [len(y)])
+    return split[0], None if y_test is None else split[1], names, remark
+
+
+def _read_npz(path: Path) -> dict[str, AnyArray]:
+    if path.suffix != ".npz":
+        raise DataError(
+            f"{path} is no data file fedcohort reads.", hint="it reads .csv, .parquet, .npz and folders of .npy"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (ValueError, OSError, EOFError, KeyError) as error:
+        raise DataError(f"{path} cannot be read as an npz archive of plain arrays: {error}.") from error
+
+
+def _read_folder(path: Path) -> dict[str, AnyArray]:
+    found: dict[str, AnyArray] = {}
+    for file in sorted(path.glob("*.npy")):
+        if file.stem not in _ARRAYS:
+            continue  # a folder may hold other things
+        try:
+            found[file.stem] = np.load(file, allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise DataError(f"{file} cannot be read as a plain array: {error}.") from error
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _Table:
+    """A CSV or Parquet file in memory, with errors that name file, column and row."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.compute
+            import pyarrow.csv
+            import pyarrow.parquet
+        except ImportError as error:
+            raise MissingExtraError("Tables need pyarrow.", hint="pip install 'fedcohort[sim]'") from error
+        self.path = path
+        if not path.is_file():
+            raise DataError(f"There is no file {path}.")
+        try:
+            if path.suffix == ".parquet":
+                self._table: Any = pa.parquet.read_table(path)
+            else:
+                options = pa.csv.ConvertOptions(strings_can_be_null=True)
+                self._table = pa.csv.read_csv(path, convert_options=options)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path} cannot be read as a table: {error}.") from error
+        self.names: list[str] = list(self._table.column_names)
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"{path} has more than one column {twice!r}.")
+        if not self._table.num_rows:
+            raise DataError(f"{path} has no rows.")
+
+    def need(self, name: str) -> None:
+        """Refuse a column that is not there."""
+        if name not in self.names:
+            near = nearest(name, self.names)
+            which = "the label with data.label, the client with data.client"
+            raise DataError(
+                f"{self.path} has no column {name!r}. It has: {', '.join(map(repr, self.names))}.",
+                hint=f"did you mean {near!r}? Columns are named with data.label, data.client and data.features"
+                if near
+                else f"name {which}",
+            )
+
+    def _column(self, name: str) -> Any:
+        column = self._table.column(name).combine_chunks()
+        self._refuse(name, np.asarray(column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)), "is missing")
+        if hasattr(column, "dictionary_decode"):
+            column = column.dictionary_decode()
+        return column
+
+    def _refuse(self, name: str, bad: BoolArray, what: str, hint: str | None = None) -> None:
+        rows = np.flatnonzero(bad)
+        if len(rows):
+            shown = ", ".join(str(int(row) + 1) for row in rows[:_SHOWN]) + (", ..." if len(rows) > _SHOWN else "")
+            raise InputError(
+                f"The column {name!r} of {self.path} {what} in {len(rows):,} of {len(bad):,} rows (row {shown}, the "
+                "first after the header being 1).",
+                hint=hint or "complete these rows or take them out",
+            )
+
+    def numbers(self, name: str) -> AnyArray:
+        """Return a column of finite numbers (n,)."""
+        values = self._plain(name)
+        if values.dtype.kind not in "iufb":
+            odd = next((str(value) for value in values if not _is_number(str(value))), str(values[0]))
+            raise InputError(
+                f"The column {name!r} of {self.path} holds no numbers ({self._table.column(name).type}), e.g. {odd!r}.",
+                hint="learn from other columns with data.features, or turn it into numbers first",
+            )
+        array = values.astype(np.float64)
+        self._refuse(name, ~np.isfinite(array), "is not finite")
+        return array
+
+    def labels(self, name: str) -> AnyArray:
+        """Return a column of classes (n,): whole numbers or texts."""
+        values = self._plain(name)
+        if values.dtype.kind == "f":
+            whole = values == np.round(values)
+            self._refuse(name, ~whole, "is no class but a fraction", "to predict numbers set task.name=regression")
+            return values.astype(np.int64)
+        return values
+
+    def owners(self, name: str) -> AnyArray:
+        """Return a column of client ids (n,): whole numbers or texts."""
+        values = self._plain(name)
+        if values.dtype.kind == "f":
+            self._refuse(name, values != np.round(values), "is no client but a fraction")
+            return values.astype(np.int64)
+        if values.dtype.kind in "iu":
+            return values
+        blank = np.char.strip(values.astype(np.str_)) == ""
+        self._refuse(name, blank, "is missing")
+        return values
+
+    def _plain(self, name: str) -> AnyArray:
+        values = np.asarray(self._column(name).to_numpy(zero_copy_only=False))
+        return values.astype(np.str_) if values.dtype.kind not in "iufbU" else values
+
+
+@DATASETS.register("flwr")
+@dataclass(frozen=True, kw_only=True)
+class FlwrDataset(Source):
+    """A dataset of flwr_datasets by its name on the Hugging Face Hub; flwr_datasets must be installed."""
+
+    dataset: str = param(dataclasses.MISSING, Text(), "its name, for example ylecun/mnist")
+    subset: str | None = param(None, Optional(Text()), "its subset or version")
+    inputs: str = param("image", Text(), "the column of samples: images, or lists of numbers")
+    label: str = param("label", Text(), "the column of classes")
+    client: str | None = param(None, Optional(Text()), "the column of whose sample it is; the partition 'natural'")
+    train: str = param("train", Text(), "the split to train on")
+    test: str = param("test", Text(), "the split to test on")
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Let flwr_datasets load it, which fetches what it does not have."""
+        try:
+            from flwr_datasets import FederatedDataset
+        except ImportError as error:
+            raise MissingExtraError(
+                f"The dataset {self.dataset!r} is one of flwr_datasets, which is not installed.",
+                hint="pip install 'flwr-datasets[vision]'",
+            ) from error
+        try:
+            federated = FederatedDataset(dataset=self.dataset, subset=self.subset, partitioners={}, shuffle=False)
+            splits = [federated.load_split(self.train), federated.load_split(self.test)]
+        except FedcohortError:
+            raise
+        except Exception as error:  # whatever the hub, the network or the dataset's own code raises
+            raise DataError(
+                f"flwr_datasets cannot load {self.dataset!r}: {type(error).__name__}: {error}.",
+                hint="is the name right, and this machine online? Splits are named with data.train and data.test",
+            ) from error
+        (x, y), (x_test, y_test) = (
+            columns_of(split, self.inputs, self.label, f"the split {name!r}")
+            for split, name in zip(splits, (self.train, self.test), strict=True)
+        )
+        writers = None
+        if self.client is not None:
+            writers = columns_of(splits[0], self.inputs, self.client, f"the split {self.train!r}")[1]
+            if writers.dtype.kind not in "iu":
+                writers = writers.astype(np.str_)
+        dataset = from_arrays(x, y, x_test, y_test, name=self.dataset, writers=writers)
+        return dataclasses.replace(dataset, source=f"flwr_datasets, {self.dataset}")

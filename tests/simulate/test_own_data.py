@@ -1,0 +1,247 @@
+"""Data and models of one's own: tables, archives, folders, arrays in memory; and everything that can be wrong."""
+
+import csv
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from fedcohort.errors import DataError, InputError, MissingExtraError
+from fedcohort.simulate.config import ConfigError, Experiment
+from fedcohort.simulate.data import Dataset, OwnFile, from_arrays, load_dataset, spelled
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation, prepare, run_experiment
+from fedcohort.simulate.tables import read_table
+
+N = 120
+
+
+def rows(seed=0):
+    draw = np.random.default_rng(seed)
+    species = draw.permutation(np.arange(N) % 3)
+    x = draw.normal(size=(N, 2)) * 10 + species[:, None] * 50 + 100
+    towns = [f"t{i % 6}" for i in range(N)]
+    return [[*map(float, a), ["cat", "dog", "eel"][s], t] for a, s, t in zip(x, species, towns, strict=True)]
+
+
+def table(path, lines, head=("a", "b", "species", "town")):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(lines)
+    return str(path)
+
+
+def read(path, **options):
+    return OwnFile(path=path, **({"label": "species", "client": "town"} | options)).load()
+
+
+SMALL = {
+    "scenario": {"partition": {"name": "natural"}},
+    "model": "logistic",
+    "local": {"steps": 4, "batch_size": 8, "lr": 0.2},
+    "run": {"rounds": 3, "cohort": 2, "device": "cpu", "checkpoint_seconds": 0.0},
+    "selectors": {"uniform": {}},
+}
+
+
+def test_a_table_with_clients_and_text_labels(tmp_path):
+    dataset = read(table(tmp_path / "zoo.csv", rows()))
+    assert dataset.name == "zoo" and dataset.class_names == ("cat", "dog", "eel") and dataset.shape == (2,)
+    assert len(dataset.y_train) == 96 and len(dataset.y_test) == 24
+    assert dataset.writer_names == tuple(f"t{i}" for i in range(6))
+    assert abs(dataset.x_train.mean()) < 1e-5 and abs(dataset.x_train.std() - 1) < 1e-5
+    assert "'cat' is 0" in dataset.remarks[0] and "held out" in dataset.remarks[1]
+    as_it_is = read(table(tmp_path / "zoo.csv", rows()), standardise=False)
+    assert as_it_is.x_train.mean() > 100
+    one = read(table(tmp_path / "zoo.csv", rows()), features=("b",), client=None)
+    assert one.shape == (1,) and one.writers is None
+    tested = read(str(tmp_path / "zoo.csv"), test=table(tmp_path / "test.csv", rows(1)))
+    assert len(tested.y_train) == len(tested.y_test) == N and len(tested.remarks) == 1
+
+
+def test_labels_with_gaps_are_numbered_and_said(tmp_path):
+    lines = [[a, b, {"cat": 3, "dog": 7, "eel": 900}[s], t] for a, b, s, t in rows()]
+    dataset = read(table(tmp_path / "zoo.csv", lines))
+    assert dataset.classes == 3 and dataset.class_names == ("3", "7", "900")
+    assert dataset.remarks[0].endswith("were numbered: '3' is 0, '7' is 1, '900' is 2")
+    with pytest.raises(InputError, match=r"go up to 7, but no sample is of class 0, 1, 2.*\n.*classes=8"):
+        from_arrays(np.zeros((6, 2)), [3, 7] * 3)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (3, "", r"'town' .* is missing in 1 of 120 rows \(row 5,"),
+        (3, "  ", r"'town' .* is missing in 1 of 120 rows"),
+        (2, "", "'species' .* is missing"),
+        (0, "nan", "'a' .* is missing"),
+        (0, "inf", "'a' .* is not finite"),
+        (1, "tall", "'b' .* holds no numbers .* e.g. 'tall'"),
+    ],
+)
+def test_bad_cells_are_named(tmp_path, at, value, message):
+    lines = rows()
+    lines[4][at] = value
+    with pytest.raises(InputError, match=message):
+        read(table(tmp_path / "zoo.csv", lines))
+
+
+def test_bad_tables(tmp_path):
+    good = table(tmp_path / "zoo.csv", rows())
+    with pytest.raises(DataError, match=r"no column 'specie'.*\n.*did you mean 'species'"):
+        read(good, label="specie")
+    with pytest.raises(DataError, match="There is no file or folder"):
+        read(str(tmp_path / "no.csv"))
+    with pytest.raises(DataError, match="has no rows"):
+        read(table(tmp_path / "empty.csv", []))
+    with pytest.raises(DataError, match="more than one column 'a'"):
+        read(table(tmp_path / "twice.csv", rows(), head=("a", "a", "species", "town")))
+    with pytest.raises(InputError, match=r"no class but a fraction in 120 .*\n.*task.name=regression"):
+        read(good, label="a", features=("b",))
+    with pytest.raises(InputError, match=r"label 'fox' .* only in the test set"):
+        read(good, test=table(tmp_path / "test.csv", [[1.0, 2.0, "fox", "t1"]]))
+    with pytest.raises(InputError, match="it is the label or the client"):
+        read(good, features=("a", "town"))
+    (tmp_path / "odd.txt").write_text("a")
+    with pytest.raises(DataError, match="no data file fedcohort reads"):
+        read(str(tmp_path / "odd.txt"), client=None)
+
+
+def test_archives_and_folders(tmp_path):
+    x, y = np.ones((30, 4)), np.arange(30) % 3
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:6], y_test=y[:6], clients=np.arange(30) % 5 * 1000)
+    dataset = load_dataset("file", path=str(tmp_path / "a.npz"))
+    assert dataset.remarks == () and dataset.writer_names == ("0", "1000", "2000", "3000", "4000")
+    np.save(tmp_path / "x_train.npy", x)
+    with pytest.raises(DataError, match=r"has no y_train. It has: x_train"):
+        load_dataset("file", path=str(tmp_path))
+    np.save(tmp_path / "y_train.npy", y)
+    assert len(load_dataset("file", path=str(tmp_path)).y_test) == 6
+    np.savez(tmp_path / "half.npz", x_train=x, y_train=y, x_test=x)
+    with pytest.raises(InputError, match="one of them is missing"):
+        load_dataset("file", path=str(tmp_path / "half.npz"))
+    np.savez(tmp_path / "more.npz", x_train=x, y_train=y, client=y)
+    with pytest.raises(DataError, match=r"'client'.*\n.*did you mean 'clients'"):
+        load_dataset("file", path=str(tmp_path / "more.npz"))
+    np.savez(tmp_path / "object.npz", x_train=np.array([{}, 1], dtype=object), y_train=y)
+    with pytest.raises(DataError, match="plain arrays"):
+        load_dataset("file", path=str(tmp_path / "object.npz"))
+    with pytest.raises(InputError, match=r"'data.client' is for tables"):
+        load_dataset("file", path=str(tmp_path / "a.npz"), client="c")
+
+
+def test_what_a_name_stands_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert spelled("digits") == {"name": "digits"}
+    assert spelled("zoo.parquet") == {"name": "file", "path": "zoo.parquet"}
+    (tmp_path / "mine").mkdir()
+    assert spelled("mine")["name"] == "file" and spelled("nothing") == {"name": "nothing"}
+
+
+def test_a_configuration_finds_what_lies_beside_it(tmp_path):
+    table(tmp_path / "zoo.csv", rows())
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__(nn.Linear(shape[0], 5), nn.Tanh(), nn.Linear(5, classes))\n"
+        "class Nothing: ...\n"
+        "class Wrong(Net):\n"
+        "    def forward(self, x):\n"
+        "        raise KeyError('no')\n"
+    )
+    text = (
+        '[data]\npath = "zoo.csv"\nlabel = "species"\nclient = "town"\n[model]\nname = "net.py:Net"\n'
+        '[scenario]\npartition = "natural"\n[run]\ncohort = 2\n[selectors.uniform]\n'
+    )
+    (tmp_path / "e.toml").write_text(text)
+    experiment = Experiment.from_dict(read_table(tmp_path / "e.toml"))
+    assert experiment.table["data"]["path"] == str(tmp_path / "zoo.csv")
+    assert experiment.table["model"]["name"] == f"{tmp_path / 'net.py'}:Net"
+    ready = prepare(experiment)
+    assert [f.client_names for f in ready.federations.values()] == [tuple(f"t{i}" for i in range(6))]
+    for name, message in {
+        "net.py:Nothing": "is the class Nothing, not a torch.nn.Module",
+        "net.py:nn": "is a module, not a torch.nn.Module",
+        "net.py:Wrong": "cannot take inputs of shape",
+    }.items():
+        (tmp_path / "e.toml").write_text(text.replace("net.py:Net", name))
+        with pytest.raises(InputError, match=message):
+            prepare(Experiment.from_dict(read_table(tmp_path / "e.toml")))
+    with pytest.raises(ConfigError, match=r"In the section \[model\]: There is no file 'no.py'"):
+        Experiment.from_dict({"model": "no.py:Net"})
+
+
+def test_arrays_run_and_continue_from_the_directory(tmp_path):
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 2, N)
+    dataset = from_arrays(draw.normal(size=(N, 3)) + y[:, None], y, writers=[f"w{i % 4}" for i in range(N)])
+    assert run_experiment({**SMALL, "data": dataset}, tmp_path / "whole") == "finished"
+    stopped = Simulation(Experiment.from_dict({**SMALL, "data": dataset}), tmp_path / "parts")
+
+    class Stop:
+        def on_start(self, *arguments): ...
+        def on_end(self, *arguments): ...
+        def on_round(self, *arguments):
+            stopped.stop()
+
+    stopped.listeners.append(Stop())
+    assert stopped.run() == "interrupted"
+    assert Simulation.open(tmp_path / "parts").run() == "finished"
+    whole, parts = load(tmp_path / "whole"), load(tmp_path / "parts")
+    assert whole.curves["uniform-s0"].accuracy.tolist() == parts.curves["uniform-s0"].accuracy.tolist()
+    assert whole.federation("uniform-s0").names == ("w0", "w1", "w2", "w3")
+    with pytest.raises(ConfigError, match="cannot change data that were given as arrays"):
+        Experiment.from_dict({**SMALL, "data": dataset, "settings": [{"name": "x", "data": {"name": "digits"}}]})
+
+
+def test_nothing_is_written_for_bad_data(tmp_path):
+    lines = rows()
+    lines[7][3] = ""
+    bad = {**SMALL, "data": {"path": table(tmp_path / "zoo.csv", lines), "label": "species", "client": "town"}}
+    with pytest.raises(InputError, match="is missing"):
+        run_experiment(bad, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_of_ones_own(tmp_path):
+    (tmp_path / "source.py").write_text(
+        "import numpy as np\n"
+        "from fedcohort.simulate.data import Source, from_arrays\n"
+        "class Mine(Source):\n"
+        "    def load(self, folder=None, download=False):\n"
+        "        return from_arrays(np.eye(8), np.arange(8) % 2, name='mine', test_share=0.25)\n"
+        "class Other: ...\n"
+    )
+    assert isinstance(load_dataset(f"{tmp_path / 'source.py'}:Mine"), Dataset)
+    with pytest.raises(InputError, match="is the class Other, not a Source"):
+        Experiment.from_dict({"data": f"{tmp_path / 'source.py'}:Other"})
+
+
+def test_flwr_datasets_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(MissingExtraError, match="flwr_datasets, which is not installed"):
+        load_dataset("flwr", dataset="ylecun/mnist")
+
+    class FederatedDataset:
+        def __init__(self, *, dataset, subset, partitioners, shuffle):
+            assert (dataset, subset, partitioners, shuffle) == ("ylecun/mnist", None, {}, False)
+
+        def load_split(self, split):
+            if split not in ("train", "test"):
+                raise ValueError(f"no split {split}")
+            images = [np.full((4, 4), i, np.uint8) for i in range(6)]
+            return {"image": images, "label": [0, 1] * 3, "user": ["x", "y", "z"] * 2}
+
+    fake = types.ModuleType("flwr_datasets")
+    fake.FederatedDataset = FederatedDataset
+    monkeypatch.setitem(sys.modules, "flwr_datasets", fake)
+    dataset = load_dataset("flwr", dataset="ylecun/mnist", client="user")
+    assert dataset.x_train.shape == (6, 4, 4) and dataset.writer_names == ("x", "y", "z")
+    with pytest.raises(DataError, match="cannot load 'ylecun/mnist': ValueError: no split validation"):
+        load_dataset("flwr", dataset="ylecun/mnist", test="validation")
+    with pytest.raises(InputError, match="no column 'person'"):
+        load_dataset("flwr", dataset="ylecun/mnist", client="person")
