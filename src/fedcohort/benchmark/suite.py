@@ -212,7 +212,7 @@ def rounds_of(data: str) -> int:
 
 
 def _natural() -> tuple[Setting, ...]:
-    writers = {"name": "writers"}
+    writers = {"name": "natural"}
     return (
         Setting("natural", "Fed-CBS", "real writers, all available", {"partition": writers}),
         Setting(

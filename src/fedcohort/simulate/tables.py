@@ -39,7 +39,8 @@ def read_table(path: str | Path) -> dict[str, Any]:
 def _placed(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a configuration whose own parts, ``file.py:Class`` and files of data, are found from any folder."""
     selectors = table.get("selectors")
-    for label, entry in list(selectors.items()) if isinstance(selectors, dict) else ():
+    selectors = selectors if isinstance(selectors, dict) else {}
+    for label, entry in list(selectors.items()):
         name = entry.get("name", label) if isinstance(entry, dict) else entry
         if (found := _found(name, folder)) != name:
             selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": found}

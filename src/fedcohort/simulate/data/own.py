@@ -71,7 +71,7 @@ def to_npz(dataset: Dataset) -> bytes:
     if dataset.writer_names is not None:
         arrays["client_names"] = np.array(dataset.writer_names, dtype=np.str_)
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)  # type: ignore[arg-type]  # the stubs take every keyword for it
+    np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
 
 
@@ -101,10 +101,11 @@ class OwnFile(Source):
     def placed(self, folder: str | os.PathLike[str] | None) -> OwnFile:
         """Return the same with paths that are good from any folder."""
         base = Path(folder or ".").expanduser()
-        paths = {key: getattr(self, key) for key in ("path", "test") if getattr(self, key) is not None}
-        return dataclasses.replace(
-            self, **{key: str((base / Path(value).expanduser()).resolve()) for key, value in paths.items()}
-        )
+
+        def placed(path: str) -> str:
+            return str((base / Path(path).expanduser()).resolve())
+
+        return dataclasses.replace(self, path=placed(self.path), test=None if self.test is None else placed(self.test))
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Read it; there is nothing to download."""
@@ -139,7 +140,8 @@ class OwnFile(Source):
                 hint=f"did you mean {near!r}?" if near else None,
             )
         names = {key: arrays[key].tolist() if key in arrays else None for key in ("class_names", "client_names")}
-        y, y_test, classes, remark = arrays["y_train"], arrays.get("y_test"), names["class_names"], ()
+        y, y_test, classes = arrays["y_train"], arrays.get("y_test"), names["class_names"]
+        remark: tuple[str, ...] = ()
         if self.target == "class" and not classes:
             y, y_test, classes, remark = _numbered(path.name, y, y_test)
         dataset = from_arrays(
