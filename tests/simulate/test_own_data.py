@@ -10,8 +10,9 @@ import pytest
 from fedcohort.errors import DataError, InputError, MissingExtraError
 from fedcohort.simulate.config import ConfigError, Experiment
 from fedcohort.simulate.data import Dataset, OwnFile, from_arrays, load_dataset, spelled
+from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation, prepare, run_experiment
+from fedcohort.simulate.runner import Simulation, run_experiment
 from fedcohort.simulate.tables import read_table
 
 N = 120
