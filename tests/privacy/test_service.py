@@ -208,6 +208,7 @@ def test_folder(tmp_path: Path) -> None:
         assert secret.body not in (folder / public).read_bytes()
     holder, token = open_folder(folder)
     assert holder.agreed == ("anna", "ben") and len(token) > 30
+    assert (folder / "opened.sqlite").stat().st_mode & 0o777 == 0o600
     assert PublicKey.from_bytes((folder / "public.key").read_bytes()).name == holder.key_name
     with pytest.raises(KeyHolderError, match="holds a key already"):
         make_folder(folder, 3, ["anna", "ben"])

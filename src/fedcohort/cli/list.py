@@ -22,6 +22,7 @@ class Kind(StrEnum):
     SELECTORS = "selectors"
     FILTERS = "filters"
     AGGREGATORS = "aggregators"
+    LABELS = "labels"
     PARTITIONS = "partitions"
     PRESETS = "presets"
     DATASETS = "datasets"
@@ -42,6 +43,10 @@ def registry(kind: Kind) -> Registry[Any]:
         from fedcohort.aggregators import AGGREGATORS
 
         return AGGREGATORS
+    if kind is Kind.LABELS:
+        from fedcohort.privacy.sharing import LABEL_SHARING
+
+        return LABEL_SHARING
     if kind is Kind.PARTITIONS:
         from fedcohort.scenario import PARTITIONS
 

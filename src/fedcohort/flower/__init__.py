@@ -19,6 +19,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from fedcohort.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
     from fedcohort.flower.failed import Failure, failures
+    from fedcohort.flower.private import Private
     from fedcohort.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Facts",
     "Failure",
     "FederationTimeoutError",
+    "Private",
     "RoundError",
     "ServerValidation",
     "client_name",
@@ -38,6 +40,7 @@ __all__ = [
 _HOMES = {
     "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
     "failed": ("Failure", "failures"),
+    "private": ("Private",),
     "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
 }
 

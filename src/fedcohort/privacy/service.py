@@ -89,6 +89,8 @@ def open_folder(folder: Path) -> tuple[KeyHolder, str]:
         )
     secret = SecretKey.from_bytes((folder / "secret.key").read_bytes())
     clients = [line.strip() for line in (folder / "clients.txt").read_text().splitlines() if line.strip()]
+    if not (folder / "opened.sqlite").exists():
+        _private(folder / "opened.sqlite", b"")  # it will hold S
     return KeyHolder(secret, clients, folder / "opened.sqlite"), (folder / "token").read_text().strip()
 
 

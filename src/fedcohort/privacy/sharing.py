@@ -91,7 +91,7 @@ class Rotated(LabelSharing):
 @LABEL_SHARING.register("noisy")
 @dataclass(frozen=True, kw_only=True)
 class Noisy(LabelSharing):
-    """Clients add noise to their counts: differential privacy of one release; see :class:`CountNoise`."""
+    """Clients add noise to their counts: differential privacy of one release."""
 
     epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
     mechanism: Literal["geometric", "gaussian"] = param(
@@ -113,7 +113,7 @@ class Noisy(LabelSharing):
 @LABEL_SHARING.register("encrypted")
 @dataclass(frozen=True, kw_only=True)
 class Encrypted(LabelSharing):
-    """Clients encrypt, the server multiplies, a key holder opens S (extra ``he``). Exact."""
+    """Clients encrypt, the server multiplies, a key holder opens S (extra he). Exact."""
 
     def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
         """Return S, as measured here: encryption by all clients at once, then the server, then the key holder."""
