@@ -3,6 +3,8 @@
 from fedcohort.selectors.active_fl import ActiveFL
 from fedcohort.selectors.astraea import Astraea
 from fedcohort.selectors.balanced import Balanced
+from fedcohort.selectors.clustered import Clustered
+from fedcohort.selectors.divfl import DivFL
 from fedcohort.selectors.fed_cucb import FedCucb
 from fedcohort.selectors.fedacs import FedAcs
 from fedcohort.selectors.fedcbs import BlindFedCBS, FedCBS
@@ -10,6 +12,8 @@ from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb
 from fedcohort.selectors.fedcor import FedCor
 from fedcohort.selectors.feel import Feel
 from fedcohort.selectors.flash import Flash
+from fedcohort.selectors.gradnorm import GradNorm
+from fedcohort.selectors.hics_fl import HicsFL
 from fedcohort.selectors.oort import Oort
 from fedcohort.selectors.power_of_choice import PowerOfChoice
 from fedcohort.selectors.pyramidfl import PyramidFL
@@ -22,6 +26,8 @@ __all__ = [
     "Astraea",
     "Balanced",
     "BlindFedCBS",
+    "Clustered",
+    "DivFL",
     "FedAcs",
     "FedCBS",
     "FedCmTs",
@@ -30,6 +36,8 @@ __all__ = [
     "FedCucb",
     "Feel",
     "Flash",
+    "GradNorm",
+    "HicsFL",
     "Oort",
     "PowerOfChoice",
     "PyramidFL",

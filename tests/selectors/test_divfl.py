@@ -1,0 +1,122 @@
+"""DivFL: the lazy greedy is the plain one, near the optimum, and members count for those they represent."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fedcohort.clients import ClientTable
+from fedcohort.numerics.groups import distances
+from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.selectors.divfl import DiverseState, DivFL, lazy_greedy, stochastic_greedy
+from fedcohort.session import Session
+from fedcohort.signals import SKETCH_WIDTH, Signal
+
+
+def total(apart, chosen):
+    """G(S)."""
+    return apart[:, list(chosen)].min(axis=1).sum()
+
+
+def plain_greedy(apart, size):
+    """Algorithm 1 as written: in every step compute the gain of every client that is left."""
+    chosen = []
+    for _ in range(size):
+        left = [i for i in range(apart.shape[1]) if i not in chosen]
+        chosen.append(min(left, key=lambda i: total(apart, [*chosen, i])))
+    return chosen
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_lazy_is_plain(size):
+    for seed in range(25):
+        place = np.random.default_rng(seed).integers(0, 12, (30, 3)).astype(float)
+        apart = np.abs(place[:, None] - place).sum(axis=2)[:, :20]  # whole numbers: ties, and no rounding
+        assert lazy_greedy(apart, size)[0].tolist() == plain_greedy(apart, size)
+
+
+def test_greedy_is_within_its_bound_of_the_best():
+    """The gain over a phantom at the largest distance is at least (1 - 1/e) of the best cohort's."""
+    for seed in range(10):
+        apart = distances(np.random.default_rng(seed).normal(size=(12, 2)))
+        phantom = 12 * apart.max()
+        best = phantom - min(total(apart, s) for s in combinations(range(12), 3))
+        greedy = phantom - total(apart, lazy_greedy(apart, 3)[0])
+        assert (1 - 1 / np.e) * best <= greedy <= best + 1e-9
+
+
+def test_gains_by_hand():
+    """Places 0, 1, 2, 10: sums of distances 13, 11, 11, 27 below 4 x 10; then 10 saves its own 9."""
+    place = np.array([0.0, 1, 2, 10])
+    chosen, gain = lazy_greedy(np.abs(place[:, None] - place), 2)
+    assert chosen.tolist() == [1, 3]
+    assert gain[[1, 3]] == pytest.approx([29.0, 9.0])
+
+
+def test_distances_are_euclidean():
+    vectors = np.random.default_rng(0).normal(size=(7, 5))
+    expected = np.linalg.norm(vectors[:, None] - vectors, axis=2)
+    assert distances(vectors) == pytest.approx(expected, abs=1e-7)
+
+
+def state_of(kinds, noise=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    n = len(kinds)
+    vectors = np.eye(4, SKETCH_WIDTH)[kinds] + noise * rng.normal(size=(n, SKETCH_WIDTH))
+    return DiverseState(np.arange(n), np.zeros(n, np.int64), vectors, np.ones(n, np.bool_))
+
+
+def test_weights_are_the_numbers_represented():
+    kinds = np.array([0, 0, 0, 0, 1, 1, 2, 3])
+    slate = Slate(round=3, size=4, candidates=np.arange(8), clients=ClientTable(n=8))
+    cohort, _ = DivFL().select(state_of(kinds, 0.001), slate, None, np.random.default_rng(0))
+    assert sorted(kinds[cohort.clients]) == [0, 1, 2, 3]
+    assert dict(zip(kinds[cohort.clients].tolist(), cohort.weights.tolist(), strict=True)) == {0: 4, 1: 2, 2: 1, 3: 1}
+
+
+def test_equal_updates_leave_the_choice_to_chance():
+    slate = Slate(round=3, size=2, candidates=np.arange(6), clients=ClientTable(n=6))
+    rng = np.random.default_rng(0)
+    picked = set()
+    for _ in range(60):
+        cohort, _ = DivFL().select(state_of(np.zeros(6, int)), slate, None, rng)
+        assert (cohort.weights >= 1).all()
+        picked |= set(cohort.clients.tolist())
+    assert picked == set(range(6))
+
+
+def test_absent_clients_are_represented_too():
+    """Kind 1 is away; of those available, 3 lies nearest to it."""
+    vectors = np.zeros((4, SKETCH_WIDTH))
+    vectors[:, 0] = [0.0, 10.0, 1.0, 8.0]
+    state = DiverseState(np.arange(4), np.zeros(4, np.int64), vectors, np.ones(4, np.bool_))
+    slate = Slate(round=3, size=2, candidates=np.array([0, 2, 3]), clients=ClientTable(n=4))
+    cohort, _ = DivFL().select(state, slate, None, np.random.default_rng(0))
+    assert 3 in cohort.clients
+    assert cohort.weights[cohort.clients.tolist().index(3)] == 2
+
+
+def test_everybody_is_asked_once_even_those_that_fail():
+    session = Session(DivFL(), ClientTable(n=9), seed=2)
+    seen = []
+    for _ in range(3):
+        cohort = session.ask(RoundRequest(size=3))
+        seen += cohort.clients.tolist()
+        metrics = {Signal.UPDATE_SKETCH: np.ones((3, SKETCH_WIDTH))}
+        status = [Status.FAILED, Status.OK, Status.OK]
+        session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
+    assert sorted(seen) == list(range(9))
+    cohort = session.ask(RoundRequest(size=8))  # six are known; two that failed are taken to fill up
+    assert cohort.size == 8
+
+
+def test_stochastic_greedy_takes_the_best_it_looks_at():
+    """With a sample of all it is the plain greedy; with a sample of 1 it is a random cohort."""
+    place = np.random.default_rng(4).integers(0, 12, (15, 3)).astype(float)
+    apart = np.abs(place[:, None] - place).sum(axis=2)
+    rng = np.random.default_rng(0)
+    assert stochastic_greedy(apart, 6, 15, rng)[0].tolist() == plain_greedy(apart, 6)
+    picked = np.array([stochastic_greedy(apart, 3, 1, rng)[0] for _ in range(600)])
+    assert np.bincount(picked.ravel(), minlength=15) == pytest.approx(np.full(15, 120), rel=0.4)
+    some = [total(apart, stochastic_greedy(apart, 3, 5, rng)[0]) for _ in range(50)]
+    assert total(apart, plain_greedy(apart, 3)) <= np.mean(some) < np.mean([total(apart, p) for p in picked])
