@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,9 +20,10 @@ from fedcohort.errors import InputError
 from fedcohort.expressions import Attributes
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import sealed_state
+from fedcohort.journal.upkeep import forget
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
-from fedcohort.protocol import Selector
+from fedcohort.protocol import Selector, is_per_client
 from fedcohort.rules import Referee, Rules
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt
@@ -223,6 +225,31 @@ class Standing:
             self._journal.add_event("facts", {"clients": self.table.differing(table).tolist()})
         self._set_membership_to(Membership(table, self.active))
         self._prepared = None
+
+    def forget(self, client: str) -> str:
+        """Remove what is known about a client, for good, and return the name that stands for it from now on.
+
+        It leaves the federation. Name, facts, attributes, reported numbers, scores, reasons and its row in every
+        selector's state go; that somebody took part in these rounds stays, so that participation can be proved.
+        """
+        index = self.table.index(client)
+        stand_in = forget(self._journal, client)
+        self._set_membership_to(Membership(*self._journal.table()))
+        for name, selector in self._everybody.items():
+            start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
+            fresh: Any = selector.init(self._granted[name], start)
+            changes = {}
+            for f in dataclasses.fields(fresh):
+                if is_per_client(f):
+                    changes[f.name] = getattr(self._states[name], f.name).copy()
+                    changes[f.name][index] = getattr(fresh, f.name)[index]
+            self._states[name] = sealed_state(dataclasses.replace(self._states[name], **changes))
+        with self._journal.event():
+            self._record_states(self._states)
+        if self._referee is not None:
+            self._referee = participation.resumed(self._referee.rules, self._journal)
+        self._prepared = None
+        return stand_in
 
     # -- the selector -------------------------------------------------------------------------------------------------
 

@@ -339,3 +339,15 @@ def test_an_empty_folder_says_that_it_waits(page, tmp_path, toy):
         page.wait("document.body.innerText.includes('1 of 5 rounds')")
         assert page.errors() == []
         page.driver.get("about:blank")
+
+
+def test_numbers_for_prometheus(tmp_path):
+    from fedcohort import ClientTable, RoundReport, RoundRequest, Session, create
+
+    with Session(create("uniform"), ClientTable(n=5), journal=tmp_path / "live.sqlite") as session:
+        cohort = session.ask(RoundRequest(2))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+    with Server(tmp_path) as server:
+        answer = httpx.get(f"{server.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'fedcohort_rounds_total{journal="live.sqlite"} 1\n' in answer.text

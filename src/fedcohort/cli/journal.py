@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 from fedcohort.cli.output import out
 from fedcohort.errors import InputError
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.upkeep import export, prune
 from fedcohort.protocol import SELECTORS
 from fedcohort.session import Session
 from fedcohort.specs import selector_name
@@ -36,6 +39,48 @@ def change_selector(
         out().print(
             f"From round {session.round} on {name!r} chooses, in the place of {before}.", highlight=False, markup=False
         )
+
+
+@journal_app.command("export")
+def export_tables(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Parquet files go.")],
+) -> None:
+    """Write picks, replies, metrics and events as Parquet files.
+
+    Example: fedcohort journal export run.sqlite tables
+    """
+    with closing(read_journal(journal)) as record:
+        for file in export(record, folder):
+            out().print(str(file), highlight=False, markup=False)
+
+
+@journal_app.command("prune")
+def prune_details(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    keep: Annotated[int, typer.Option(min=0, help="Of how many of the newest rounds scores and exclusions stay.")],
+) -> None:
+    """Let the scores of old rounds go; who was picked and what came of it stays.
+
+    Example: fedcohort journal prune run.sqlite --keep 100
+    """
+    with closing(Journal.open(journal)) as record:
+        count = prune(record, keep)
+    out().print(f"The scores of {count} cohorts are gone.", highlight=False)
+
+
+@journal_app.command("forget")
+def forget_client(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+) -> None:
+    """Remove a client's name, facts, numbers, scores and state for good; that somebody took part stays provable.
+
+    Example: fedcohort journal forget run.sqlite clinic-b
+    """
+    with Session.open(journal) as session:
+        stand_in = session.forget(client)
+    out().print(f"{client} is forgotten; its rounds stand under {stand_in}.", highlight=False, markup=False)
 
 
 @journal_app.command()

@@ -236,6 +236,17 @@ class Journal:
                 "(SELECT COALESCE(MAX(ticket), -1) FROM main.cohorts)"
             )
 
+    def compact(self) -> None:
+        """Write the file anew without what was deleted, so that it cannot be found in it any more."""
+        self.commit()
+        with self._sqlite_errors():
+            if self._manual:
+                self._db.execute("COMMIT")
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if self._manual:
+                self._db.execute("BEGIN IMMEDIATE")
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     def set_meta(self, key: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from fedcohort.errors import FedcohortError
+from fedcohort.journal.exposition import CONTENT_TYPE, exposition
 from fedcohort.report.dashboard.feed import Watcher, plain_json
 from fedcohort.report.page import asset, scripts, styles
 
@@ -126,6 +127,10 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
     @app.get("/events")
     async def events(item: str = "") -> StreamingResponse:
         return StreamingResponse(_stream(hub, item, stopping), media_type="text/event-stream")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await asyncio.to_thread(exposition, hub.watcher.journals()), media_type=CONTENT_TYPE)
 
     @app.get("/api/overview")
     async def overview() -> JSONResponse:

@@ -1,0 +1,105 @@
+"""A journal as numbers for Prometheus: what a scrape of ``/metrics`` on the dashboard returns."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from fedcohort.errors import JournalError
+from fedcohort.journal.explain import ABANDONED
+from fedcohort.journal.store import Journal, read_journal
+from fedcohort.protocol import Status
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_Sample = tuple[dict[str, str], float]
+METRICS: Mapping[str, tuple[str, str]] = {
+    "fedcohort_rounds_total": ("counter", "Rounds that were closed and counted."),
+    "fedcohort_rounds_abandoned_total": ("counter", "Cohorts that were given up."),
+    "fedcohort_cohorts_pending": ("gauge", "Cohorts that train now."),
+    "fedcohort_clients": ("gauge", "Members of the federation."),
+    "fedcohort_clients_never_picked": ("gauge", "Members that never took part."),
+    "fedcohort_cohort_size": ("gauge", "Clients of the newest cohort."),
+    "fedcohort_candidates": ("gauge", "Clients that could have been picked for the newest cohort."),
+    "fedcohort_excluded": ("gauge", "Clients that rules kept from the newest cohort, by reason."),
+    "fedcohort_replies_total": ("counter", "What became of clients that were asked to train, by status."),
+    "fedcohort_round_duration_seconds": ("gauge", "Seconds from choosing the newest closed cohort to closing it."),
+    "fedcohort_last_round_timestamp_seconds": ("gauge", "When a cohort was last closed, in seconds since 1970."),
+    "fedcohort_shadows_failed_total": ("counter", "Shadow selectors that failed and were dropped."),
+    "fedcohort_model": ("gauge", "Numbers about the global model after the newest round that has them, by metric."),
+}
+
+
+def exposition(journals: Mapping[str, Path]) -> str:
+    """Return the numbers of several journals, each under its name, in Prometheus's text format.
+
+    A journal that cannot be read now, because it is being created, is left out.
+    """
+    found: dict[str, list[_Sample]] = {name: [] for name in METRICS}
+    for name, path in journals.items():
+        try:
+            with closing(read_journal(path)) as journal:
+                for metric, labels, value in _samples(journal):
+                    found[metric].append(({"journal": name, **labels}, value))
+        except JournalError:
+            continue
+    lines = []
+    for metric, (kind, meaning) in METRICS.items():
+        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}"]
+        lines += [f"{metric}{{{_labels(labels)}}} {_number(value)}" for labels, value in found[metric]]
+    return "\n".join(lines) + "\n"
+
+
+def _samples(journal: Journal) -> Iterable[tuple[str, dict[str, str], float]]:
+    table, active = journal.table()
+    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
+    cohorts = [row for row in journal.cohorts() if len(row.clients)]
+    counted = [row for row in cohorts if row.ticket not in given_up]
+    closed = [row for row in counted if row.told_at is not None]
+    picked = np.zeros(table.n, np.bool_)
+    for row in cohorts:
+        picked[row.clients] = True
+    yield "fedcohort_rounds_total", {}, len(closed)
+    yield "fedcohort_rounds_abandoned_total", {}, len(given_up)
+    yield "fedcohort_cohorts_pending", {}, sum(row.told_at is None for row in cohorts)
+    yield "fedcohort_clients", {}, int(active.sum())
+    yield "fedcohort_clients_never_picked", {}, int((active & ~picked).sum())
+    if cohorts:
+        newest = cohorts[-1]
+        yield "fedcohort_cohort_size", {}, len(newest.clients)
+        yield "fedcohort_candidates", {}, newest.n_candidates
+        for reason, count in Counter(journal.exclusions(newest.ticket).values()).items():
+            yield "fedcohort_excluded", {"reason": reason}, count
+    if closed:
+        last = closed[-1]
+        assert last.told_at is not None
+        yield "fedcohort_round_duration_seconds", {}, last.told_at - last.asked_at
+        yield "fedcohort_last_round_timestamp_seconds", {}, last.told_at
+    statuses = Counter(reply.status for reply in journal.replies())
+    for status in Status:
+        yield "fedcohort_replies_total", {"status": status.name.lower()}, statuses[int(status)]
+    failed = sum(body["what"] == "failed" for body in journal.events("shadow"))
+    yield "fedcohort_shadows_failed_total", {}, failed
+    model: dict[str, float] = {}
+    for numbers in journal.metrics().values():
+        model.update({key: value for key, value in numbers.items() if value is not None})
+    for key, value in model.items():
+        yield "fedcohort_model", {"metric": key}, value
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

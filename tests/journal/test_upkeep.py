@@ -1,0 +1,120 @@
+"""Journals for machines and over time: Prometheus, Parquet, pruning, and clients that are to be forgotten."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcohort.cli.app import app
+from fedcohort.clients import ClientTable
+from fedcohort.errors import JournalError
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.exposition import METRICS, exposition
+from fedcohort.journal.upkeep import prune, tables
+from fedcohort.participation import verify
+from fedcohort.protocol import RoundReport, RoundRequest, Status, is_per_client
+from fedcohort.rules import Rules
+from fedcohort.selectors import ActiveFL
+from fedcohort.session import Session
+from fedcohort.signals import Signal
+
+NAMES = ["anna", "ben", "cem", "dora", "emil"]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "run.sqlite"
+    table = ClientTable(names=NAMES, sizes=[10, 20, 30, 40, 50])
+    rules = Rules(blocked=("emil",), max_participations=6)
+    with Session(ActiveFL(), table, seed=1, journal=path, rules=rules) as session:
+        session.set_attributes({"ben": {"city": "Ulm"}})
+        for round_ in range(6):
+            cohort = session.ask(RoundRequest(2))
+            loss = 1.0 + cohort.clients
+            status = [Status.OK, Status.FAILED if round_ == 2 else Status.OK]
+            session.tell(RoundReport(cohort.ticket, cohort.clients, status, {Signal.LOSS: loss}))
+            session.note("flower", {"round": round_, "failures": {"ben": "out of memory in Ulm"}})
+            session.record(round_, {"accuracy": 0.1 * round_})
+    return path
+
+
+def test_numbers_for_prometheus(journal: Path) -> None:
+    text = exposition({'a "b"': journal})
+    line = re.compile(r'^[a-z_]+(_total)?\{journal="a \\"b\\""(,[a-z]+="[^"]*")*\} [-0-9.e]+$')
+    lines = [entry for entry in text.splitlines() if not entry.startswith("#")]
+    assert lines and all(line.match(entry) for entry in lines)
+    pairs = [entry.replace('journal="a \\"b\\""', "").replace("{,", "{").rsplit(" ", 1) for entry in lines]
+    numbers = {name: float(value) for name, value in pairs}
+    assert numbers["fedcohort_rounds_total{}"] == 6 and numbers["fedcohort_clients{}"] == 5
+    assert numbers['fedcohort_replies_total{status="ok"}'] == 11
+    assert numbers['fedcohort_replies_total{status="failed"}'] == 1
+    assert numbers['fedcohort_excluded{reason="it is blocked"}'] == 1
+    assert numbers['fedcohort_model{metric="accuracy"}'] == 0.5
+    assert {m.split("{")[0] for m in numbers} <= set(METRICS)
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_are_there() -> None:
+    board = json.loads((Path(__file__).parents[2] / "examples" / "grafana" / "fedcohort.json").read_text())
+    asked = set(re.findall(r"fedcohort_[a-z_]+", json.dumps([p["targets"] for p in board["panels"]])))
+    assert asked <= set(METRICS) and len(asked) >= 9
+
+
+def test_parquet(journal: Path, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    done = CliRunner().invoke(app, ["journal", "export", str(journal), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    picks = pq.read_table(tmp_path / "out" / "picks.parquet").to_pylist()
+    assert len(picks) == 12 and {p["client"] for p in picks} <= set(NAMES)
+    replies = pq.read_table(tmp_path / "out" / "replies.parquet").to_pylist()
+    assert [r["status"] for r in replies].count("FAILED") == 1 and replies[0]["loss"] > 0
+    assert pq.read_table(tmp_path / "out" / "metrics.parquet").num_rows == 6
+
+
+def test_pruning_keeps_what_resuming_and_proofs_need(journal: Path) -> None:
+    with Session.open(journal) as session:
+        state = session.state
+    done = CliRunner().invoke(app, ["journal", "prune", str(journal), "--keep", "2"])
+    assert "The scores of 4 cohorts are gone." in done.output
+    with closing(read_journal(journal)) as record:
+        assert [bool(record.scores(t)[""][1]) for t in range(6)] == [False] * 4 + [True] * 2
+    with Session.open(journal) as session:
+        assert session.round == 6 and str(session.state) == str(state)
+    assert verify(journal).holds
+
+
+def test_a_client_is_forgotten_and_its_participation_stays_provable(journal: Path) -> None:
+    before = verify(journal)
+    done = CliRunner().invoke(app, ["journal", "forget", str(journal), "ben"])
+    assert done.exit_code == 0 and "its rounds stand under forgotten-1" in done.output, done.output
+    with closing(read_journal(journal)) as record:
+        text = json.dumps(tables(record), default=str) + json.dumps(record.meta()) + json.dumps(record.attributes())
+        assert "ben" not in text and "Ulm" not in text and "forgotten-1" in text
+        table, active = record.table()
+        assert table.names[1] == "forgotten-1" and not active[1] and table.sizes[1] == 0
+        assert all(r.metrics == {} for r in record.replies() if r.client == 1)
+    assert b"Ulm" not in journal.read_bytes()
+    after = verify(journal)
+    assert after.holds and (after.most, after.rounds) == (before.most, before.rounds)
+    with Session.open(journal) as session:
+        fresh = ActiveFL().init(session.table, np.random.default_rng(0))
+        for f in dataclasses.fields(fresh):
+            if is_per_client(f):
+                np.testing.assert_array_equal(getattr(session.state, f.name)[1], getattr(fresh, f.name)[1])
+        cohort = session.ask(RoundRequest(2))
+        assert "forgotten-1" not in cohort.names
+
+
+def test_a_chained_journal_is_not_changed(tmp_path: Path) -> None:
+    table = ClientTable(names=NAMES, sizes=[1] * 5)
+    session = Session(ActiveFL(), table, journal=tmp_path / "j", audit=True)
+    with closing(session), pytest.raises(JournalError, match="chained"):
+        session.forget("ben")
+    with closing(Journal.open(tmp_path / "j")) as record, pytest.raises(JournalError, match="chained"):
+        prune(record, 3)
