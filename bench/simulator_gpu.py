@@ -1,10 +1,11 @@
 """The engine on one CUDA device: FedCor's two jobs, and the ways to train a stack of convolutional networks.
 
-    python bench/simulator_gpu.py [fmnist cifar vgg idle] [--quick] [--device cuda]
+    python bench/simulator_gpu.py [fmnist cifar vgg idle] [--ways engine ...] [--rounds 500] [--quick] [--device cuda]
 
 fmnist: 100 clients x 600, MLP 784-64-30-10, 10 a round, 20 steps of batch 64; one run, and 20 in lock-step.
 cifar: FedCor's convolutional network, 5 a round, 40 steps of batch 50; one run, and 20 in lock-step, in every way there
-    is: the product's, the stack with torch's operators only, with compiled kernels, vmap, and the plain loop.
+    is: the engine's; fused kernels with products in single precision (ieee), for layers of any width (wide); the stack
+    with torch's operators alone (operators); vmap; and the plain loop (loop). ``--ways`` names some of them.
 vgg: the same for VGG-11 without and with batch normalisation, 10 steps, one run and 4 in lock-step.
 idle: fmnist's round among 100, 10,000 and 100,000 clients, and with 10, 20, 40 and 80 clients a round.
 
@@ -22,11 +23,10 @@ import traceback
 import numpy as np
 import torch
 
-from fedcohort.simulate.engine import ClientData, Engine, Jobs
+from fedcohort.simulate.engine import ClientData, Engine, Jobs, fused
 from fedcohort.simulate.engine.device import DeviceProgram, _Batches
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.kernels import TorchKernels, cuda_kernels
 from fedcohort.simulate.engine.modules import ModuleBackend
 from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, stack
 from fedcohort.simulate.engine.store import Store
@@ -69,18 +69,27 @@ def guarded(name: str):
 # -- ways to train ---------------------------------------------------------------------------------------------------
 
 
-class Kept(LayerNet):
-    """The stack with kernels that the program does not replace."""
+class Operators(LayerNet):
+    """The stack of torch's operators."""
 
-    @staticmethod
-    def of(flat: FlatModel, sample: tuple[int, ...], kernels: TorchKernels) -> Kept:
-        net = stack(flat, sample)
-        net.__class__ = Kept
-        LayerNet.use(net, kernels)
-        return net
-
-    def use(self, kernels, fused=None):
+    def fuse(self, precision):
         pass
+
+
+class Ieee(LayerNet):
+    """Fused kernels whose products are of single precision, whatever is asked for."""
+
+    def fuse(self, precision):
+        super().fuse("ieee")
+
+
+class Wide(LayerNet):
+    """Fused kernels for layers of any width."""
+
+    def fuse(self, precision):
+        widest, fused._WIDEST = fused._WIDEST, 4096
+        super().fuse(precision)
+        fused._WIDEST = widest
 
 
 def ways(model: str, sample: tuple[int, ...], store: Store, local: LocalTraining, device: torch.device) -> dict:
@@ -89,20 +98,25 @@ def ways(model: str, sample: tuple[int, ...], store: Store, local: LocalTraining
         torch.manual_seed(0)
         module = build_model(model, sample, 10)
     flat = FlatModel(module)
-    cuda = device.type == "cuda"
 
-    def program(net):
-        return lambda tf32: DeviceProgram(net(), store, local, classes=10, device=device, tf32=tf32)
+    def program(kind):
+        def make(tf32):
+            net = FunctionalNet(flat, sample) if kind is FunctionalNet else stack(flat, sample)
+            net.__class__ = kind
+            return DeviceProgram(net, store, local, classes=10, device=device, tf32=tf32)
+
+        return make
 
     def loop(_):
-        return ModuleBackend(module, store, local, sample=sample, device=device, threads=1)
+        return ModuleBackend(module, store, local, device=device, threads=1)
 
     return {
-        "the product's": program(lambda: stack(flat, sample)),
-        "stack, torch's operators only": program(lambda: Kept.of(flat, sample, TorchKernels())),
-        "stack, compiled kernels (NVRTC)": program(lambda: Kept.of(flat, sample, cuda_kernels(0))) if cuda else None,
-        "vmap": None if flat.stateful else program(lambda: FunctionalNet(flat, sample)),
-        "plain loop": loop,
+        "engine": program(LayerNet),
+        "ieee": program(Ieee),
+        "wide": program(Wide),
+        "operators": program(Operators),
+        "vmap": None if flat.stateful else program(FunctionalNet),
+        "loop": loop,
     }
 
 
@@ -227,7 +241,7 @@ def idle(device: torch.device, quick: bool) -> None:
         engine.close()
 
 
-def networks(device: torch.device, quick: bool, model: str, each: int) -> None:
+def networks(device: torch.device, quick: bool, model: str, each: int, wanted: list[str]) -> None:
     """Time every way to train ``each`` models, and those of 20 runs in lock-step, on CIFAR-shaped data."""
     x, y = images(2_000 if quick else 12_000, (32, 32, 3))
     cut = len(x) * 5 // 6
@@ -239,10 +253,12 @@ def networks(device: torch.device, quick: bool, model: str, each: int) -> None:
     start = FlatModel(build_model(model, sample, 10)).vector()[None].to(device)
     cuda = device.type == "cuda"
     for name, make in ways(model, sample, store, local, device).items():
+        if wanted and name not in wanted:
+            continue
         for tf32 in (False, True) if cuda else (False,):
             for runs in (1, 20 if model == "fedcor-cnn" else 4):
-                slow = runs > 1 and (not cuda or name == "plain loop")  # one after the other: it is the same again
-                if make is None or slow or (name == "plain loop" and tf32):
+                slow = runs > 1 and (not cuda or name == "loop")  # one after the other: it is the same again
+                if make is None or slow or (name in ("loop", "ieee") and tf32):
                     continue
                 count = each * runs
                 label = f"{model}, {count:3d} models, {steps} steps, tf32 {'on ' if tf32 else 'off'}, {name}"
@@ -269,7 +285,7 @@ def networks(device: torch.device, quick: bool, model: str, each: int) -> None:
                     )
                     if cuda:
                         torch.cuda.reset_peak_memory_stats()
-                        if name.startswith("the") and tf32 and model == "fedcor-cnn":
+                        if name == "engine" and model == "fedcor-cnn" and runs > 1:
                             profile(program, table, start)
                     program.close()
                     del program
@@ -293,20 +309,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["fmnist", "cifar", "vgg", "idle"])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ways", nargs="*", default=[], help="of cifar and vgg, these alone")
+    parser.add_argument("--rounds", type=int, default=500, help="of fmnist")
     parser.add_argument("--quick", action="store_true", help="a little of each, to see that it runs")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda":
-        print(f"kernels: {type(cuda_kernels(torch.cuda.current_device())).__name__}")
+        usable = {precision: fused.usable(torch.cuda.current_device(), precision) for precision in ("tf32", "tf32x3")}
+        print(f"fused kernels: {usable}")
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'}")
-    rounds = 5 if options.quick else 500
+    rounds = 5 if options.quick else options.rounds
     for runs in (1, 20) if "fmnist" in options.what else ():
         with guarded(f"FMNIST, {runs} runs"):
             fmnist(device, rounds if runs == 1 else max(2, rounds // 10), runs)
     if "cifar" in options.what:
-        networks(device, options.quick, "fedcor-cnn", 5)
+        networks(device, options.quick, "fedcor-cnn", 5, options.ways)
     for model in ("vgg11", "vgg11-bn") if "vgg" in options.what else ():
-        networks(device, options.quick, model, 5)
+        networks(device, options.quick, model, 5, options.ways)
     if "idle" in options.what:
         with guarded("idle clients"):
             idle(device, options.quick)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcohort.simulate.engine import device
 from fedcohort.simulate.engine.fused import FusedConvolution, Shape, usable
-from fedcohort.simulate.engine.stacked import LayerNet
 
 
 def _load_common():
@@ -93,7 +93,7 @@ def test_fused_kernels_equal_torch(case):
 
 @pytest.mark.gpu
 def test_the_first_of_equals_wins_and_nan_wins_over_all():
-    fused = FusedConvolution(Shape((4, 4, 1), (1, 1), (0, 0), 4, (2, 2), False, 0, 4))
+    fused = FusedConvolution(Shape((4, 4, 1), (1, 1), (0, 0), 4, (2, 2), False, 0, 4), "tf32")
     vectors = torch.zeros(1, 20, device="cuda")
     vectors[0, :4] = 1
     x = torch.zeros(1, 1, 4, 4, 1, device="cuda")
@@ -106,44 +106,43 @@ def test_the_first_of_equals_wins_and_nan_wins_over_all():
 
 
 @pytest.mark.gpu
-def test_fused_kernels_compile_and_agree():
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_fused_kernels_compile_and_agree(precision):
     # Where they do not, the engine takes another way and is merely slower: say so here.
-    assert usable(0)
+    assert usable(0, precision)
 
 
 @pytest.fixture
-def accurate(monkeypatch):
-    """Let engines use the fused kernels, but in nearly full single precision."""
-    original = LayerNet.use
-    monkeypatch.setattr(LayerNet, "use", lambda self, kernels, fused=None: original(self, kernels, "tf32x3"))
+def without_triton(monkeypatch):
+    monkeypatch.setattr(device, "_fusible", lambda index, precision: False)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", ["none", "both"])
-@pytest.mark.parametrize("how", common.LOCALS)
+@pytest.mark.parametrize("how", ["steps", "robust", "augmented"])
 @pytest.mark.parametrize("model", ["lenet", "fedcor-cnn"])
-def test_fused_training_equals_plain_loop(accurate, model, how, rule):
-    common.check_against_plain(model, common.LOCALS[how], rule, "cuda")
+def test_without_triton_training_equals_plain_loop(without_triton, model, how):
+    common.check_against_plain(model, common.LOCALS[how], "none", "cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["lenet", "fedcor-cnn"])
-def test_fused_evaluation(accurate, model):
+def test_without_triton_evaluation(without_triton, model):
     common.check_evaluation(model, "cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["lenet", "fedcor-cnn"])
-def test_tf32_stays_near_and_is_bit_identical_twice(model):
+def test_tf32_stays_near_and_both_are_bit_identical_twice(model):
     data, clients = common.problem(model, sizes=(40, 24, 8), validation=(0, 0, 2))
     results = []
-    for tf32 in (True, True, False):
+    for tf32 in (True, True, False, False):
         with common.build(data, clients, model, common.LOCALS["momentum"], "cuda", tf32=tf32) as engine:
-            fused = [getattr(layer, "fused", None) for layer in engine._backend.net.layers]
-            assert any(fused) == tf32
+            fused = [layer.fused for layer in engine._backend.net.layers if hasattr(layer, "fused")]
+            assert {kernels.precision for kernels in fused} == {"tf32" if tf32 else "tf32x3"}
             start = engine.init(1)
             results.append(engine.train(start[None], common.jobs_of([0, 1, 2])).params.cpu())
-    once, twice, exact = results
+    once, twice, exact, again = results
     assert torch.equal(once, twice)
+    assert torch.equal(exact, again)
     # TF32 keeps ten bits: fused or not, the update is off by 1 to 5%, mostly because other pixels win their window.
     assert (once - exact).norm() <= 0.1 * (exact - start.cpu()).norm()

@@ -13,7 +13,6 @@ import torch
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
-from fedcohort.simulate.engine.kernels import CudaKernels, cuda_kernels
 from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, stack
 from fedcohort.simulate.models import build_model
 
@@ -59,6 +58,11 @@ def test_stack_equals_plain_loop(on_stack, model, how, rule):
 @pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:Residual"])
 def test_stack_evaluates(on_stack, model):
     common.check_evaluation(model, "cpu")
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:Residual"])
+def test_stack_augments(on_stack, model):
+    common.check_augmentation(model, "cpu")
 
 
 @pytest.mark.parametrize("rule", ["none", "both"])
@@ -125,6 +129,12 @@ def test_cuda_equals_plain_loop(model, how, rule):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:WithBatchNorm"])
+def test_cuda_augments(model):
+    common.check_augmentation(model, "cuda")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("how", ["epochs", "momentum", "robust"])
 def test_cuda_normalises_batches(how):
     check_normalised("cuda", how, "both")
@@ -148,12 +158,6 @@ def test_cuda_is_bit_identical_twice(model):
             assert torch.equal(trained.params, again.params)
             results.append(trained.params.cpu())
     assert torch.equal(*results)
-
-
-@pytest.mark.gpu
-def test_cuda_kernels_compile_and_agree():
-    # Where they do not, the engine takes torch's operators and is merely slower: say so here.
-    assert isinstance(cuda_kernels(0), CudaKernels)
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedcohort import rng
 from fedcohort.errors import ParameterError
 from fedcohort.params import parameters
-from fedcohort.simulate.local import LocalTraining, batch_plan
+from fedcohort.simulate.local import CROPS, LocalTraining, batch_plan, crop_plan
 
 
 def brute_force(seed, round, client, n, batch_size, steps):
@@ -52,6 +52,16 @@ def test_plan_depends_on_seed_round_and_client_and_on_nothing_else():
         assert not np.array_equal(base, batch_plan(*other, 50, local).indices)
     # More steps go on from where fewer stop.
     assert np.array_equal(base, batch_plan(1, 2, 3, 50, local, steps=9).indices[:4])
+
+
+def test_crops_have_a_stream_of_their_own():
+    local = LocalTraining(steps=40, batch_size=50)
+    base = crop_plan(1, 2, 3, batch_plan(1, 2, 3, 50, local))
+    assert sorted(set(base.flat)) == list(range(CROPS))  # 2,000 draws of 162
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
+        assert not np.array_equal(base, crop_plan(*other, batch_plan(*other, 50, local)))
+    more = crop_plan(1, 2, 3, batch_plan(1, 2, 3, 50, local, steps=50))
+    assert np.array_equal(base, more[:40])
 
 
 def test_nothing_to_do():

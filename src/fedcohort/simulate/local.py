@@ -1,7 +1,8 @@
 """What a client does in a round: how many SGD steps, on which batches, with which learning rate and loss.
 
-:func:`batch_plan` is the whole randomness of local training. It is drawn with numpy from the stream of
-(seed, round, client), so a client on a live federation repeats the simulated one batch for batch in a plain loop.
+:func:`batch_plan` and, with augmentation, :func:`crop_plan` are the whole randomness of local training. They are drawn
+with numpy from streams of (seed, round, client), so a client on a live federation repeats the simulated one batch for
+batch in a plain loop.
 
 .. [Chang2023] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 2.2.
 """
@@ -16,7 +17,7 @@ import numpy as np
 from fedcohort import rng
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import ParameterError
-from fedcohort.params import Interval, OneOf, Optional, Parameterized, Sequence, param
+from fedcohort.params import Boolean, Interval, OneOf, Optional, Parameterized, Sequence, param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,10 @@ class LocalTraining(Parameterized):
     with label y, pseudo-label z (argmax of the global model at the start of the round) and prediction p is
     CE(p, y) + alpha CE(p, z) - beta A (1 - p_y); the last term is the reverse cross-entropy with log 0 = A, taken with
     the given label, which is how the paper spells it out for one sample (its set notation names both label sets).
+
+    With ``augment`` every image of every batch is moved by -4 to 4 pixels in each direction, zeros (the mean colour of
+    bytes, which are standardised) coming in from the sides, and mirrored left to right or not, all equally likely;
+    losses and pseudo-labels are of the images as they are.
 
     Examples
     --------
@@ -60,6 +65,7 @@ class LocalTraining(Parameterized):
     robust_alpha: float = param(1.0, Interval(float, 0, None), "weight of the pseudo-labels (alpha)")
     robust_beta: float = param(1.0, Interval(float, 0, None), "weight of the reverse cross-entropy (beta)")
     robust_log_zero: float = param(-4.0, Interval(float, None, 0, "left"), "what stands for log 0 (A)")
+    augment: bool = param(False, Boolean(), "crop images at random after padding them by 4 pixels, mirror half of them")
 
     def __post_init__(self) -> None:
         """Check each value, and that exactly one length is given."""
@@ -184,3 +190,23 @@ def plan_counts(n: int, width: int, steps: int) -> IntArray:
     counts = np.full(steps, width, dtype=np.int64)
     counts[per_epoch - 1 :: per_epoch] = n - (per_epoch - 1) * width
     return counts
+
+
+PADDING = 4  # pixels around an image before it is cropped
+CROPS = 2 * (2 * PADDING + 1) ** 2  # ways to crop and mirror an image
+
+
+def crop_plan(seed: int, round: int, client: int, plan: BatchPlan) -> IntArray:
+    """Draw how the images of one client's batches are cropped and mirrored, one number for each entry of the plan.
+
+    Of the image with a margin of :data:`PADDING` zeros, number ``81 * mirrored + 9 * down + right`` is the part that
+    begins at row ``down`` and column ``right``, then mirrored left to right or not. All numbers come from
+    ``rng.stream(seed, rng.AUGMENTATION, round, client)``, in the order of the plan.
+
+    Examples
+    --------
+    >>> plan = batch_plan(0, 3, 7, 5, LocalTraining(epochs=1, batch_size=2))
+    >>> crop_plan(0, 3, 7, plan).shape
+    (3, 2)
+    """
+    return rng.stream(seed, rng.AUGMENTATION, round, client).integers(CROPS, size=plan.indices.shape)

@@ -15,6 +15,7 @@ from fedcohort.scenario import Federation
 from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import choose_device
+from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.models import build_model
@@ -105,6 +106,8 @@ def prepare(
         if (data_key, plan.model.name) not in built:
             _check_model(plan.model.name, dataset)
             built.add((data_key, plan.model.name))
+        if plan.local.augment:
+            crop_table(sample_shape(dataset.x_train))  # refuses what is no image
         if names[identity] not in federations:
             federations[names[identity]] = plan.scenario.build(
                 dataset.y_train, dataset.classes, plan.seed, dataset.writers, dataset.writer_names

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.kernels import cuda_kernels
 from fedcohort.simulate.engine.losses import cross_entropy, logit_derivative
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
@@ -39,6 +39,7 @@ class _Tables:
     pull: torch.Tensor | None  # (J, T) prox * w_global - correction
     slots: torch.Tensor  # (U, J, B) of the batches
     pseudo: torch.Tensor | None  # (U, J, B) pseudo-labels
+    crops: torch.Tensor | None  # (U, J, B) how images are augmented
     numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for one that is not there; the rate
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -61,7 +62,7 @@ class DeviceProgram:
     graphs : bool
         Capture the steps as CUDA graphs.
     tf32 : bool
-        Let matrix products round their inputs to TF32; convolutions are then computed by fused kernels.
+        Let matrix products round their inputs to TF32.
     """
 
     def __init__(
@@ -78,12 +79,19 @@ class DeviceProgram:
         self.net, self.store, self.local, self.classes, self.device = net, store, local, classes, device
         self.graphs = graphs and device.type == "cuda"
         self.tf32 = tf32
-        if device.type == "cuda" and isinstance(net, LayerNet) and net.convolutional:
+        if device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
             index = torch.cuda.current_device() if device.index is None else device.index
-            net.use(cuda_kernels(index), "tf32" if tf32 and _fused(index) else None)
+            precision = "tf32" if tf32 else "tf32x3"
+            if _fusible(index, precision):
+                net.fuse(precision)
         self.x = store.x.to(device)
+        self.crops = crop_table(store.shape).to(device) if local.augment else None
         if net.features is not None:
-            self.x = self.x.index_select(1, net.features.to(device))
+            features = net.features.to(device)
+            self.x = self.x.index_select(1, features)
+            if self.crops is not None:  # the order of a sample's features, and the zero behind them, in the net's order
+                places = torch.nn.functional.pad(features.argsort(), (0, 1), value=len(features))
+                self.crops = places[self.crops.index_select(1, features)]
         self.sample = store.sample.to(device)
         self.label = store.label.to(device)
         self.y_test = store.y_test.to(device)
@@ -191,6 +199,7 @@ class DeviceProgram:
                 pull=trained() if pulled else None,
                 slots=torch.zeros(shape, dtype=torch.int64, device=device),
                 pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if robust else None,
+                crops=torch.zeros(shape, dtype=torch.int64, device=device) if self.local.augment else None,
                 numbers=torch.zeros(unrolled, jobs, width + 1, device=device),
             )
         return self._tables[key]
@@ -200,6 +209,8 @@ class DeviceProgram:
         stop = start + len(t.slots)
         t.slots.copy_(self._send(batches.slots[start:stop]))
         t.numbers.copy_(self._send(batches.numbers[start:stop]))
+        if t.crops is not None and batches.crops is not None:
+            t.crops.copy_(self._send(batches.crops[start:stop]))
         if t.pseudo is not None and pseudo is not None:
             inside = t.slots[:, : len(pseudo)] - self._send(batches.first)[None, :, None]
             for job, labels in enumerate(pseudo):
@@ -224,7 +235,10 @@ class DeviceProgram:
         if self.local.loss != "robust":  # minus the weighted one-hot labels (U, J, B, C), for plain cross-entropy
             target = (label.unsqueeze(3) == self._class) * -weights.unsqueeze(3)
         for step in range(len(t.slots)):
-            x = self.x.index_select(0, position[step].view(-1)).view(jobs, width, -1)
+            x = self.x.index_select(0, position[step].view(-1))
+            if t.crops is not None and self.crops is not None:
+                x = crop(x, self.crops, t.crops[step].view(-1))
+            x = x.view(jobs, width, -1)
             saved: Saved = []
             present = (weights[step] != 0).float() if self.net.trainable < len(self.order) else None
             logits = self.net.logits(t.vectors, x, saved, present)
@@ -380,6 +394,7 @@ class _Batches:
         self.first = table.first
         self.slots = np.zeros((steps, jobs, width), dtype=np.int64)
         self.numbers = np.zeros((steps, jobs, width + 1), dtype=np.float32)
+        self.crops = np.zeros_like(self.slots) if local.augment else None
         columns = (table.n, table.steps, table.round, table.per_epoch)
         alike: dict[tuple[int, int, int, int], tuple[IntArray, list[int]]] = {}  # jobs whose numbers are the same
         for job, key in enumerate(zip(*(values.tolist() for values in columns), strict=True)):
@@ -389,6 +404,8 @@ class _Batches:
                 continue
             np.add(plan.indices, table.first[job], out=self.slots[:done, job, :wide])
             self.slots[:done, job, wide:] = table.first[job]
+            if self.crops is not None:
+                self.crops[:done, job, :wide] = table.crops(job, plan)
             alike.setdefault(key, (plan.counts, []))[1].append(job)
         for (n, *_), (counts, members) in alike.items():
             rates = table.rates(members[0], local)
@@ -401,10 +418,10 @@ class _Batches:
             self.numbers[: len(counts), members] = numbers[:, None]
 
 
-def _fused(device: int) -> bool:
+def _fusible(device: int, precision: str) -> bool:
     from fedcohort.simulate.engine.fused import usable  # brings in a compiler
 
-    return usable(device)
+    return usable(device, precision)
 
 
 def _rounded(count: int, grain: int) -> int:

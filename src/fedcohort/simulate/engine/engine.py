@@ -15,6 +15,7 @@ from fedcohort import rng
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.errors import DeviceError, InputError, ParameterError
 from fedcohort.signals import Measure
+from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
@@ -121,6 +122,8 @@ class Engine:
             federation.check(len(x_train), classes)
         if workers is not None and workers < 1:
             raise ParameterError(f"The 'workers' parameter of Engine must be None or at least 1. Got {workers!r}.")
+        if local.augment:
+            crop_table(self.sample)  # refuses what is no image
         self.classes = classes
         self.local = local
         self.model = model
@@ -150,7 +153,7 @@ class Engine:
             log.warning(
                 "the model %r cannot be batched, its clients are trained one after the other: %s", self.model, reason
             )
-        return ModuleBackend(module, self.store, self.local, sample=self.sample, device=self.device, threads=threads)
+        return ModuleBackend(module, self.store, self.local, device=self.device, threads=threads)
 
     # -- models --------------------------------------------------------------------------------------------------
 

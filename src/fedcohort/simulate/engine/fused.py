@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 # Loads that go through registers anyway, to be turned or chosen from, only lose by being pipelined.
 _LAUNCH = {"num_warps": 4, "num_stages": 1}
-_WIDEST = 64  # outputs
+_TILE = 64  # outputs of a program
+_WIDEST = 64  # outputs of a layer
 _BUSY = 264  # programs that keep a large GPU busy
 
 
@@ -41,6 +42,28 @@ def _larger(value, place, other, at):  # type: ignore[no-untyped-def]
     # The first of equals wins, NaN wins over all, as in torch.
     take = (other > value) | ((other == value) & (at < place)) | ((other != other) & (value == value))  # noqa: PLR0124
     return tl.where(take, other, value), tl.where(take, at, place)
+
+
+@_jit
+def _patch(  # type: ignore[no-untyped-def]
+    corner,  # (rows) addresses of the first pixel of each row's window, which may lie in the padding
+    y,
+    x,  # (rows) where in the image that pixel is
+    inside,  # (rows) whether there is such a row
+    k,  # (columns) which numbers of a window
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    r, s = k // C // S, k // C % S
+    ok = inside[:, None] & (k < R * S * C)[None, :]
+    if PADDED:
+        iy, ix = y[:, None] + r[None, :], x[:, None] + s[None, :]
+        ok = ok & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
+    return tl.load(corner[:, None] + ((r * W + s) * C + k % C)[None, :], mask=ok, other=0.0)
 
 
 @_jit
@@ -88,12 +111,7 @@ def _forward(  # type: ignore[no-untyped-def]
     sums = tl.zeros((BM * P, BN), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        r, s = k // C // S, k // C % S
-        ok = inside[:, None] & (k < K)[None, :]
-        if ABOVE + BESIDE > 0:
-            iy, ix = oy[:, None] + r[None, :], ox[:, None] + s[None, :]
-            ok = ok & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
-        patch = tl.load(x[:, None] + ((r * W + s) * C + k % C)[None, :], mask=ok, other=0.0)
+        patch = _patch(x, oy, ox, inside, k, H, W, C, R, S, ABOVE + BESIDE > 0)
         kernel = tl.load(weight + k[:, None] * N + n[None, :], mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
         sums = tl.dot(patch, kernel, sums, input_precision=PRECISION)
     if P == 1:
@@ -194,14 +212,11 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    K: tl.constexpr = R * S * C
     TILES: tl.constexpr = (N + BN - 1) // BN
     first, part, model = tl.program_id(0) // TILES * BK, tl.program_id(2), tl.program_id(1).to(tl.int64)
     k = first + tl.arange(0, BK)
     n = tl.program_id(0) % TILES * BN + tl.arange(0, BN)
-    r, s = k // C // S, k // C % S
     x += model * apart * (H * W * C)
-    x += ((r - ABOVE) * W + s - BESIDE) * C + k % C
     delta += model * batch * (PH * PW * N)
     where += model * batch * (PH * PW * N)
     begin = part * each * (PH * PW)
@@ -210,20 +225,16 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     total = tl.zeros((BN,), tl.float32)
     for start in range(begin, end, BM):
         pixel = start + tl.arange(0, BM)
-        image, oy, ox = pixel // (PH * PW), pixel // PW % PH * PR, pixel % PW * PC
+        image, oy, ox = pixel // (PH * PW), pixel // PW % PH * PR - ABOVE, pixel % PW * PC - BESIDE
         inside = pixel < end
         at, ok = pixel[:, None] * N + n[None, :], inside[:, None] & (n < N)[None, :]
         d = tl.load(delta + at, mask=ok, other=0.0)
         place = tl.load(where + at, mask=ok, other=255).to(tl.int32)
-        at = image * (H * W * C) + (oy * W + ox) * C
+        corner = x + image * (H * W * C) + (oy * W + ox) * C
         for here in tl.static_range(PR * PC):
-            ok = inside[:, None] & (k < K)[None, :]
-            if ABOVE + BESIDE > 0:
-                iy = (oy + here // PC)[:, None] + (r - ABOVE)[None, :]
-                ix = (ox + here % PC)[:, None] + (s - BESIDE)[None, :]
-                ok = ok & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
-            offset = (here // PC * W + here % PC) * C
-            patch = tl.load(x[None, :] + (at + offset)[:, None], mask=ok, other=0.0)
+            below, beside = here // PC, here % PC
+            at = corner + (below * W + beside) * C
+            patch = _patch(at, oy + below, ox + beside, inside, k, H, W, C, R, S, ABOVE + BESIDE > 0)
             mine = tl.where(place == here, d, 0.0)
             sums = tl.dot(tl.trans(patch), mine, sums, input_precision=PRECISION)
         if first == 0:
@@ -275,11 +286,11 @@ class FusedConvolution:
     shape : Shape
         Sizes of everything.
     precision : str
-        "tf32", or "tf32x3" for three products in place of one and nearly the accuracy of single precision.
+        "tf32"; "tf32x3" for three products in place of one and nearly the accuracy of single precision; or "ieee".
     """
 
-    def __init__(self, shape: Shape, precision: str = "tf32") -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, precision: str) -> None:
+        self.shape, self.precision = shape, precision
         height, width, channels = shape.image
         high, wide, outputs = shape.result
         self._sizes: dict[str, Any] = {"H": height, "W": width, "C": channels}
@@ -288,9 +299,9 @@ class FusedConvolution:
         self._sizes |= {"PR": shape.pool[0], "PC": shape.pool[1], "PH": high, "PW": wide, "N": outputs}
         self._sizes |= {"PRECISION": precision}
         places = shape.pool[0] * shape.pool[1]
-        self._forward = {"BM": 128 // places, "BN": _power(outputs, _WIDEST), "BK": _power(shape.depth, 32)}
+        self._forward = {"BM": 128 // places, "BN": _power(outputs, _TILE), "BK": _power(shape.depth, 32)}
         self._input = {"BM": 128, "BC": _power(channels, 64), "BK": _power(outputs, 32)}
-        self._weight = {"BM": 64, "BN": _power(outputs, _WIDEST), "BK": 64}
+        self._weight = {"BM": 64, "BN": _power(outputs, _TILE), "BK": 64}
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output (J, B, PH, PW, N) for images x (J or 1, B, H, W, C), and what backward passes need."""
@@ -374,26 +385,26 @@ def _power(size: int, most: int) -> int:
 
 
 @functools.cache
-def usable(device: int) -> bool:
+def usable(device: int, precision: str) -> bool:
     """Return whether these kernels compile for a CUDA device and agree with torch's operators."""
     if triton is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
         with torch.cuda.device(device):
-            _check()
+            _check(precision)
     except Exception as error:  # whatever a compiler may raise: there is another way to compute the same
         log.info("convolutional networks are computed without fused kernels: %s", error)
         return False
     return True
 
 
-def _check() -> None:
+def _check(precision: str) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", generator=generator).bfloat16().float()  # exact in TF32
 
-    fused = FusedConvolution(Shape((9, 10, 4), (3, 3), (1, 1), 8, (2, 2), True, 0, 36))
+    fused = FusedConvolution(Shape((9, 10, 4), (3, 3), (1, 1), 8, (2, 2), True, 0, 36), precision)
     vectors, x, delta = draw(2, 37 * 8), draw(2, 3, 9, 10, 4), draw(2, 3, 4, 5, 8)
     y, where = fused.forward(vectors, x)
     gradient = torch.empty_like(vectors)

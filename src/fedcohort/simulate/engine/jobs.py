@@ -10,7 +10,7 @@ from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.plans import draw_plan
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import Jobs
-from fedcohort.simulate.local import BatchPlan, LocalTraining
+from fedcohort.simulate.local import BatchPlan, LocalTraining, crop_plan
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class JobTable:
             local,
             int(self.steps[job]),
         )
+
+    def crops(self, job: int, plan: BatchPlan) -> IntArray:
+        """Draw how the images of one job's batches are augmented."""
+        return crop_plan(int(self.seed[job]), int(self.round[job]), int(self.client[job]), plan)
 
     def rates(self, job: int, local: LocalTraining) -> FloatArray:
         """Return the learning rates of one job's steps."""

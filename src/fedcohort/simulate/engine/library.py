@@ -182,9 +182,11 @@ def build(name: str, sources: dict[str, bytes], compiler: Sequence[str], folder:
     """Compile, try out, and only then put the library where it is looked for; several processes may do so at once."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         built = compile_library(name, sources, [*compiler, *flags(compiler)], Path(place))
-        # In a process of its own, should it crash; isolated, so that nothing in the working folder is imported.
-        roots = sorted({str(Path(module.__path__[0]).parent) for module in (fedcohort, np, torch)})
-        code = f"import sys; sys.path += {roots!r}; {_TRIALS[name]}; try_out({str(built)!r})"
+        # In a process of its own, should it crash; isolated, so that nothing in the working folder is imported. This
+        # package comes first: another version of it may be installed.
+        own, *others = (str(Path(module.__path__[0]).parent) for module in (fedcohort, np, torch))
+        paths = f"sys.path.insert(0, {own!r}); sys.path += {others!r}"
+        code = f"import sys; {paths}; {_TRIALS[name]}; try_out({str(built)!r})"
         done = subprocess.run(
             [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=300, check=False
         )

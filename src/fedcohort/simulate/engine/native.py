@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, MaxPool, Relu, read_layers
@@ -39,6 +40,7 @@ _KERNEL = _record(
 )
 DESCRIPTION = np.dtype(
     [
+        ("crops", "i8"),
         ("convolutions", "i8"),
         ("layers", "i8"),
         ("kernel", _KERNEL, (_MOST_LAYERS,)),
@@ -47,7 +49,8 @@ DESCRIPTION = np.dtype(
 )
 _SETTINGS = _record("prox", "weight_decay", "momentum", "alpha", "beta", "log_zero", kind="f8")
 _TRAINING = _record(
-    *("sample", "label", "pseudo", "indices", "counts", "rates", "steps", "width", "start", "out", "correction")
+    *("sample", "label", "pseudo", "indices", "counts", "crops", "rates"),
+    *("steps", "width", "start", "out", "correction"),
 )
 _SCORING = _record(*("vector", "positions", "count", "label", "pseudo", "logits", "by_label", "by_pseudo", "predicted"))
 _GRADIENT = _record("vector", "positions", "label", "count", "out")
@@ -127,6 +130,9 @@ class NativeBackend:
         self._store = store
         self._library = library
         self._description = description
+        self._crops = crop_table(store.shape).int() if local.augment else None
+        if self._crops is not None:
+            description["crops"] = address(self._crops)
         self._classes = int(description["width"][description["layers"]])
         self._settings = np.zeros((), _SETTINGS)
         for name in ("weight_decay", "momentum"):
@@ -185,6 +191,9 @@ class NativeBackend:
             units["pseudo"] = address(pseudo) + 8 * _starts(spans.count)
         units["indices"] = [address(plan.indices) for plan in plans]
         units["counts"] = [address(plan.counts) for plan in plans]
+        if local.augment:
+            crops = [table.crops(job, plan) for job, plan in zip(jobs.tolist(), plans, strict=True)]
+            units["crops"] = [address(which) for which in crops]
         units["rates"] = [address(rate) for rate in rates]
         units["steps"], units["width"] = table.steps[jobs], width[jobs]
         vector = 4 * models.shape[1]

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedcohort.arrays import IntArray
 from fedcohort.errors import InputError
+from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.losses import cross_entropy, robust_of
 from fedcohort.simulate.local import BatchPlan, LocalTraining
 
@@ -41,6 +43,7 @@ def train_plain(
     batches_per_epoch: int | None = None,
     prox: float = 0.0,
     correction: torch.Tensor | None = None,
+    crops: IntArray | None = None,
 ) -> None:
     """Train ``model`` in place for one round on one client's samples.
 
@@ -62,7 +65,11 @@ def train_plain(
         Adds ``prox * (w - w_global)`` to the gradient (FedProx).
     correction : torch.Tensor, optional
         Flat vector (number of parameters,) added to the gradient (SCAFFOLD, FedDyn).
+    crops : array of int, optional
+        From :func:`fedcohort.simulate.local.crop_plan`; needed if ``local.augment``.
     """
+    if local.augment != (crops is not None):
+        raise InputError(f"Crops go with 'augment', which is {local.augment} here. Got {crops!r}.")
     if len(x) != len(y):
         raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")
     parameters = list(model.parameters())
@@ -74,11 +81,16 @@ def train_plain(
         corrections = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
     pseudo = pseudo_labels(model, x) if local.loss == "robust" else None
     rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(x)))
+    table = crop_table(tuple(x.shape[1:])).to(x.device) if crops is not None else None
     optimizer = torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     model.train()
     for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
         batch = torch.as_tensor(row[:count], device=x.device)
-        logits = model(x[batch])
+        images = x[batch]
+        if table is not None and crops is not None:
+            which = torch.as_tensor(crops[step, :count], device=x.device)
+            images = crop(images.flatten(1), table, which).view_as(images)
+        logits = model(images)
         if pseudo is None:
             loss = F.cross_entropy(logits, y[batch])
         else:

@@ -2,9 +2,9 @@
 
 A :class:`StackedNet` computes logits and, from the derivative by the logits, the gradient of all J models at once.
 Dense layers and convolutions are written out by hand as batched matrix products; images are channels-last, so that the
-product of the unfolded patches with the kernels is the next layer's image with no permutation in between. On a GPU that
-may round to TF32, convolutions are fused kernels instead, see :mod:`fedcohort.simulate.engine.fused`. Modules that
-are no stack of known layers go through ``torch.func``.
+product of the unfolded patches with the kernels is the next layer's image with no permutation in between. On a GPU,
+convolutions are fused kernels instead, see :mod:`fedcohort.simulate.engine.fused`. Modules that are no stack of known
+layers go through ``torch.func``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fedcohort.simulate.engine.flat import FlatModel, Slot
-from fedcohort.simulate.engine.kernels import TorchKernels
+from fedcohort.simulate.engine.images import fold, patches, pool, unpool
 from fedcohort.simulate.engine.layers import Convolution, Dense, MaxPool, Norm, Relu, read_layers
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class _Convolution(_Layer):
 
     Its weight in the net's own order is (kernel height x kernel width x inputs, rounded up; outputs): rows of patches
     start at addresses the matrix units like, and the rows of zeros that fill them up stay zero. By default it is a
-    product with unfolded patches; on a GPU that may round to TF32, kernels that never write the patches down.
+    product with unfolded patches; on a GPU, kernels that never write the patches down.
     """
 
     def __init__(
@@ -155,7 +155,6 @@ class _Convolution(_Layer):
         self.pool, self.relu = pool, relu
         self.depth = layer.kernel[0] * layer.kernel[1] * layer.image[0]
         self.image = (*layer.image[1:], layer.image[0])
-        self.kernels = TorchKernels()
         self.fused: FusedConvolution | None = None
 
     def fuse(self, precision: str) -> None:
@@ -186,17 +185,17 @@ class _Convolution(_Layer):
         if above or beside:
             x = F.pad(x, (0, 0, beside, beside, above, above))
         models, batch, height, width, _ = x.shape
-        patches = self.kernels.patches(x.flatten(0, 1), self.kernel, self.weight.shape[0])
-        high, wide = patches.shape[1:3]
-        patches = patches.view(models, batch * high * wide, -1)
+        windows = patches(x.flatten(0, 1), self.kernel, self.weight.shape[0])
+        high, wide = windows.shape[1:3]
+        windows = windows.view(models, batch * high * wide, -1)
         if saved is not None:
-            saved += [patches, (height, width)]
+            saved += [windows, (height, width)]
         j = len(vectors)
-        y = torch.bmm(patches.expand(j, -1, -1), self.weight.of(vectors)).view(j * batch, high, wide, -1)
+        y = torch.bmm(windows.expand(j, -1, -1), self.weight.of(vectors)).view(j * batch, high, wide, -1)
         # ReLU and max-pooling commute, and the bias is the same for a whole window: pooled first, both touch a quarter
         # of the numbers.
         if self.pool is not None:
-            pooled, where = self.kernels.pool(y, self.pool)
+            pooled, where = pool(y, self.pool)
             if saved is not None:
                 saved += [y, where]
             y = pooled
@@ -219,29 +218,29 @@ class _Convolution(_Layer):
         images = delta.flatten(0, 1)
         if self.pool is not None:
             where, pooled = saved.pop(), saved.pop()
-            images = self.kernels.unpool(images, where, pooled, self.pool)
-        (height, width), patches = saved.pop(), saved.pop()
+            images = unpool(images, where, pooled, self.pool)
+        (height, width), windows = saved.pop(), saved.pop()
         _, high, wide, outputs = images.shape
         flat = images.reshape(j, batch * high * wide, outputs)
-        self._weight_gradient(patches, flat, batch, self.weight.of(out))
+        self._weight_gradient(windows, flat, batch, self.weight.of(out))
         if self.first:
             return delta
         spread = torch.bmm(flat, self.weight.of(vectors)[:, : self.depth].transpose(1, 2))
-        x = self.kernels.fold(spread.view(j * batch, high, wide, *self.kernel, -1), height, width)
+        x = fold(spread.view(j * batch, high, wide, *self.kernel, -1), height, width)
         x = x.view(j, batch, height, width, -1)
         above, beside = self.padding
         return x[:, :, above : height - above, beside : width - beside] if above or beside else x
 
     @staticmethod
-    def _weight_gradient(patches: torch.Tensor, delta: torch.Tensor, batch: int, out: torch.Tensor) -> None:
+    def _weight_gradient(windows: torch.Tensor, delta: torch.Tensor, batch: int, out: torch.Tensor) -> None:
         """Write the product over all pixels of all samples; cut into parts, or a few models keep few units busy."""
-        j, pixels, depth = patches.shape
+        j, pixels, depth = windows.shape
         tiles = j * -(-depth // 128) * -(-delta.shape[2] // 64)
         parts = next((part for part in range(1, batch + 1) if batch % part == 0 and part * tiles >= _BUSY), batch)
         if parts == 1:
-            torch.bmm(patches.transpose(1, 2), delta, out=out)
+            torch.bmm(windows.transpose(1, 2), delta, out=out)
             return
-        left = patches.view(j * parts, pixels // parts, depth).transpose(1, 2)
+        left = windows.view(j * parts, pixels // parts, depth).transpose(1, 2)
         right = delta.view(j * parts, pixels // parts, -1)
         torch.sum(torch.bmm(left, right).view(j, parts, depth, -1), 1, out=out)
 
@@ -250,20 +249,19 @@ class _Pool(_Layer):
     """Max-pooling that follows no convolution directly."""
 
     def __init__(self, kernel: tuple[int, int]) -> None:
-        self.kernel, self.kernels = kernel, TorchKernels()
+        self.kernel = kernel
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
         images = x.flatten(0, 1)
-        pooled, where = self.kernels.pool(images, self.kernel)
+        pooled, where = pool(images, self.kernel)
         if saved is not None:
             saved += [images, where]
         return pooled.reshape(*x.shape[:2], *pooled.shape[1:])
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         where, images = saved.pop(), saved.pop()
-        return self.kernels.unpool(delta.flatten(0, 1), where, images, self.kernel).reshape(
-            *delta.shape[:2], *images.shape[1:]
-        )
+        back = unpool(delta.flatten(0, 1), where, images, self.kernel)
+        return back.reshape(*delta.shape[:2], *images.shape[1:])
 
 
 class _Norm(_Layer):
@@ -347,18 +345,11 @@ class LayerNet(StackedNet):
             height, width, channels = image
             self.features = torch.arange(math.prod(image)).view(channels, height, width).permute(1, 2, 0).reshape(-1)
 
-    def use(self, kernels: TorchKernels, fused: str | None = None) -> None:
-        """Let convolutions use these kernels between their products, or none but fused ones of this precision."""
+    def fuse(self, precision: str) -> None:
+        """Let convolutions use fused kernels of this precision, where there are some for their shape."""
         for layer in self.layers:
-            if isinstance(layer, _Convolution | _Pool):
-                layer.kernels = kernels
-            if isinstance(layer, _Convolution) and fused is not None:
-                layer.fuse(fused)
-
-    @property
-    def convolutional(self) -> bool:
-        """Whether there is a convolution in it."""
-        return self.image is not None
+            if isinstance(layer, _Convolution):
+                layer.fuse(precision)
 
     def logits(
         self,

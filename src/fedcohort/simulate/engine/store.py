@@ -17,7 +17,7 @@ _CHUNK = 4096  # samples converted at a time, so that building the tensor needs 
 
 
 class Store:
-    """Samples and clients.
+    """Samples, each of shape ``shape``, and clients.
 
     ``x`` holds the ``n_train`` training samples, then the test samples. A *slot* is one sample of one client of one
     federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it. Client c of
@@ -28,7 +28,8 @@ class Store:
         self, x_train: AnyArray, x_test: AnyArray, y_test: AnyArray, federations: Sequence[ClientData]
     ) -> None:
         self.n_train = len(x_train)
-        self.x = torch.empty(len(x_train) + len(x_test), math.prod(sample_shape(x_train)))
+        self.shape = sample_shape(x_train)
+        self.x = torch.empty(len(x_train) + len(x_test), math.prod(self.shape))
         shift, scale = standardisation(x_train)
         _convert(x_train, self.x[: self.n_train].numpy(), shift, scale)
         _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)

@@ -17,11 +17,12 @@ typedef struct {
 AS_IN_NUMPY(Kernel, relu, 11);
 
 typedef struct {
+    const int32_t *crops; /* (ways, features) where a feature of an augmented sample comes from; NULL without */
     index_t convolutions, layers;
     Kernel kernel[MAX_LAYERS];
     index_t width[MAX_LAYERS + 1]; /* of the dense layers, from the input to the classes */
 } Description;
-AS_IN_NUMPY(Description, width[MAX_LAYERS], 2 + 11 * MAX_LAYERS + MAX_LAYERS + 1);
+AS_IN_NUMPY(Description, width[MAX_LAYERS], 3 + 11 * MAX_LAYERS + MAX_LAYERS + 1);
 
 /* Of the training; alpha, beta and log_zero are those of the robust loss. */
 typedef struct {
@@ -59,6 +60,7 @@ typedef struct {
     float *rows;          /* (batch, stride): the input of the first dense layer */
     float *row_delta;     /* its derivative */
     index_t stride;
+    float *cropped;       /* (batch, features): augmented samples */
     vec *maps, *upper, *lower; /* results of a convolution before pooling, derivatives by its result and its input */
     float *transposed;    /* weights of a dense layer, for the derivative by its input */
 } Net;
@@ -117,6 +119,7 @@ static index_t lay_out(Net *net, const Description *description, index_t batch, 
     net->stride = (up(net->dense[0].inputs) / LANES | 1) * LANES;
     net->rows = scratch + claim(&used, batch * net->stride);
     net->row_delta = scratch + claim(&used, net->convolutions ? batch * net->stride : 0);
+    net->cropped = scratch + claim(&used, description->crops ? batch * net->features : 0);
     net->maps = (vec *)(scratch + claim(&used, maps * LANES));
     net->upper = (vec *)(scratch + claim(&used, upper * LANES));
     net->lower = (vec *)(scratch + claim(&used, lower * LANES));

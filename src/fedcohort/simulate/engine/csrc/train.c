@@ -129,13 +129,24 @@ typedef struct {
 typedef struct {
     const int64_t *sample, *label, *pseudo; /* of the client's training samples; pseudo may be NULL */
     const int64_t *indices, *counts;        /* (steps, width), (steps) the batches */
+    const int64_t *crops;                   /* (steps, width) how each sample is augmented, or NULL */
     const double *rates;                    /* (steps) */
     index_t steps, width;
     const float *start;                     /* flat vector */
     float *out;                             /* flat vector */
     const float *correction;                /* flat vector or NULL */
 } Training;
-AS_IN_NUMPY(Training, correction, 11);
+AS_IN_NUMPY(Training, correction, 12);
+
+/* Copy samples as they are augmented, one after the other; the table holds the features where a zero is meant. */
+static void crop(Net *net, const Shared *shared, const index_t *positions, const int64_t *which, index_t count) {
+    for (index_t i = 0; i < count; ++i) {
+        const int32_t *table = shared->description->crops + which[i] * net->features;
+        const float *from = shared->data + positions[i] * net->features;
+        float *to = net->cropped + i * net->features;
+        for (index_t f = 0; f < net->features; ++f) to[f] = table[f] < net->features ? from[table[f]] : 0;
+    }
+}
 
 static void train(const Shared *shared, float *scratch, void *unit) {
     const Training *job = unit;
@@ -150,13 +161,18 @@ static void train(const Shared *shared, float *scratch, void *unit) {
     if (pulled) /* the part of the gradient that stays the same: prox * start - correction */
         for (index_t i = 0; i < net.size; ++i) net.pull[i] = prox * net.weights[i] - net.pull[i];
     if (momentum) memset(net.velocity, 0, net.size * sizeof(float));
-    index_t positions[MAX_ROWS];
+    index_t positions[MAX_ROWS], order[MAX_ROWS];
+    for (index_t i = 0; i < job->width; ++i) order[i] = i;
     for (index_t i = 0; i < job->counts[0]; ++i) positions[i] = job->sample[job->indices[i]];
     for (index_t t = 0; t < job->steps; ++t) {
         const int64_t *batch = job->indices + t * job->width;
         const index_t count = job->counts[t];
         const float rate = (float)job->rates[t];
-        forward(&net, shared->data, positions, count);
+        if (job->crops) {
+            crop(&net, shared, positions, job->crops + t * job->width, count);
+            forward(&net, net.cropped, order, count);
+        } else
+            forward(&net, shared->data, positions, count);
         const float scale = (float)((momentum ? 1 : job->rates[t]) / (double)count);
         differentiate_loss(&net, count, job->label, job->pseudo, batch, settings, scale);
         const Ahead next = {shared->data, positions, t + 1 < job->steps ? job->counts[t + 1] : 0, net.features};
