@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-_aten = torch.ops.aten
-
 
 def patches(x: torch.Tensor, kernel: tuple[int, int], depth: int) -> torch.Tensor:
     """Return every window of ``x`` (N, H, W, C) as a row, (N, high, wide, depth), filled up with zeros."""
@@ -35,14 +33,14 @@ def fold(spread: torch.Tensor, height: int, width: int) -> torch.Tensor:
 def pool(x: torch.Tensor, kernel: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the maximum of each window of ``x`` (N, H, W, C), and where it is, for :func:`unpool`."""
     window = list(kernel)
-    pooled, where = _aten.max_pool2d_with_indices(x.permute(0, 3, 1, 2), window, window)
+    pooled, where = torch.ops.aten.max_pool2d_with_indices(x.permute(0, 3, 1, 2), window, window)
     return pooled.permute(0, 2, 3, 1), where
 
 
 def unpool(delta: torch.Tensor, where: torch.Tensor, x: torch.Tensor, kernel: tuple[int, int]) -> torch.Tensor:
     """Put each derivative where the maximum was; ``x`` is what was pooled."""
     window = list(kernel)
-    back: torch.Tensor = _aten.max_pool2d_with_indices_backward(
+    back: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
         delta.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2), window, window, [0, 0], [1, 1], False, where
     )
     return back.permute(0, 2, 3, 1)

@@ -111,10 +111,8 @@ class ModuleBackend:
             parameters = list(module.parameters())
             with torch.enable_grad():
                 for part, labels in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
-                    loss = (
-                        F.cross_entropy(module(part.view(len(part), *self._store.shape)), labels, reduction="sum")
-                        / count
-                    )
+                    logits = module(part.view(len(part), *self._store.shape))
+                    loss = F.cross_entropy(logits, labels, reduction="sum") / count
                     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
                     for slot, grad in zip(self._flat.slots, grads, strict=False):
                         if grad is not None:
@@ -124,12 +122,12 @@ class ModuleBackend:
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
         y = self._store.y_test
-        found = np.empty((len(models), 2))
+        loss, right = np.empty(len(models)), np.empty(len(models))
         for unit, model in enumerate(models):
             logits = self._scores(model, self._store.x_test)
-            right = logits.argmax(1) == y
-            found[unit] = float(cross_entropy(logits, y).double().mean()), float(right.double().mean())
-        return found[:, 0].copy(), found[:, 1].copy()
+            loss[unit] = float(cross_entropy(logits, y).double().mean())
+            right[unit] = float((logits.argmax(1) == y).double().mean())
+        return loss, right
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""
