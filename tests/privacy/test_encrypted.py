@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tenseal")
 
 from fedcohort.errors import CiphertextError, InputError, UnknownNameError
+from fedcohort.privacy.attacks import from_sybils, sybil_counts
 from fedcohort.privacy.keyholder import ClientRefusedError, KeyHolder
 from fedcohort.privacy.products import Row, SealedLabels, read_products
 from fedcohort.privacy.scheme import (
@@ -283,6 +284,18 @@ def test_numbers_that_are_no_gram_matrix_are_refused() -> None:
     with pytest.raises(CiphertextError, match="not inner products"):
         federation.holder.open([with_others, counterfeit], federation.sizes)
     federation.holder.open([with_others, with_itself], federation.sizes)
+
+
+def test_a_server_that_lies_needs_no_accomplice() -> None:
+    """It puts ciphertexts of its own in the place of as many clients as there are classes: every check holds."""
+    federation = Federation([[9, 1, 0], [2, 2, 6], [0, 5, 5], [4, 4, 2], [3, 3, 4], [1, 0, 9]])
+    puppets = federation.names[3:]
+    made_up = np.array(sybil_counts(3, 10))
+    for name, counts in zip(puppets, made_up, strict=True):
+        federation.sealed[name] = federation.server.key.public.seal(name, counts)
+    opened = federation.run()
+    found = from_sybils(opened[3:, :3], made_up)
+    assert np.array_equal(np.rint(found.counts), federation.counts[:3])
 
 
 def test_secret_key_does_not_show_itself() -> None:
