@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.numerics.greedy_balance import GreedyBalance, divergence_from_uniform
+from fedcohort.numerics.greedy_balance import GreedyBalance, divergence_from_uniform, largest_coincidence
 
 
 def plain_divergence(masses):
@@ -54,3 +54,31 @@ def test_only_the_allowed_and_empty_rows_last_and_ties_by_chance():
         assert group.members[-1] == 0
         first.add(group.members[0])
     assert first == {1, 2}
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_the_bound_holds_for_all_shares(classes):
+    """No shares with a divergence at most d have a larger sum of squares; one large share attains it."""
+    rng = np.random.default_rng(0)
+    for concentration in (0.05, 0.5, 5.0, 100.0):
+        shares = rng.dirichlet(np.full(classes, concentration), 300)
+        for p, divergence in zip(shares, divergence_from_uniform(shares), strict=True):
+            assert (p**2).sum() <= largest_coincidence(divergence, classes) * (1 + 1e-9)
+    extreme = np.array([0.7] + [0.3 / (classes - 1)] * (classes - 1))
+    reached = divergence_from_uniform(extreme[None])[0]
+    assert largest_coincidence(reached, classes) == pytest.approx((extreme**2).sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_does_not_change_the_picks(monkeypatch, seed):
+    rng = np.random.default_rng(seed)
+    rows = np.vstack([rng.multinomial(40, p) for p in rng.dirichlet(np.full(5, 0.5), 400)]).astype(float)
+    rows[::50] = 0.0
+    every = GreedyBalance(rows, np.random.default_rng(0))
+    every.grow(30, np.ones(400, np.bool_))
+    monkeypatch.setattr("fedcohort.numerics.greedy_balance._BLOCK", 50)
+    bounded = GreedyBalance(rows, np.random.default_rng(0))
+    bounded.grow(30, np.ones(400, np.bool_))
+    assert bounded.members == every.members
+    tried = ~np.isnan(bounded.seen)
+    assert tried.sum() < 400  # some were ruled out unseen

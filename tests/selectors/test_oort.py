@@ -7,6 +7,7 @@ import pytest
 
 from fedcohort.clients import ClientTable
 from fedcohort.errors import SignalError
+from fedcohort.pictures import Record
 from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.selectors import Oort
 from fedcohort.session import Session
@@ -132,6 +133,16 @@ def test_pacer_relaxes_when_a_window_brings_less_than_the_one_before():
     relaxed = np.cumsum([before > after for before, after in sums])
     assert preferred == [3.0, 3.0, 3.0, *(3.0 * (1 + relaxed)).tolist()]
     assert relaxed.tolist() == [1, 1, 1, 1]
+
+
+def test_the_picture_of_the_pacer_says_what_happened():
+    (picture,) = Oort.pictures
+    assert picture.view(Record("mine", 0, 2, {}, [(0, {"preferred seconds": 0.0})])) is None
+    notes = [(t, {"preferred seconds": s}) for t, s in enumerate((0.0, 2.0, 2.0, 4.0, 6.0))]
+    view = picture.view(Record("mine", 0, 5, {}, notes))
+    assert view.lines["preferred"] == ((1, 2, 3, 4), (2.0, 2.0, 4.0, 6.0))
+    assert "take 2 s at first; the pacer relaxed that 2 times, to 6 s" in view.text
+    assert "never relaxed" in picture.view(Record("mine", 0, 3, {}, notes[:3])).text
 
 
 def test_the_blacklist_leaves_out_and_comes_back_where_too_few_remain():

@@ -2,6 +2,8 @@ r"""Greedy choice of rows whose sum is near the uniform distribution, by Kullbac
 
 .. [Duan2019] M. Duan et al., "Astraea: Self-balancing Federated Learning for Improving Classification Accuracy of
    Mobile Deep Learning Applications", ICCD 2019.
+.. [Harremoes2001] P. Harremoës, F. Topsøe, "Inequalities between Entropy and Index of Coincidence Derived from
+   Information Diagrams", IEEE Transactions on Information Theory 47(7), 2001.
 .. [Yang2020] M. Yang, X. Wang, H. Zhu, H. Wang, H. Qian, "Federated Learning with Class Imbalance Reduction"
    (Fed-cucb), EUSIPCO 2021.
 """
@@ -58,9 +60,11 @@ class GreedyBalance:
 
     def __init__(self, rows: FloatArray, rng: np.random.Generator) -> None:
         self.members: list[int] = []
-        self.seen = np.full(len(rows), np.nan)  # (c,) divergence of the group with the row, when it was last tried
+        # (c,) divergence of the group with the row when it was last tried; NaN where a bound ruled it out unseen.
+        self.seen = np.full(len(rows), np.nan)
         self._rows = rows
-        self._empty = rows.sum(axis=1) <= 0
+        self._sizes = rows.sum(axis=1)
+        self._squares = np.einsum("nb,nb->n", rows, rows)
         self._sum = np.zeros(rows.shape[1])
         self._rng = rng
 
@@ -79,15 +83,50 @@ class GreedyBalance:
         free = allowed.copy()
         free[self.members] = False
         for _ in range(count):
-            positions = np.flatnonzero(free)
-            best = self._best(positions)
+            best = self._best(free)
             free[best] = False
             self.add(best)
 
-    def _best(self, positions: IntArray) -> int:
+    def _best(self, free: BoolArray) -> int:
+        positions = self._promising(free) if len(free) > _BLOCK else np.flatnonzero(free)
         for start in range(0, len(positions), _BLOCK):
             block = positions[start : start + _BLOCK]
             values = divergence_from_uniform(self._rows[block] + self._sum)
-            self.seen[block] = np.where(self._empty[block], np.inf, values)
+            self.seen[block] = np.where(self._sizes[block] > 0, values, np.inf)
         tried = self.seen[positions]
         return int(self._rng.choice(positions[tried <= tried.min() + _TIE]))
+
+    def _promising(self, free: BoolArray) -> IntArray:
+        """Return the free rows that can be the best, by a bound that needs products with the group's sum only.
+
+        For a given sum of squared shares the entropy is largest where one share differs and the others are equal
+        ([Harremoes2001]_); so whoever's squares exceed those of such shares with the divergence of one row tried is
+        worse than that row.
+        """
+        usable = free & (self._sizes > 0)
+        if not usable.any() or self._rows.shape[1] < 2:
+            return np.flatnonzero(free)
+        coincidence = np.full(len(free), np.inf)
+        total = float(self._sum.sum()) + self._sizes
+        joint = self._squares + 2.0 * (self._rows @ self._sum) + float(self._sum @ self._sum)
+        np.divide(joint, total * total, out=coincidence, where=usable)
+        first = int(coincidence.argmin())
+        reached = float(divergence_from_uniform((self._rows[first] + self._sum)[None])[0])
+        return np.flatnonzero(coincidence <= largest_coincidence(reached + _TIE, self._rows.shape[1]) * (1 + _TIE))
+
+
+def largest_coincidence(divergence: float, classes: int) -> float:
+    r"""Return the largest :math:`\sum p_b^2` of shares p whose divergence from uniform is at most ``divergence``.
+
+    It is that of shares :math:`(x, y, \dots, y)` with :math:`x \ge y` ([Harremoes2001]_).
+
+    >>> round(largest_coincidence(0.0, 4), 12), round(largest_coincidence(float(np.log(4)), 4), 12)
+    (0.25, 1.0)
+    """
+    low, high = 1.0 / classes, 1.0
+    for _ in range(60):
+        x = (low + high) / 2
+        rest = (1.0 - x) / (classes - 1)
+        reached = np.log(classes) + float(xlogy(x, x) + (classes - 1) * xlogy(rest, rest))
+        low, high = (x, high) if reached <= divergence else (low, x)
+    return high * high + (1.0 - high) ** 2 / (classes - 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import brentq
 
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
@@ -19,7 +20,6 @@ from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_cli
 from fedcohort.signals import Signal
 
 _LEAST = 0.01  # importance of a client as a share of the mean, at least: a gradient of 0 is not one for ever
-_HALVINGS = 60
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,12 @@ def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float
     # The sum of p falls in x: at the lower end the fastest have all of it, at the upper end the sum is at most 1.
     fastest = float(a[counts & (above <= 0)].sum())
     low, high = np.log((1 - rho) * fastest**2), np.log(1 - rho)
-    p = a
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        p = np.where(counts, a * np.sqrt((1 - rho) / (np.maximum(above, 0.0) + np.exp(middle))), 0.0)
-        low, high = (middle, high) if p.sum() > 1 else (low, middle)
+
+    def shares(log_x: float) -> FloatArray:
+        return np.asarray(np.where(counts, a * np.sqrt((1 - rho) / (np.maximum(above, 0.0) + np.exp(log_x))), 0.0))
+
+    # Rounding must not put both ends on one side of 1.
+    p = shares(brentq(lambda log_x: float(shares(log_x).sum()) - 1.0, low - 1e-9, high + 1e-9, xtol=1e-13))
     return np.asarray(p / p.sum())
 
 

@@ -17,7 +17,7 @@ from fedcohort.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.params import Interval, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.selectors.oort.guidance import Guidance, OortState
+from fedcohort.selectors.oort.guidance import PACE, Guidance, OortState
 from fedcohort.signals import Signal
 
 
@@ -60,6 +60,8 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     """
 
     most_extra: float = param(10.0, Interval(float, 0, None), "most work beyond the usual, as a multiple of it (e)")
+
+    pictures = (PACE,)
 
     @property
     def requires(self) -> frozenset[Signal]:

@@ -7,6 +7,7 @@ r"""How Oort ranks and draws clients ([Lai2021]_, Algorithm 1). PyramidFL draws 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from fedcohort.clients import ClientTable
 from fedcohort.numerics.sampling import weighted_sample
 from fedcohort.numerics.top import top_k
 from fedcohort.params import Boolean, Interval, Optional, Parameterized, param
+from fedcohort.pictures import Lines, Picture, Record, number
 from fedcohort.protocol import Outcome, Slate, per_client
 from fedcohort.signals import Signal
 
@@ -189,6 +191,25 @@ class Guidance(Parameterized):
             seconds=sealed(lasted),
             picks=sealed(picks),
         )
+
+
+def _pace(record: Record) -> Lines | None:
+    """Return the preferred duration over the rounds, once there is one."""
+    known = [(t, float(notes["preferred seconds"])) for t, notes in record.notes if notes.get("preferred seconds")]
+    if not known:
+        return None
+    rounds, seconds = zip(*known, strict=True)
+    steps = sum(later > sooner for sooner, later in itertools.pairwise(seconds))
+    text = (
+        f"{record.opening} a round was to take {number(seconds[0])} s at first; the pacer relaxed that {steps:,} "
+        f"time{'s' * (steps != 1)}, to {number(seconds[-1])} s."
+        if steps
+        else f"{record.opening} a round was to take {number(seconds[0])} s; the pacer never relaxed that."
+    )
+    return Lines({"preferred": (rounds, seconds)}, text=text)
+
+
+PACE = Picture("oort-pace", "Preferred duration of a round", "seconds", _pace)
 
 
 def _spread(values: FloatArray, positions: IntArray, n: int) -> FloatArray:

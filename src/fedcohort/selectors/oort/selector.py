@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcohort.clients import ClientTable
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, register
-from fedcohort.selectors.oort.guidance import Guidance, OortState
+from fedcohort.selectors.oort.guidance import PACE, Guidance, OortState
 from fedcohort.signals import Signal
 
 
@@ -53,6 +53,8 @@ class Oort(Guidance, Selector[OortState]):
     >>> session.ask(RoundRequest(size=1)).clients  # client 3 has the largest loss, and is slow
     array([1])
     """
+
+    pictures = (PACE,)
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> OortState:
         """Nobody is explored."""
