@@ -29,6 +29,7 @@ def test_figure_3_of_fed_cbs(turns):
         cohort = session_of(FIGURE_3, seed, turns=turns).ask(RoundRequest(size=3))
         assert cohort.clients.tolist() == [0, 1, 2]
         assert cohort.notes["divergence"] > 0
+        assert cohort.score.argmin() == 3  # the one left out would have been worse in the last place
     best = np.array(FIGURE_3)[[0, 2, 3]].sum(axis=0)
     assert (best == best[0]).all()
 

@@ -73,6 +73,15 @@ class GreedyBalance:
         """Divergence of the group's sum from the uniform distribution."""
         return float(divergence_from_uniform(self._sum[None])[0])
 
+    def with_each(self) -> FloatArray:
+        """(c,) divergence of the group for its members; for others, had they joined in place of the last.
+
+        NaN for rows that were never tried in that place, or that a bound ruled out unseen.
+        """
+        values = self.seen.copy()
+        values[self.members] = self.divergence
+        return values
+
     def add(self, position: int) -> None:
         """Add a row."""
         self.members.append(position)

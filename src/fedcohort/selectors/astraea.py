@@ -87,11 +87,12 @@ class Astraea(Selector[AstraeaState]):
         if self.turns:
             new = group.members[within:] if within < slate.size else group.members
             taken[slate.candidates[new]] = True
+        divergence = group.with_each()
         cohort = Cohort(
             slate.candidates[group.members],
             candidates=slate.candidates,
-            score=-group.seen,
-            parts={"divergence": group.seen, "left in this pass": left.astype(np.float64)},
+            score=-divergence,
+            parts={"divergence": divergence, "left in this pass": left.astype(np.float64)},
             notes={"divergence": group.divergence},
         )
         return cohort, AstraeaState(sealed(taken))

@@ -102,15 +102,16 @@ class FedCucb(Selector[CucbState]):
         unseen = rng.permutation(np.flatnonzero(~seen))[: slate.size]
         for position in unseen.tolist():
             group.add(position)
+        bound = reward + bonus
         if not len(unseen):
-            bound = reward + bonus
             group.add(int(rng.choice(np.flatnonzero(bound == bound.max()))))
         group.grow(slate.size - len(group.members), seen)
+        divergence = group.with_each()
         cohort = Cohort(
             slate.candidates[group.members],
             candidates=slate.candidates,
-            score=reward + bonus,
-            parts={"reward": reward, "exploration": bonus, "divergence": group.seen},
+            score=bound if slate.size == 1 else -divergence,
+            parts={"divergence": divergence, "reward": reward, "exploration": bonus},
             notes={"estimated divergence": group.divergence, "never seen": int((~seen).sum())},
         )
         return cohort, state

@@ -111,7 +111,7 @@ class Guidance(Parameterized):
         parts = {
             "statistical": _spread(statistical, known, count),
             "staleness": _spread(bonus, known, count),
-            "slowness": _spread(utility - statistical - bonus, known, count),
+            "slowness": _spread((statistical + bonus) * (factor - 1.0), known, count),
             "unexplored": (~explored).astype(np.float64),
         }
         notes: dict[str, str | float | int] = {
@@ -201,10 +201,10 @@ def _pace(record: Record) -> Lines | None:
     rounds, seconds = zip(*known, strict=True)
     steps = sum(later > sooner for sooner, later in itertools.pairwise(seconds))
     text = (
-        f"{record.opening} a round was to take {number(seconds[0])} s at first; the pacer relaxed that {steps:,} "
+        f"{record.opening}, a round was to take {number(seconds[0])} s at first; the pacer relaxed that {steps:,} "
         f"time{'s' * (steps != 1)}, to {number(seconds[-1])} s."
         if steps
-        else f"{record.opening} a round was to take {number(seconds[0])} s; the pacer never relaxed that."
+        else f"{record.opening}, a round was to take {number(seconds[0])} s; the pacer never relaxed that."
     )
     return Lines({"preferred": (rounds, seconds)}, text=text)
 
