@@ -46,6 +46,18 @@ def test_special_cases_of_the_distribution():
     assert slow[2] < slow[0] == slow[1]
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e300])
+def test_extreme_numbers_give_a_distribution(scale):
+    for a, t in (
+        ([1.0, scale, 1.0], [1.0, 1.0, 2.0]),
+        ([1.0, 1.0, 1.0], [1.0, scale, 2.0]),
+        ([scale] * 3, [scale] * 3),
+    ):
+        p = optimal_distribution(np.array(a), np.array(t), 0.5)
+        assert np.isfinite(p).all()
+        assert p.sum() == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_weights_make_the_sum_unbiased(m):
     p, y = np.array([0.1, 0.2, 0.3, 0.4]), np.array([7.0, -3.0, 2.0, 5.0])

@@ -19,6 +19,7 @@ from fedcohort.params import Boolean, Interval, OneOf, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.signals import Signal
 
+_NOTHING = 1e-100  # an importance whose square is lost
 _LEAST = 0.01  # importance of a client as a share of the mean, at least: a gradient of 0 is not one for ever
 
 
@@ -135,7 +136,7 @@ def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float
     if rho == 0 or mean <= 0:
         return a
     time = rho * seconds / mean
-    counts = a > 0
+    counts = a > _NOTHING
     above = time - time[counts].min()  # lambda = x - min rho t, so that x > 0 for who can be drawn at all
     # The sum of p falls in x: at the lower end the fastest have all of it, at the upper end the sum is at most 1.
     fastest = float(a[counts & (above <= 0)].sum())
