@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint types unit docs examples bench clean
 
 demo: $(VENV)/.sim
-	$(BIN)/fedcohort compare
+	$(BIN)/fedcohort demo
 
 test: lint types unit docs examples
 

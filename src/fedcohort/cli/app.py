@@ -16,6 +16,7 @@ from fedcohort.cli.bench import bench
 from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
+from fedcohort.cli.demo import demo
 from fedcohort.cli.diagnose import diagnose
 from fedcohort.cli.explain import explain
 from fedcohort.cli.extend import extend
@@ -59,7 +60,21 @@ def root(
     )
 
 
-for _command in (compare, bench, init, run, extend, report, explain, dashboard, analytics, diagnose, check, audit):
+for _command in (
+    demo,
+    compare,
+    bench,
+    init,
+    run,
+    extend,
+    report,
+    explain,
+    dashboard,
+    analytics,
+    diagnose,
+    check,
+    audit,
+):
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")

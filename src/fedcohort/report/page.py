@@ -39,12 +39,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything of a report before it is written in some format."""
+    """Everything of a report before it is written in some format; ``remarks`` stand above everything."""
 
     bundle: Bundle
     sections: tuple[Section, ...]
     warnings: tuple[str, ...]
     title: str
+    remarks: tuple[str, ...] = ()
 
 
 def assemble(
@@ -159,6 +160,7 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
         theme=f' data-theme="{html.escape(theme)}"' if theme else "",
         styles=styles(),
         summary=_summary(report),
+        remarks="".join(f"<p>{html.escape(text)}</p>" for text in report.remarks),
         warnings="".join(f'<p class="warning">{html.escape(text)}</p>' for text in report.warnings),
         tabs=_tabs(report),
         sections="".join(parts),

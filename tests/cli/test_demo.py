@@ -1,0 +1,99 @@
+"""The demonstration: its report, and sentences that are true of what it found."""
+
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from fedcohort.cli.demo import companion, explanations, verdict
+from fedcohort.simulate.results import load
+from fedcohort.simulate.tables import find_table
+
+CONFIG = {
+    "selectors": {
+        "uniform": {"name": "uniform"},
+        "uniform-robust": {"name": "uniform", "local": {"loss": "robust"}},
+        "fedacs": {"name": "fedacs"},
+        "flash": {"name": "flash", "local": {"loss": "robust"}},
+    }
+}
+
+
+def board(setting, **accuracies):
+    """A leaderboard of two seeds; each selector ends where it is said to."""
+
+    def row(label, values):
+        seeds = [SimpleNamespace(seed=i, terminal=value) for i, value in enumerate(values)]
+        return SimpleNamespace(label=label, seeds=seeds, terminal=SimpleNamespace(mean=sum(values) / len(values)))
+
+    rows = [row(label.replace("_", "-"), values) for label, values in accuracies.items()]
+    return SimpleNamespace(setting=setting, baseline="uniform", rows=rows)
+
+
+def test_a_gain_is_divided_into_loss_and_choice():
+    found = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.85, 0.87], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
+    assert verdict([found], CONFIG) == [
+        "In noisy, flash ends highest with 87.0%, +6.0 pts over uniform; +5.0 pts of it are its loss and +1.0 pts its "
+        "choice of clients."
+    ]
+    worse = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.9, 0.9], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
+    (said,) = verdict([worse], CONFIG)
+    assert said == (
+        "In noisy, uniform-robust ends highest with 90.0%, +9.0 pts over uniform; its loss does that, for its clients "
+        "are chosen by chance."
+    )
+    other = board("skewed", uniform=[0.8, 0.82], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
+    assert verdict([other], CONFIG) == ["In skewed, fedacs ends highest with 85.0%, +4.0 pts over uniform."]
+    none = board("skewed", uniform=[0.9, 0.9], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
+    assert verdict([none], CONFIG) == ["In skewed, uniform ends highest with 90.0%."]
+
+
+def test_who_does_badly_is_explained_and_nobody_else():
+    bad = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.82, 0.82], flash=[0.7, 0.7], fedacs=[0.77, 0.78])
+    flash, fedacs = explanations([bad], CONFIG)
+    assert flash.startswith("flash in skewed ends −12.0 pts against uniform-robust: it rewards")
+    assert fedacs.startswith("fedacs in skewed ends −2.5 pts against uniform: it looks for")
+    # As good as uniform selection with the same loss, though below the one with the other loss.
+    good = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.795, 0.795], flash=[0.79, 0.79], fedacs=[0.81, 0.81])
+    assert explanations([good], CONFIG) == []
+    chance = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.8, 0.8], flash=[0.8, 0.8], fedacs=[0.6, 0.81])
+    assert explanations([chance], CONFIG) == []  # worse in one seed of two
+    gone = board("skewed", uniform=[0.8], uniform_robust=[0.8], flash=[math.nan], fedacs=[0.8])
+    assert explanations([gone], CONFIG) == []
+
+
+def test_uniform_selection_is_there_with_every_training():
+    table = find_table("demo")
+    selectors = {label: {"name": label, **entry} for label, entry in table["selectors"].items()}
+    for label, entry in selectors.items():
+        fair = selectors[companion({"selectors": selectors}, label, "uniform")]
+        assert fair["name"] == "uniform" and fair.get("local") == entry.get("local")
+    assert "balanced" in selectors and "terminal" not in table["run"]
+
+
+@pytest.fixture(scope="module")
+def done(command, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, command("demo", "--rounds", "2", "--seeds", "1", cwd=folder)
+
+
+def test_it_ends_with_a_picture_a_verdict_and_the_next_command(done):
+    folder, said = done
+    assert said.returncode == 0, said.stderr
+    (out,) = (folder / "runs").iterdir()
+    assert {run.label for run in load(out).runs} == set(find_table("demo")["selectors"])
+    *_, report, following = said.stdout.splitlines()
+    assert report == f"Report: runs/{out.name}/report.html"
+    assert following.startswith("Next: fedcohort compare --selectors ")
+    sentences = re.findall(r"In (skewed|noisy), \S+ ends highest with [\d.]+%", said.stdout)
+    assert sentences == ["skewed", "noisy"]
+    page = (out / "report.html").read_text()
+    assert "In skewed, " in page and "0-accuracy" in page
+
+
+def test_what_it_says_next_can_be_done(done, command):
+    folder, said = done
+    line = said.stdout.splitlines()[-1].removeprefix("Next: fedcohort ")
+    following = command(*line.split(), "--seeds", "1", "--rounds", "1", "--quiet", cwd=folder)
+    assert following.returncode == 0, following.stderr
