@@ -30,7 +30,7 @@ class AstraeaState:
 @register("astraea")
 @dataclass(frozen=True, kw_only=True)
 class Astraea(Selector[AstraeaState]):
-    r"""Add the client that leaves the cohort's labels nearest to uniform, again and again ([Duan2019]_, Algorithm 3).
+    r"""Add the client that leaves the cohort's labels nearest to uniform, again and again ([Duan2019]_, rescheduling).
 
     .. math::
 

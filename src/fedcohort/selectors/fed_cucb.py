@@ -36,7 +36,7 @@ class CucbState:
 @register("fed-cucb")
 @dataclass(frozen=True, kw_only=True)
 class FedCucb(Selector[CucbState]):
-    r"""Start with the client of the highest bound, then add who balances best ([Yang2020]_, Algorithm 2).
+    r"""Start with the client of the highest bound, then add who balances best ([Yang2020]_).
 
     .. math::
 

@@ -44,7 +44,8 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     Deviations: the paper also drops 10 to 60% of the values of an upload, fewer where the gradient's norm ranks high;
     nothing is dropped here, uploads are whole and cost a whole model. The paper knows computing and sending apart and
     stretches computing alone; here a duration is one number, so time for sending is stretched too, and clients with
-    slow links return early rather than late. ``most_extra`` is from the authors' code; the paper names no bound.
+    slow links return early rather than late. ``most_extra`` and the shares dropped are those of the
+    authors' code.
 
     Examples
     --------

@@ -89,7 +89,7 @@ class Guidance(Parameterized):
         return OortState(sealed(np.zeros(2 * self.window)), 0, self.step or 0.0, 0, zeros, zeros, zeros, zeros)
 
     def choose(self, state: OortState, slate: Slate, rng: np.random.Generator) -> Choice:
-        """Draw ``slate.size`` of the candidates (Algorithm 1, lines 9 to 17)."""
+        """Draw ``slate.size`` of the candidates: exploit, then explore."""
         last = slate.of_candidates(state.last)
         barred = self._barred(slate.of_candidates(state.picks), slate.size, rng)
         explored = last > 0
@@ -153,7 +153,7 @@ class Guidance(Parameterized):
         return statistical, bonus, factor
 
     def learned(self, state: State, outcome: Outcome, seconds: FloatArray | None) -> State:
-        """Return the state after a round (lines 5 to 8): feedback, and the pacer.
+        """Return the state after a round: feedback, and the pacer.
 
         Parameters
         ----------

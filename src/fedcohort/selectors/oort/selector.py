@@ -39,8 +39,8 @@ class Oort(Guidance, Selector[OortState]):
 
     Deviations: all of a client's samples take the place of those it trained on. New clients are drawn uniformly, not by
     speed, which nobody knows beforehand. A part of :math:`\epsilon K` below one client is drawn by chance. Where the
-    blacklist leaves too few, those with the fewest picks come back. The paper leaves Delta to the developer; unset it
-    is the median of the first durations reported. A client that does not report stays as it was and is a pick older.
+    blacklist leaves too few, those with the fewest picks come back. No Delta in seconds suits every federation; unset
+    it is the median of the first durations reported. A client that does not report stays as it was and is a pick older.
     The bonus is added to U as printed, where it hardly counts; ``normalise`` divides U by its cap first.
 
     Examples
