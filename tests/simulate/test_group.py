@@ -117,8 +117,8 @@ def test_rounds_equal_a_plain_loop(aggregator, plain_client):
 
 def test_a_run_is_the_same_bit_by_bit_whoever_shares_its_batch():
     selectors = {"uniform": {}, "power-of-choice": {}, "flash": {}, "fedcor": {"warmup": 1}}
-    # Ten models of 52,469 numbers, no multiple of four: beside others a batched product adds them up in another order,
-    # and torch's logsumexp does so at the end of a vector. With 10 classes (52,500 numbers) the product would not.
+    # Ten models of 52,469 numbers, no multiple of four: beside others a batched product adds them up in another order.
+    # With 10 classes (52,500 numbers) it would not.
     shape = {
         "data": {"shape": [28, 28], "classes": 9, "samples": 2000},
         "scenario": {"partition": {"name": "client-heterogeneity", "clients": 30, "alpha": 1.0}},
