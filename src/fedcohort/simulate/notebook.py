@@ -106,5 +106,5 @@ def _handle() -> Any:
         from IPython.display import DisplayHandle
     except ImportError:
         return None
-    shell = get_ipython()  # type: ignore[no-untyped-call]
-    return DisplayHandle() if shell is not None and hasattr(shell, "kernel") else None
+    shell = get_ipython()
+    return DisplayHandle() if shell is not None and hasattr(shell, "kernel") else None  # type: ignore[no-untyped-call]
