@@ -286,6 +286,19 @@ def test_numbers_that_are_no_gram_matrix_are_refused() -> None:
     federation.holder.open([with_others, with_itself], federation.sizes)
 
 
+def test_noise_is_drowned_and_leaves_room() -> None:
+    """The noise a product leaves would tell the key holder about counts; what covers it is over 2^30 times larger."""
+    largest = largest_count(10)
+    federation = Federation(np.full((40, 10), largest))
+    rows = federation.server.rows(federation.sealed)
+    server, budget = federation.server, keys(10)[0].decryptor.invariant_noise_budget
+    product = server._product(server._ciphertexts["client-0"], server._blocks[0])
+    before, after = budget(product), budget(server._covered(product, 40))
+    assert before - after >= 30
+    assert after >= 10
+    assert min(budget(loaded("Ciphertext", row.body, "row")) for row in rows) >= 5  # and it still decrypts
+
+
 def test_a_server_that_lies_needs_no_accomplice() -> None:
     """It puts ciphertexts of its own in the place of as many clients as there are classes: every check holds."""
     federation = Federation([[9, 1, 0], [2, 2, 6], [0, 5, 5], [4, 4, 2], [3, 3, 4], [1, 0, 9]])

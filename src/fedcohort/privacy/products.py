@@ -207,20 +207,29 @@ class SealedLabels:
         return result
 
     def _row(self, client: str, ciphertext: Any, block: _Block) -> Row:
-        evaluator, context = scheme().evaluator, scheme().context
-        product, hidden = (sealapi().Ciphertext(context) for _ in range(2))
-        evaluator.multiply(ciphertext, block.packed, product)
-        evaluator.relinearize_inplace(product, self._relinearization)
+        covered = self._covered(self._product(ciphertext, block), len(block.names))
+        scheme().evaluator.mod_switch_to_inplace(covered, scheme().context.last_parms_id())
+        return Row(client, block.names, dumped(covered))
+
+    def _product(self, ciphertext: Any, block: _Block) -> Any:
+        product = sealapi().Ciphertext(scheme().context)
+        scheme().evaluator.multiply(ciphertext, block.packed, product)
+        scheme().evaluator.relinearize_inplace(product, self._relinearization)
+        return product
+
+    def _covered(self, product: Any, members: int) -> Any:
+        """Return a product with fresh noise, far larger, and random coefficients wherever no inner product stands."""
+        evaluator = scheme().evaluator
+        hidden = sealapi().Ciphertext(scheme().context)
         self.key.public.encryptor.encrypt_zero(hidden)
         for _ in range(2):
             evaluator.multiply_plain_inplace(hidden, random_polynomial())
         evaluator.add_inplace(hidden, product)
         cover = random_polynomial()
         evaluator.add_plain_inplace(hidden, cover)
-        kept = {place: coefficient(cover, place) for place in places(len(block.names), self.classes)}
+        kept = {place: coefficient(cover, place) for place in places(members, self.classes)}
         evaluator.sub_plain_inplace(hidden, polynomial(kept))
-        evaluator.mod_switch_to_inplace(hidden, context.last_parms_id())
-        return Row(client, block.names, dumped(hidden))
+        return hidden
 
 
 def _digest(sealed: bytes) -> bytes:
