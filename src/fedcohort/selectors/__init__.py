@@ -14,9 +14,11 @@ from fedcohort.selectors.feel import Feel
 from fedcohort.selectors.flash import Flash
 from fedcohort.selectors.gradnorm import GradNorm
 from fedcohort.selectors.hics_fl import HicsFL
+from fedcohort.selectors.neural_bandit import NeuralBandit
 from fedcohort.selectors.oort import Oort
 from fedcohort.selectors.power_of_choice import PowerOfChoice
 from fedcohort.selectors.pyramidfl import PyramidFL
+from fedcohort.selectors.restless_bandit import RestlessBandit
 from fedcohort.selectors.size_weighted import SizeWeighted
 from fedcohort.selectors.uniform import All, Uniform
 
@@ -38,9 +40,11 @@ __all__ = [
     "Flash",
     "GradNorm",
     "HicsFL",
+    "NeuralBandit",
     "Oort",
     "PowerOfChoice",
     "PyramidFL",
+    "RestlessBandit",
     "SizeWeighted",
     "Uniform",
 ]

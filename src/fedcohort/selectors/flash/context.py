@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -19,17 +19,17 @@ from fedcohort.signals import Signal
 ELEMENTS = ("robust-loss", "validation-loss", "duration", "last-reward")
 LOSS_OF = {"robust-loss": Signal.ROBUST_LOSS, "validation-loss": Signal.VALIDATION_LOSS}
 
+State = TypeVar("State", bound="ContextState")
+
 # Contexts and rewards are cut off at 100 times their usual size, durations also at a hundredth: one diverged client or
 # one reply in no time would otherwise outweigh all other observations in V for ever.
 LIMIT = 100.0
 
 
 @dataclass(frozen=True)
-class FlashState:
-    """The regression, and what was last known about each client."""
+class ContextState:
+    """What was last known about each client, and the rewards so far."""
 
-    gram: FloatArray  # (d, d) V
-    moment: FloatArray  # (d,) b
     rounds: int  # rounds learnt from
     time_unit: float  # median duration of the first round; 0 while unknown
     reward_sum: float
@@ -41,15 +41,39 @@ class FlashState:
     first_robust: FloatArray = per_client()  # (N,) NaN while unknown
     first_validation: FloatArray = per_client()  # (N,) NaN while unknown
     rewarded: BoolArray = per_client()  # (N,) whether it was ever asked and the outcome is known
-    predicted: FloatArray = per_client()  # (N,) theta-hat' x it was last picked with; NaN when not waited for
-    streak: IntArray = per_client()  # (N,) times in a row that the prediction was below the reward
     level: FloatArray = (
         per_client()
     )  # (N,) the reward's loss of the received model, as last reported; NaN while unknown
-    # Rewards that wait for the next global model (only with reward="validation-decrease").
-    waiting: IntArray = field(default_factory=lambda: sealed(np.empty(0, np.int64)))  # (w,) clients
-    waiting_context: FloatArray = field(default_factory=lambda: sealed(np.empty((0, 0))))  # (w, d)
-    waiting_loss: FloatArray = field(default_factory=lambda: sealed(np.empty(0)))  # (w,) of the model they received
+
+    @staticmethod
+    def unknown(n: int) -> dict[str, Any]:
+        """Return the fields before the first round: the context of everybody is [1, 1, 1, 0]."""
+        ones, unknown = sealed(np.ones(n)), sealed(np.full(n, np.nan))
+        return {
+            "rounds": 0,
+            "time_unit": 0.0,
+            "reward_sum": 0.0,
+            "reward_count": 0,
+            "robust": ones,
+            "validation": ones,
+            "duration": ones,
+            "reward": sealed(np.zeros(n)),
+            "first_robust": unknown,
+            "first_validation": unknown,
+            "rewarded": sealed(np.zeros(n, np.bool_)),
+            "level": unknown,
+        }
+
+    def with_rewards(self, who: IntArray, rewards: FloatArray) -> Self:
+        """Return the state in which these clients had these rewards."""
+        last = self.reward.copy()
+        last[who] = rewards
+        return dataclasses.replace(
+            self,
+            reward=sealed(last),
+            reward_sum=self.reward_sum + float(rewards.sum()),
+            reward_count=self.reward_count + len(rewards),
+        )
 
     @property
     def mean_reward(self) -> float:
@@ -63,7 +87,21 @@ class FlashState:
         return float(np.clip(known, -1e100, 1e100).mean()) if len(known) else 0.0
 
 
-def columns(state: FlashState, elements: Sequence[str], who: IntArray | None) -> list[tuple[str, FloatArray]]:
+@dataclass(frozen=True, kw_only=True)
+class FlashState(ContextState):
+    """The contexts and the linear regression over them."""
+
+    gram: FloatArray  # (d, d) V
+    moment: FloatArray  # (d,) b
+    predicted: FloatArray = per_client()  # (N,) theta-hat' x it was last picked with; NaN when not waited for
+    streak: IntArray = per_client()  # (N,) times in a row that the prediction was below the reward
+    # Rewards that wait for the next global model (only with reward="validation-decrease").
+    waiting: IntArray = field(default_factory=lambda: sealed(np.empty(0, np.int64)))  # (w,) clients
+    waiting_context: FloatArray = field(default_factory=lambda: sealed(np.empty((0, 0))))  # (w, d)
+    waiting_loss: FloatArray = field(default_factory=lambda: sealed(np.empty(0)))  # (w,) of the model they received
+
+
+def columns(state: ContextState, elements: Sequence[str], who: IntArray | None) -> list[tuple[str, FloatArray]]:
     """Return the name and the numbers of some elements of the context, for ``who`` or for everybody."""
     known = {
         "robust-loss": state.robust,
@@ -81,12 +119,12 @@ def columns(state: FlashState, elements: Sequence[str], who: IntArray | None) ->
     return chosen
 
 
-def contexts(state: FlashState, elements: Sequence[str], who: IntArray) -> FloatArray:
+def contexts(state: ContextState, elements: Sequence[str], who: IntArray) -> FloatArray:
     """Return the contexts (k, d) of some clients."""
     return np.stack([column for _, column in columns(state, elements, who)], axis=1)
 
 
-def with_losses(state: FlashState, who: IntArray, losses: Mapping[Signal, FloatArray]) -> FlashState:
+def with_losses(state: State, who: IntArray, losses: Mapping[Signal, FloatArray]) -> State:
     """Return the state with newly known losses of ``who``; NaN leaves what was known."""
     changes: dict[str, Any] = {}
     for signal, values in losses.items():

@@ -10,7 +10,6 @@ gives to other selectors is :class:`fedcohort.early_stop.EarlyStop`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +18,7 @@ import numpy as np
 from fedcohort.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.errors import ParameterError
-from fedcohort.numerics.top import top_k
-from fedcohort.params import Either, Interval, OneOf, Optional, Sequence, param
+from fedcohort.params import Interval, OneOf, Optional, Sequence, param
 from fedcohort.pictures import Lines, Picture, Record, number
 from fedcohort.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
 from fedcohort.selectors.flash.context import (
@@ -29,10 +27,10 @@ from fedcohort.selectors.flash.context import (
     FlashState,
     columns,
     contexts,
-    in_units,
-    time_unit,
     with_losses,
 )
+from fedcohort.selectors.flash.draw import Draw, pool_param, uniform_share_param
+from fedcohort.selectors.flash.observation import observed_round
 from fedcohort.selectors.flash.regression import confidence_width, observed, posterior_draw, solution
 from fedcohort.selectors.flash.reward import READINGS, Reading, rate
 from fedcohort.signals import Signal
@@ -152,15 +150,8 @@ class Flash(Selector[FlashState]):
     exploration: float = param(0.1, Interval(float, 0, None), "factor on alpha_t (c; the paper: 1)")
     ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation (lambda)")
     delta: float = param(0.1, Interval(float, 0, 1, "neither"), "confidence (delta)")
-    pool: float | Literal["top"] = param(
-        0.5,
-        Either(OneOf(("top",)), Interval(float, 0, 1)),
-        "draw from all that promise a reward above 0, at least this share of the candidates; or take the top M_t (the "
-        "paper)",
-    )
-    uniform_share: float = param(
-        0.1, Interval(float, 0, 1), "chance that a place of the cohort is drawn from everybody (the paper: 0)"
-    )
+    pool: float | Literal["top"] = pool_param()
+    uniform_share: float = uniform_share_param()
     first_round: str = param(
         "all", OneOf(("all", "asked")), "who trains in the first round: everybody (S_0), or as many as asked"
     )
@@ -208,24 +199,12 @@ class Flash(Selector[FlashState]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FlashState:
         """Nothing is known: the first context of everybody is [1, 1, 1, 0], V = lambda I, b = 0."""
         n, d = clients.n, len(self.context)
-        ones, unknown = sealed(np.ones(n)), sealed(np.full(n, np.nan))
         return FlashState(
-            robust=ones,
-            validation=ones,
-            duration=ones,
-            reward=sealed(np.zeros(n)),
-            first_robust=unknown,
-            first_validation=unknown,
-            rewarded=sealed(np.zeros(n, np.bool_)),
-            predicted=unknown,
-            level=unknown,
+            **FlashState.unknown(n),
+            predicted=sealed(np.full(n, np.nan)),
             streak=sealed(np.zeros(n, np.int64)),
             gram=sealed(self.ridge * np.eye(d)),
             moment=sealed(np.zeros(d)),
-            rounds=0,
-            time_unit=0.0,
-            reward_sum=0.0,
-            reward_count=0,
             waiting_context=sealed(np.empty((0, d))),
         )
 
@@ -274,82 +253,27 @@ class Flash(Selector[FlashState]):
                 notes["reason"] = "only retired clients are available"
             else:
                 allowed = np.flatnonzero(~out)
-        chosen = candidates[allowed[self._chosen(score[allowed], candidates[allowed], slate.size, state, notes, rng)]]
+        draw = Draw(self.pool, self.uniform_share, first=state.rounds == 0)
+        chosen = candidates[
+            allowed[draw.picks(score[allowed], state.reward[candidates[allowed]], slate.size, notes, rng)]
+        ]
         if self.patience is not None:
             predicted = state.predicted.copy()
             predicted[chosen] = contexts(state, self.context, chosen) @ mean
             state = dataclasses.replace(state, predicted=sealed(predicted))
         return Cohort(clients=chosen, candidates=candidates, score=score, parts=parts, notes=notes), state
 
-    def _chosen(
-        self,
-        score: FloatArray,
-        clients: IntArray,
-        size: int,
-        state: FlashState,
-        notes: dict[str, str | float | int],
-        rng: np.random.Generator,
-    ) -> IntArray:
-        """Return up to ``size`` positions among ``clients`` (c,), and note how they came about."""
-        count = len(clients)
-        if size >= count or state.rounds == 0 or self.pool == "top":
-            picks = top_k(score, min(size, count), rng)
-        else:
-            pool = np.flatnonzero((score > 0) | (state.reward[clients] > 0))
-            notes["promising"] = len(pool)
-            least = max(size, math.ceil(self.pool * count))
-            if len(pool) < least:
-                pool = top_k(score, least, rng)
-            notes["pool"] = len(pool)
-            picks = rng.choice(pool, size, replace=False)
-        places = rng.binomial(size, self.uniform_share) if size < count and self.uniform_share > 0 else 0
-        if places and state.rounds:
-            kept = picks[: size - places]
-            others = np.setdiff1d(np.arange(count), kept, assume_unique=True)
-            picks = np.concatenate([kept, rng.choice(others, places, replace=False)])
-            notes["drawn from everybody"] = places
-        return picks
-
     def update(self, state: FlashState, outcome: Outcome) -> FlashState:
         """Learn from the contexts the clients were picked by and the rewards they brought."""
-        duration = outcome[Signal.DURATION]
-        reading = self._reading
-        usable = outcome.ok & np.isfinite(duration) & np.isfinite(outcome[reading.before])
-        if reading.after is not None:
-            usable &= np.isfinite(outcome[reading.after])
-        who = outcome.clients[usable]
-        unit = state.time_unit or time_unit(duration[usable])
-        tau = in_units(duration[usable], unit)
-        context = contexts(state, self.context, who)
-        if self.contexts == "last":
-            losses = {s: outcome[s][usable] for name, s in LOSS_OF.items() if name in self.context}
-            state = with_losses(state, who, losses)
-        durations = state.duration.copy()
-        durations[who] = tau
-        before = outcome[reading.before][usable]
-        level = state.level.copy()
-        level[who] = before
-        rewards, rewarded = state.reward.copy(), state.rewarded.copy()
-        rewards[outcome.clients[~usable]] = 0.0
-        rewarded[outcome.clients] = True
-        state = dataclasses.replace(
-            state,
-            duration=sealed(durations),
-            level=sealed(level),
-            reward=sealed(rewards),
-            rewarded=sealed(rewarded),
-            rounds=state.rounds + 1,
-            time_unit=unit,
-        )
-        if reading.after is None:
+        state, seen = observed_round(state, outcome, self.context, self._reading, losses=self.contexts == "last")
+        if seen.rewards is None:
             return dataclasses.replace(
                 state,
-                waiting=sealed(np.concatenate([state.waiting, who])),
-                waiting_context=sealed(np.concatenate([state.waiting_context, context])),
-                waiting_loss=sealed(np.concatenate([state.waiting_loss, before])),
+                waiting=sealed(np.concatenate([state.waiting, seen.who])),
+                waiting_context=sealed(np.concatenate([state.waiting_context, seen.context])),
+                waiting_loss=sealed(np.concatenate([state.waiting_loss, seen.before])),
             )
-        after = outcome[reading.after][usable]
-        return self._learnt(state, who, context, rate(reading, before, after, tau, state.usual))
+        return self._learnt(state, seen.who, seen.context, seen.rewards)
 
     def theta(self, state: FlashState) -> dict[str, float]:
         """Return the fitted weight of each context element."""
@@ -358,16 +282,7 @@ class Flash(Selector[FlashState]):
     def _learnt(self, state: FlashState, who: IntArray, context: FloatArray, rewards: FloatArray) -> FlashState:
         """Enter observations into the regression, the last rewards and the early-stop counts."""
         gram, moment = observed(state.gram, state.moment, context, rewards)
-        last = state.reward.copy()
-        last[who] = rewards
-        state = dataclasses.replace(
-            state,
-            gram=sealed(gram),
-            moment=sealed(moment),
-            reward=sealed(last),
-            reward_sum=state.reward_sum + float(rewards.sum()),
-            reward_count=state.reward_count + len(rewards),
-        )
+        state = dataclasses.replace(state.with_rewards(who, rewards), gram=sealed(gram), moment=sealed(moment))
         if self.patience is None:
             return state
         streak, predicted = state.streak.copy(), state.predicted.copy()

@@ -1,0 +1,112 @@
+"""The neural bandit: gradients against differences, scores by hand, what it can learn that a line cannot."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedcohort.clients import ClientTable
+from fedcohort.errors import ParameterError
+from fedcohort.protocol import RoundReport, RoundRequest, Slate
+from fedcohort.selectors.neural_bandit import NeuralBandit, forward, gradients, network_input, trained
+from fedcohort.session import Session
+from fedcohort.signals import Signal
+
+
+def test_gradients_are_those_of_the_loss():
+    rng = np.random.default_rng(0)
+    first, second, theta = rng.normal(size=(5, 4)), rng.normal(size=(5, 5)), rng.normal(size=5)
+    x, r = rng.normal(size=(9, 4)), rng.normal(size=9)
+    _, by_first, by_second = gradients(first, second, theta, x, r)
+    for weights, gradient, which in ((first, by_first, 0), (second, by_second, 1)):
+        for at in np.ndindex(weights.shape):
+            step = np.zeros(weights.shape)
+            step[at] = 1e-6
+            pair = [first, second]
+            losses = []
+            for sign in (1, -1):
+                moved = list(pair)
+                moved[which] = weights + sign * step
+                losses.append(gradients(*moved, theta, x, r)[0])
+            assert gradient[at] == pytest.approx((losses[0] - losses[1]) / 2e-6, abs=1e-6)
+
+
+def test_the_network_by_hand():
+    """W_1 x = (1, -1), so the hidden layer is (1, 0); W_2 times it is (2, 3)."""
+    layers = forward(np.array([[1.0, 0], [-1, 0]]), np.array([[2.0, 5], [3, 5]]), np.array([[1.0, 0]]))
+    assert layers.hidden.tolist() == [[1.0, 0.0]]
+    assert layers.features.tolist() == [[2.0, 3.0]]
+
+
+def test_the_score_is_promise_and_width():
+    """With A = 4 I and b = (4, 0), theta is (1, 0); phi = (2, 3) promises 2 and is sqrt(13 / 4) wide."""
+    selector = NeuralBandit(context=("duration",), width=2, exploration=0.5)
+    state = selector.init(ClientTable(n=1), np.random.default_rng(0))
+    scale = np.sqrt(2)  # the input is (1, 1) / sqrt 2
+    state = dataclasses.replace(
+        state,
+        first=np.array([[scale, 0], [-scale, 0]]),
+        second=np.array([[2.0, 5], [3, 5]]),
+        gram=4 * np.eye(2),
+        moment=np.array([4.0, 0]),
+        rounds=1,
+    )
+    slate = Slate(round=3, size=1, candidates=np.arange(1), clients=ClientTable(n=1))
+    cohort, _ = selector.select(state, slate, None, np.random.default_rng(0))
+    assert cohort.parts["promise"] == pytest.approx([2.0])
+    assert cohort.parts["exploration"] == pytest.approx([0.5 * np.sqrt(13 / 4)])
+    assert cohort.score == pytest.approx([2 + 0.5 * np.sqrt(13 / 4)])
+
+
+def test_training_lowers_the_loss_and_large_rewards_do_not_break_it():
+    rng = np.random.default_rng(1)
+    first, second, theta = rng.normal(size=(16, 5)) * 0.6, rng.normal(size=(16, 16)) * 0.35, rng.normal(size=16)
+    x = network_input(rng.normal(size=(80, 4)))
+    r = np.abs(x[:, 0])  # no linear function
+    before = gradients(first, second, theta, x, r)[0]
+    after = gradients(*trained(first, second, theta, x, r, 200, 0.1), theta, x, r)[0]
+    assert after < 0.3 * before
+    wild = trained(first, second, theta, x, np.full(80, 100.0), 200, 0.1)
+    assert np.isfinite(wild[0]).all()
+    assert np.isfinite(wild[1]).all()
+
+
+def play(selector, rounds, paying, n=12, size=3, seed=2):
+    """Rewards depend on the duration: those for whom ``paying(duration)`` holds are fitted, the others are not."""
+    session = Session(selector, ClientTable(n=n), seed=seed)
+    duration = np.linspace(0.2, 3.0, n)
+    picks = []
+    for _ in range(rounds):
+        cohort = session.ask(RoundRequest(size=size))
+        good = paying(duration[cohort.clients])
+        metrics = {
+            Signal.ROBUST_LOSS: np.ones(cohort.size),
+            Signal.ROBUST_LOSS_AFTER: np.where(good, 0.2, 1.0),
+            Signal.VALIDATION_LOSS: np.ones(cohort.size),
+            Signal.DURATION: duration[cohort.clients],
+        }
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+        picks.append(paying(duration[cohort.clients]).mean())
+    return np.array(picks), session
+
+
+def test_it_learns_a_middle_that_pays():
+    """Only middling durations pay, which no linear function of the duration says."""
+    selector = NeuralBandit(context=("duration",), exploration=0.1, interval=1, pool="top", uniform_share=0.0)
+    picks, session = play(selector, 120, lambda d: (d > 1.0) & (d < 2.2))
+    assert picks[-40:].mean() > 0.8
+    assert session.state.stored == 12 + 119 * 3
+
+
+def test_the_memory_is_a_ring():
+    _, session = play(NeuralBandit(memory=20, first_round="asked"), 10, lambda d: d > 1)
+    assert session.state.inputs.shape == (20, 5)
+    assert session.state.stored == 30
+    assert (np.abs(session.state.inputs).sum(axis=1) > 0).all()
+
+
+def test_the_first_round_is_everybody_or_as_asked_and_repeats_are_refused():
+    assert Session(NeuralBandit(), ClientTable(n=9)).ask(RoundRequest(size=2)).size == 9
+    assert Session(NeuralBandit(first_round="asked"), ClientTable(n=9)).ask(RoundRequest(size=2)).size == 2
+    with pytest.raises(ParameterError, match="'context' parameter of NeuralBandit must be a list without repeats"):
+        NeuralBandit(context=("duration", "duration"))
