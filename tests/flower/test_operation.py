@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
 )
+from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 
 from fedcohort.errors import ParameterError
 from fedcohort.flower import (
@@ -509,3 +510,98 @@ def test_data_may_come_as_dataloaders(kit: Any) -> None:
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)
         np.testing.assert_allclose(gradient, found[0][1], rtol=1e-5, atol=1e-7)
+
+
+# -- privacy accountants ----------------------------------------------------------------------------------------------
+
+
+class Accountant:
+    """Counts releases, with the interface of Flower's own."""
+
+    def __init__(self, population: int) -> None:
+        self.config = PrivacyConfig(
+            target_delta=1e-5,
+            population_size=population,
+            sampling_method=SamplingMethod.NO_AMPLIFICATION,
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        )
+        self.releases = 0
+
+    def would_exceed(self, event: Any) -> bool:
+        return False
+
+    def compose(self, event: Any, count: int = 1) -> None:
+        self.releases += count
+
+    def get_privacy_spent(self) -> PrivacySpent:
+        return PrivacySpent(float(self.releases), 1e-5, self.releases, "count")
+
+    def state_dict(self) -> dict[str, int]:
+        return {"releases": self.releases}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.releases = state["releases"]
+
+
+def equal(kit: Any) -> Any:
+    """Trains as all others do, with the weight of all others, as an accountant demands."""
+
+    def train(message: Any, context: Any) -> RecordDict:
+        content = kit.step(message, context)
+        content["metrics"]["num-examples"] = 1
+        return content
+
+    return train
+
+
+def accounted(accountant: Accountant) -> Any:
+    return DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), 1e-9, 100.0, 4, accountant=accountant
+    )
+
+
+def test_with_an_accountant_a_cohort_that_lacks_a_node_is_chosen_anew(kit: Any, tmp_path: Path) -> None:
+    class PowerCut(BaseException):
+        pass
+
+    def stop(message: Any) -> None:
+        if message.metadata.message_type == "train":
+            raise PowerCut
+
+    def start(present: range, accountant: Accountant, cut: bool) -> Any:
+        fleet = kit.Fleet()
+        for number in present:
+            fleet.grid.add(fleet.node(number, cohort_client(kit.client_app(equal(kit)), kit.ANSWERS)))
+        fleet.grid.hooks += [stop] if cut else []
+        strategy = fleet.strategy("all", accounted(accountant), cohort_size=4, journal=tmp_path / "j", patience=20.0)
+        strategy.start(fleet.grid, kit.model(counter=False), num_rounds=2)
+        return fleet
+
+    with pytest.raises(PowerCut):
+        start(range(4), Accountant(6), cut=True)
+    with pytest.raises(FederationTimeoutError):  # three are too few: it waits, and says so
+        start(range(1, 4), Accountant(6), cut=False)
+    accountant = Accountant(6)
+    fleet = start(range(1, 5), accountant, cut=False)
+    assert sorted(fleet.names(1)) == ["client-1", "client-2", "client-3", "client-4"]
+    assert accountant.releases == 2
+    (body,) = read_journal(tmp_path / "j").events("abandoned")
+    assert "client-0 not online" in body["reason"]
+
+
+def test_with_an_accountant_a_round_with_a_failure_is_tried_again(empty_fleet: Any, kit: Any) -> None:
+    failed = []
+
+    def train(message: Any, context: Any) -> RecordDict:
+        if not failed:
+            failed.append(1)
+            raise ValueError("out of memory")
+        return equal(kit)(message, context)
+
+    for number in range(4):
+        app = cohort_client(kit.client_app(train if number == 0 else equal(kit)), kit.ANSWERS)
+        empty_fleet.grid.add(empty_fleet.node(number, app))
+    accountant = Accountant(4)
+    strategy = empty_fleet.strategy("all", accounted(accountant), cohort_size=4)
+    result = strategy.start(empty_fleet.grid, kit.model(counter=False), num_rounds=2)
+    assert accountant.releases == 2 and value(result.arrays) == pytest.approx(5.0, abs=1e-3)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
@@ -53,7 +54,7 @@ class _Attempt:
         self._round = server_round
         self._errors = list(errors)
         self._levels = levels(strategy)
-        self._before = [dict(vars(level)) for level in self._levels]
+        self._before = [_copied(vars(level)) for level in self._levels]
         # Strategies write into replies (clipping does); the records themselves they replace.
         self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
@@ -73,15 +74,15 @@ class _Attempt:
         """Put the strategy's attributes back."""
         for level, before in zip(self._levels, self._before, strict=True):
             vars(level).clear()
-            vars(level).update(before)
+            vars(level).update(_copied(before))
 
     def fails(self, replies: Sequence[Checked]) -> str:
         """Return what a copy of the strategy raises on ``replies``, or an empty string."""
         try:
-            self(replies, copy.deepcopy(self._strategy))
+            found = self(replies, copy.deepcopy(self._strategy))
         except Exception as error:
             return _said(error)
-        return ""
+        return "" if found.arrays is not None else "no model came of it"
 
 
 def aggregated(
@@ -149,6 +150,11 @@ def _accepted(attempt: _Attempt, base: list[Checked], group: list[Checked]) -> l
         return base
     middle = len(group) // 2
     return _accepted(attempt, _accepted(attempt, base, group[:middle]), group[middle:])
+
+
+def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes such that what a strategy takes out of a table of its own can be put back."""
+    return {key: dict(value) if type(value) is dict else value for key, value in attributes.items()}
 
 
 def contained(what: str, call: Callable[[], MetricRecord | None]) -> MetricRecord | None:

@@ -61,6 +61,19 @@ def needed(strategy: Strategy) -> int:
     return least
 
 
+def accounted(strategy: Strategy) -> bool:
+    """Whether a privacy accountant demands that every client of a cohort is there."""
+    return any(getattr(level, "accountant", None) is not None for level in levels(strategy))
+
+
+def forget_round(strategy: Strategy, server_round: int) -> None:
+    """Let a strategy be configured again for a round that released nothing: privacy wrappers book it once."""
+    for level in levels(strategy):
+        pending = getattr(level, "_pending_events", None)
+        if isinstance(pending, dict):
+            pending.pop(server_round, None)
+
+
 def check_strategy(strategy: object) -> Strategy:
     """Refuse what cannot be wrapped: another API's strategy, and one that runs the rounds by itself."""
     if not isinstance(strategy, Strategy):

@@ -21,7 +21,7 @@ from fedcohort.flower.averaging import Average, aggregated
 from fedcohort.flower.evaluation import Evaluation, scalars
 from fedcohort.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
-from fedcohort.flower.inner import StrategyState, keys, levels, needed, wanted
+from fedcohort.flower.inner import StrategyState, accounted, forget_round, keys, levels, needed, wanted
 from fedcohort.flower.population import FederationTimeoutError, Population
 from fedcohort.flower.replies import MEASURED, Checked, Measures, agreeing, averaged, bias_of, scale_weight, weight_of
 from fedcohort.flower.training import Trained, Training
@@ -253,6 +253,15 @@ class Rounds:
         while session.pending:
             cohort = session.pending[0]
             tries = 1 + sum(body["ticket"] == cohort.ticket for body in session.journal.events(_TRY))
+            gone = [name for name in cohort.names if name not in self.population.online]
+            if gone and accounted(self.inner):
+                why = (
+                    f"{', '.join(gone[:_NAMED])} not online, and the privacy accountant wants every client of a cohort"
+                )
+                log.warning("round %d is chosen anew: %s", cohort.round + 1, why)
+                session.abandon(cohort.ticket, why)
+                session.commit()
+                continue
             if tries < self.settings.tries:
                 log.info("[ROUND %d/%d] trained again: it was not finished", cohort.round + 1, num_rounds)
                 session.note(_TRY, {"ticket": cohort.ticket})
@@ -435,6 +444,7 @@ class Rounds:
         )
         if average.arrays is None:
             self.config = ConfigRecord(config)  # the round is configured anew when it is tried again
+            forget_round(self.inner, server_round)
             session.tell(report)
             why = average.error or "no model came of it"
             session.abandon(cohort.ticket, why)
