@@ -55,15 +55,16 @@ class _Attempt:
         self._errors = list(errors)
         self._levels = levels(strategy)
         self._before = [_copied(vars(level)) for level in self._levels]
+        self._used = False  # whether a strategy has seen the messages
         # Strategies write into replies (clipping does); the records themselves they replace.
         self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
     def __call__(self, replies: Sequence[Checked], strategy: Strategy | None = None) -> Average:
-        messages = []
-        for reply in replies:
-            if reply.message is not None:
-                reply.message.content = RecordDict(self._contents[reply.name])
-                messages.append(reply.message)
+        messages = [reply.message for reply in replies if reply.message is not None]
+        if self._used:
+            for reply, message in zip(replies, messages, strict=True):
+                message.content = RecordDict(self._contents[reply.name])
+        self._used = True
         arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
         for key, array in (arrays or {}).items():
             if not is_finite(viewed(array).ravel()):

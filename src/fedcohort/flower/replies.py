@@ -115,7 +115,7 @@ class Checker:
         self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS)
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._same_shapes = same_shapes
-        self._kind: tuple[Any, ...] = ()  # of the last reply
+        self._kind: tuple[Any, ...] = ("", "", (), frozenset(), ())  # of the last reply
         self._layouts: dict[str, Layout] = {}
         for key, array in model.items():
             layout = Layout.of(array)
@@ -165,10 +165,10 @@ class Checker:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         vectors = [value for value in values.values() if not isinstance(value, float)]
         widths = tuple(map(len, vectors if gradient is None else [*vectors, gradient]))
-        kind = (arrays_key, metrics_key, widths, frozenset(numbers), _lists(numbers))
-        if kind == self._kind:
-            kind = self._kind  # one object for all that agree: compared fast
-        self._kind = kind
+        kind = self._kind
+        if kind[:3] != (arrays_key, metrics_key, widths) or kind[3] != numbers.keys() or kind[4] != _lists(numbers):
+            # One object for all that agree in a row: compared fast.
+            kind = self._kind = (arrays_key, metrics_key, widths, frozenset(numbers), _lists(numbers))
         return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, kind)
 
     def _unsound(self, model: ArrayRecord, converted: dict[str, Array]) -> str:
@@ -222,9 +222,10 @@ class Checker:
         return ""
 
 
-def _lists(metrics: MetricRecord) -> frozenset[tuple[str, int]]:
+def _lists(metrics: MetricRecord) -> tuple[tuple[str, int], ...]:
     """Return which metrics are lists, and how long each is."""
-    return frozenset([(key, len(value)) for key, value in metrics.items() if isinstance(value, list)])
+    found = [(key, len(value)) for key, value in metrics.items() if isinstance(value, list)]
+    return tuple(sorted(found)) if found else ()
 
 
 def _is_weight(value: object) -> bool:
