@@ -22,7 +22,7 @@ unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict -q -d $(VENV)/site
+	$(BIN)/sphinx-build -q -W --keep-going -j 2 docs $(VENV)/site
 
 examples: $(VENV)/.dev
 	for file in examples/*.py; do echo "$$file"; $(BIN)/python "$$file" > /dev/null || exit 1; done

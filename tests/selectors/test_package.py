@@ -34,6 +34,9 @@ def test_nothing_outside_the_package_knows_a_selector_by_name():
                 known.append((str(path.relative_to(root)), node.value))
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedcohort.selectors"):
                 known += [(str(path.relative_to(root)), alias.name) for alias in node.names]
-    # The baseline everybody is compared with, and the selector an app of Flower begins with unless told otherwise.
-    assert set(known) <= {*((path, "uniform") for path, _ in known), *((path, "Uniform") for path, _ in known),
-                          ("cli/flower.py", "power-of-choice")}  # fmt: skip
+    # The baseline everybody is compared with, the selector an app of Flower begins with unless told otherwise, and the
+    # command that is FedCor's Appendix D.
+    assert {entry for entry in known if entry[1] not in ("uniform", "Uniform")} <= {
+        ("cli/flower.py", "power-of-choice"),
+        *(("simulate/diagnose.py", name) for name in ("Normality", "normality", "stationarity")),
+    }

@@ -103,7 +103,7 @@ class FedPdp(WeightedSum):
     normalise: bool = param(True, Boolean(), "divide the weights by their sum, so that the model keeps its scale")
 
     def mix(self, members: Members) -> Mix:
-        """Weights p_k N / |S^t|, or the same divided by their sum."""
+        """Weights ``p_k N / |S^t|``, or the same divided by their sum."""
         if self.normalise:
             return Mix(members.by_size)
         return Mix(members.share * members.multiplicity * (members.federation / members.multiplicity.sum()))

@@ -40,7 +40,7 @@ class ControlVariates(Corrections):
         return self.server - self._client_variates(clients)
 
     def absorb(self, clients: IntArray, old: Any, models: Any, rates: FloatArray, gradients: Any | None) -> None:
-        """Replace c_i of the clients that arrived and move c by their mean change times |S|/N."""
+        """Replace c_i of the clients that arrived and move c by their mean change times ``|S| / N``."""
         own = self._client_variates(clients)
         if gradients is not None:
             fresh = gradients  # option I

@@ -51,7 +51,7 @@ def _bernoulli_exp(gamma: Fraction, below: Below) -> bool:
 
 
 def discrete_laplace(scale: Fraction, below: Below = secrets.randbelow) -> int:
-    """Return an integer y with probability proportional to exp(-|y| / scale) ([Canonne2020]_, Algorithm 2)."""
+    """Return an integer y with probability proportional to ``exp(-|y| / scale)`` ([Canonne2020]_, Algorithm 2)."""
     s, t = scale.denominator, scale.numerator
     while True:
         u = below(t)

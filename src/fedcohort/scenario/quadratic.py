@@ -36,7 +36,7 @@ def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.
     Returns
     -------
     (N,) array or None
-        The sizes x, with |Qx - d| within 1e-6; None where no sizes satisfy the constraints.
+        The sizes x, with ``|Qx - d|`` within 1e-6; None where no sizes satisfy the constraints.
 
     Examples
     --------

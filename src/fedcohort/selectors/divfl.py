@@ -45,7 +45,7 @@ class DivFL(Selector[DiverseState]):
     at so many candidates, drawn at random (Algorithm 1).
 
     Symbols: V = the clients whose updates are known, gradient of F_k = Signal.UPDATE_SKETCH of the client's last round,
-    |S| = K = slate.size, gamma = ``Cohort.weights``, s = ``sample``.
+    ``|S|`` = K = slate.size, gamma = ``Cohort.weights``, s = ``sample``.
 
     Deviations: the paper's main form asks all clients for a gradient before every round; this is its form without that
     cost, in which a client's gradient is that of the round it last took part in. Everybody is asked once before

@@ -38,7 +38,7 @@ class ServerSamples(Server):
     ----------
     engine : Engine
         Whose model and device are used.
-    inputs : (V, *sample) tensor
+    inputs : ``(V, *sample)`` tensor
         As the model sees them.
     labels : (V,) int array, optional
         Their classes; None where they are unlabelled.

@@ -258,7 +258,7 @@ class Engine:
         return self._backend.logits(models, positions)
 
     def inputs(self, positions: IntArray) -> torch.Tensor:
-        """Return training samples as a model sees them, (V, *sample): standardised, channels first."""
+        """Return training samples as a model sees them, ``(V, *sample)``: standardised, channels first."""
         rows = self.store.x[torch.as_tensor(positions, dtype=torch.int64)]
         return rows.view(len(rows), *self.sample)
 

@@ -1,0 +1,140 @@
+"""Sphinx configuration, and the pages that are written from the code: the reference and the tables of parameters."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import fedcohort
+from fedcohort.params import parameters
+
+project = "fedcohort"
+author = "The fedcohort authors"
+copyright = "The fedcohort authors"
+version = release = fedcohort.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_parser", "sphinx_copybutton"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "fedcohort"
+html_copy_source = False
+myst_heading_anchors = 3
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not copied: what is copied can be pasted
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+nitpicky = False
+suppress_warnings = ["ref.python"]  # a name that several modules have
+
+GENERATED = HERE / "reference"
+PACKAGES = {
+    "core": ("Sessions and protocol", ""),
+    "selectors": ("Selectors", "fedcohort.selectors"),
+    "numerics": ("Shared mathematics", "fedcohort.numerics"),
+    "filters": ("Filters", "fedcohort.filters"),
+    "aggregators": ("Aggregators", "fedcohort.aggregators"),
+    "scenario": ("Scenarios", "fedcohort.scenario"),
+    "journal": ("Journal", "fedcohort.journal"),
+    "simulate": ("Simulator", "fedcohort.simulate"),
+    "benchmark": ("Benchmark", "fedcohort.benchmark"),
+    "report": ("Reports", "fedcohort.report"),
+    "flower": ("Flower", "fedcohort.flower"),
+    "privacy": ("Privacy", "fedcohort.privacy"),
+    "testing": ("Testing", "fedcohort.testing"),
+}
+
+
+def _modules(package: str) -> list[str]:
+    """Return the public modules of a package, itself first; those of the top level for an empty name."""
+    root = importlib.import_module(package or "fedcohort")
+    names = [] if not package else [package]
+    for found in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
+        inside = found.name.removeprefix(f"{root.__name__}.")
+        if any(part.startswith("_") for part in inside.split(".")) or (not package and (found.ispkg or "." in inside)):
+            continue
+        names.append(found.name)
+    return names
+
+
+def write_reference(app: Any) -> None:
+    """Write a page for every package: all its public modules, so that no public name is missing."""
+    shutil.rmtree(GENERATED, ignore_errors=True)
+    GENERATED.mkdir()
+    for name, (title, package) in PACKAGES.items():
+        blocks = [f"# {title}\n"]
+        for module in _modules(package):
+            # What a package takes from its modules is described there, once.
+            directive = f".. automodule:: {module}\n   :members:\n   :ignore-module-all:"
+            blocks.append(f"```{{eval-rst}}\n{module}\n{'-' * len(module)}\n\n{directive}\n```\n")
+        (GENERATED / f"{name}.md").write_text("\n".join(blocks))
+    (GENERATED / "parameters.md").write_text(_parameters())
+
+
+def _parameters() -> str:
+    """Return every configurable thing with every parameter, its default, what is allowed and what it means."""
+    from fedcohort.aggregators import AGGREGATORS
+    from fedcohort.filters import FILTERS
+    from fedcohort.protocol import SELECTORS
+    from fedcohort.scenario.availability import AVAILABILITIES
+    from fedcohort.scenario.latency import LATENCIES
+    from fedcohort.scenario.partition import PARTITIONS
+    from fedcohort.simulate.config import RunOptions
+    from fedcohort.simulate.data import DATASETS
+    from fedcohort.simulate.local import LocalTraining
+
+    lines = ["# Every parameter", "", "Written from the code: names, defaults and ranges are those it checks.", ""]
+    for title, registry in (
+        ("Selectors", SELECTORS),
+        ("Filters", FILTERS),
+        ("Aggregators", AGGREGATORS),
+        ("Partitions", PARTITIONS),
+        ("Availabilities", AVAILABILITIES),
+        ("Latencies", LATENCIES),
+        ("Datasets", DATASETS),
+    ):
+        lines += [f"## {title}", ""]
+        for name in registry.names():
+            lines += _table(name, registry.get(name))
+    lines += ["## Sections of a configuration", "", *_table("local", LocalTraining), *_table("run", RunOptions)]
+    return "\n".join(lines)
+
+
+def _table(name: str, kind: Any) -> list[str]:
+    rows = [
+        f"| `{info.name}` | `{info.default!r}` | {_cell(info.constraint.describe())} | {_cell(info.meaning)} |"
+        for info in parameters(kind)
+    ]
+    if not rows:
+        return [f"### {name}", "", "No parameters.", ""]
+    return [f"### {name}", "", "| parameter | default | allowed | meaning |", "|---|---|---|---|", *rows, ""]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def plain_citations(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn citations into text: the same paper is cited in several files, which RST does not allow."""
+    text = "\n".join(lines)
+    text = re.sub(r"^\.\. \[(\w+)\] ", r"**[\1]** ", text, flags=re.M)
+    text = re.sub(r"(\*\*\[\w+\]\*\* .*(?:\n   +\S.*)*)", lambda m: re.sub(r"\n +", " ", m.group(1)) + "\n", text)
+    text = re.sub(r"\[(\w+)\]_", r"[\1]", text)
+    lines[:] = text.split("\n")
+
+
+def setup(app: Any) -> None:
+    """Connect the above."""
+    app.connect("builder-inited", write_reference)
+    app.connect("autodoc-process-docstring", plain_citations)
