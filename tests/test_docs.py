@@ -42,5 +42,6 @@ def test_the_readme_example_runs():
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-            if not re.match(r"[a-z]+:", target):
+            # The reference is written when the site is built; a link to a page it does not get fails there.
+            if not re.match(r"[a-z]+:", target) and not re.search(r"(^|/)reference/\w+\.md$", target):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
