@@ -17,6 +17,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
+from fedcohort.numerics.running import moved
 from fedcohort.numerics.sampling import log_choice
 from fedcohort.params import Interval, OneOf, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -162,7 +163,7 @@ class Balanced(Selector[BalanceState]):
             seconds = outcome[Signal.DURATION]
             known = np.isfinite(seconds)
             who = outcome.clients[known]
-            mean, timed = _moved(state.seconds, state.timed, who, seconds[known], _MEMORY_SECONDS)
+            mean, timed = moved(state.seconds, state.timed, who, seconds[known], _MEMORY_SECONDS)
             state = dataclasses.replace(state, seconds=mean, timed=timed)
         if self.losses == "yes":
             state = self._judged(state, outcome)
@@ -180,7 +181,7 @@ class Balanced(Selector[BalanceState]):
         by_class = np.linalg.solve(state.moment + ridge, state.product + _RIDGE * loss.mean())
         explained = np.maximum(features @ by_class, 0.1 * loss.mean())
         surprise = np.log(np.maximum(loss, 1e-6 * loss.mean()) / explained)
-        doubt, judged = _moved(state.doubt, state.judged, who, surprise, _MEMORY_DOUBT)
+        doubt, judged = moved(state.doubt, state.judged, who, surprise, _MEMORY_DOUBT)
         trust = np.exp(-np.maximum(doubt[who] - np.median(doubt[who]), 0.0))
         weighted = features * trust[:, None]
         return dataclasses.replace(
@@ -309,13 +310,3 @@ def _or_median(values: FloatArray, known: np.typing.NDArray[np.bool_]) -> FloatA
     if known.all() or not known.any():
         return values
     return np.where(known, values, np.median(values[known]))
-
-
-def _moved(
-    mean: FloatArray, count: FloatArray, who: IntArray, new: FloatArray, memory: int
-) -> tuple[FloatArray, FloatArray]:
-    """Return means (N,) and counts (N,) after ``new`` (k,) was seen of clients ``who``; older values fade."""
-    mean, count = mean.copy(), count.copy()
-    count[who] += 1
-    mean[who] += (new - mean[who]) / np.minimum(count[who], memory)
-    return sealed(mean), sealed(count)
