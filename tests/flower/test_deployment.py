@@ -259,12 +259,15 @@ def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> No
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     record = read_journal(journal)
     rows, replies = record.cohorts(), record.replies()
-    assert Counter(row.round for row in rows) == Counter(range(20))
+    # A round that brought no model was tried again; each has exactly one cohort that counts.
+    given_up = {body["ticket"] for body in record.events("abandoned")}
+    assert Counter(row.round for row in rows if row.ticket not in given_up) == Counter(range(20))
     assert all(row.told_at is not None for row in rows)
     assert len({(r.ticket, r.client) for r in replies}) == len(replies) == sum(len(row.clients) for row in rows)
     assert set(record.table()[0].names) == {f"client-{i}" for i in range(7)}
-    # Every round with a sound model moved the global model by one, exactly once.
+    # Every round moved the global model by one, exactly once.
     averaged = {r.ticket for r in replies if r.kept}
+    assert len(averaged) == 20 and not averaged & given_up
     (last,) = [f for f in (tmp_path / "journal.checkpoints").iterdir() if "000020" in f.name]
     np.testing.assert_allclose(load_file(last)["model/0"], np.full((2, 3), len(averaged)), rtol=1e-6)
     # The report says who failed and why.

@@ -57,13 +57,18 @@ class _Attempt:
         self._before = [_copied(vars(level)) for level in self._levels]
         self._used = False  # whether a strategy has seen the messages
         # Strategies write into replies (clipping does); the records themselves they replace.
-        self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
+        self._more = {
+            reply.name: dict(reply.message.content)
+            for reply in replies
+            if reply.message is not None and len(reply.message.content) != 2
+        }
 
     def __call__(self, replies: Sequence[Checked], strategy: Strategy | None = None) -> Average:
         messages = [reply.message for reply in replies if reply.message is not None]
         if self._used:
             for reply, message in zip(replies, messages, strict=True):
-                message.content = RecordDict(self._contents[reply.name])
+                usual: dict[str, Any] = {reply.kind[0]: reply.arrays, reply.kind[1]: reply.metrics}
+                message.content = RecordDict(self._more.get(reply.name, usual))
         self._used = True
         arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
         for key, array in (arrays or {}).items():
