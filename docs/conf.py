@@ -93,6 +93,7 @@ def _parameters() -> str:
     from fedcohort.simulate.config import RunOptions
     from fedcohort.simulate.data import DATASETS
     from fedcohort.simulate.local import LocalTraining
+    from fedcohort.simulate.tasks import TASKS
 
     lines = ["# Every parameter", "", "Written from the code: names, defaults and ranges are those it checks.", ""]
     for title, registry in (
@@ -103,6 +104,7 @@ def _parameters() -> str:
         ("Availabilities", AVAILABILITIES),
         ("Latencies", LATENCIES),
         ("Datasets", DATASETS),
+        ("Tasks", TASKS),
     ):
         lines += [f"## {title}", ""]
         for name in registry.names():

@@ -17,7 +17,6 @@ import numpy as np
 from fedcohort.simulate import results
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards, setting_name
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
-from fedcohort.simulate.leaderboard.words import level
 
 
 def with_column(table, heading, texts):
@@ -52,7 +51,7 @@ def main(arguments=None):
         table = leaderboard_table(board)
         for i, target in enumerate(board.targets):
             reached = [" ".join(str(seed.rounds_to[i] or "-") for seed in row.seeds) for row in board.rows]
-            table = with_column(table, f"Rounds to {level(target)} by seed", reached)
+            table = with_column(table, f"Rounds to {board.metric.level(target)} by seed", reached)
         if given.noise:
             shares = [noise_of_picks(found, board.setting, row.label) for row in board.rows]
             table = with_column(table, "Noise of picks", [f"{share:.3f}" for share, _ in shares])

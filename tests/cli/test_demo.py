@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedcohort.cli.demo import companion, explanations, verdict
+from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.results import load
 from fedcohort.simulate.tables import find_table
 
@@ -28,7 +29,7 @@ def board(setting, **accuracies):
         return SimpleNamespace(label=label, seeds=seeds, terminal=SimpleNamespace(mean=sum(values) / len(values)))
 
     rows = [row(label.replace("_", "-"), values) for label, values in accuracies.items()]
-    return SimpleNamespace(setting=setting, baseline="uniform", rows=rows)
+    return SimpleNamespace(setting=setting, baseline="uniform", rows=rows, metric=Metric())
 
 
 def test_a_gain_is_divided_into_loss_and_choice():

@@ -123,7 +123,7 @@ def test_a_changed_name_drops_the_old_parameters():
         ("data.sampels=3", r"\[data\](.|\n)*did you mean 'samples'"),
         ("run.cohort=0", r"'cohort' parameter"),
         ("run.cohort=some", r"'cohort' parameter"),
-        ("run.targets=[1.5]", r"'targets' parameter"),
+        ("run.targets=[1.5]", r"'targets' are values of accuracy"),
         ("run.baseline=unifrom", r"no label of a selector(.|\n)*did you mean 'uniform'"),
         ("run.reference=idd", r"no name of a setting(.|\n)*did you mean 'iid'"),
         ("seeds=[1, 1]", r"seeds must differ"),

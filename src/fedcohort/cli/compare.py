@@ -49,6 +49,18 @@ def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
     return ", ".join(kept)
 
 
+def drop_targets(table: dict[str, Any], base: Mapping[str, Any]) -> None:
+    """Take out the targets of the base configuration, accuracies, where the task is judged by something else."""
+    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.metrics import Metric
+
+    inherited_ones = base.get("run", {}).get("targets")
+    if inherited_ones and table["run"].get("targets") == inherited_ones:
+        without = {**table, "run": {key: value for key, value in table["run"].items() if key != "targets"}}
+        if not Metric.of(Experiment.from_dict(without).table["task"]).is_accuracy:
+            table["run"] = without["run"]
+
+
 def _name(part: Any) -> Any:
     return part.get("name") if isinstance(part, Mapping) else part
 
@@ -199,6 +211,8 @@ def compare(
     if any(value is not None for value in (selectors, data, scenario, sweep)) and config is None:
         table["name"] = "compare"
     table = override(table, set_ or [])
+    if table.get("task") and config is None and targets is None:
+        drop_targets(table, base)
     taken = inherited(base, table)
     if natural and table["scenario"]["partition"] == {"name": "natural"}:
         err(quiet).print(f"note: every value of {client!r} is a client (the partition 'natural')", highlight=False)

@@ -17,7 +17,7 @@ from fedcohort.cli.experiment import execute, runner, typed
 from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
 from fedcohort.cli.output import Format, err, out
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, leaderboards
-from fedcohort.simulate.leaderboard.words import percent, points
+from fedcohort.simulate.leaderboard.words import percent
 
 _BADLY = -0.01  # below uniform selection of the same training by more than this, in most seeds
 
@@ -64,10 +64,11 @@ def verdict(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[st
         fair = companion(config, best.label, board.baseline)
         if best.label != board.baseline:
             gain = _difference(best, rows[board.baseline])[0]
-            text += f", {points(gain)} over {board.baseline}"
+            text += f", {board.metric.difference(gain)} over {board.baseline}"
             if fair not in (board.baseline, best.label):
                 chosen = _difference(best, rows[fair])[0]
-                text += f"; {points(gain - chosen)} of it are its loss and {points(chosen)} its choice of clients"
+                loss, choice = board.metric.difference(gain - chosen), board.metric.difference(chosen)
+                text += f"; {loss} of it are its loss and {choice} its choice of clients"
             elif fair == best.label:
                 text += "; its loss does that, for its clients are chosen by chance"
         said.append(f"{text}.")
@@ -87,7 +88,9 @@ def explanations(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> li
             difference, losses = _difference(row, rows[fair])
             if difference < _BADLY and losses > 0.5:
                 why = _WHY.get((label, board.setting), "with so few seeds that may be chance")
-                said.append(f"{label} in {board.setting} ends {points(difference)} against {fair}: {why}.")
+                said.append(
+                    f"{label} in {board.setting} ends {board.metric.difference(difference)} against {fair}: {why}."
+                )
     return said
 
 

@@ -22,6 +22,7 @@ from fedcohort.coverage import sentences
 from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
 from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.results import RunInfo, load
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ _LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
 class LiveProgress(Listener):
     """Shows an experiment while it goes on: a bar, rounds per second, time left, and a table of its selectors."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, metric: Metric | None = None) -> None:
         self._console = console
+        self._metric = metric or Metric()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -70,10 +72,10 @@ class LiveProgress(Listener):
     def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
         """Take note; drawing happens a few times a second."""
         self._done += 1
-        accuracy = row["accuracy"]
-        if accuracy is None:
-            accuracy = self._latest[run.id][1]
-        self._latest[run.id] = (run, accuracy)
+        value = row["accuracy" if self._metric.is_accuracy else "metric"]
+        if value is None:
+            value = self._latest[run.id][1]
+        self._latest[run.id] = (run, value)
         if run.state in ("stopped", "diverged"):
             self._total -= max(self._per_run - run.rounds_done, 0)  # so that the bar still ends at its end
         if self._live is None and time.monotonic() >= self._line_due:
@@ -96,23 +98,23 @@ class LiveProgress(Listener):
 
     def _table(self) -> Table:
         rows: dict[tuple[str, str], list[tuple[RunInfo, float | None]]] = {}
-        for run, accuracy in self._latest.values():
-            rows.setdefault((run.label, str(run.setting.get("name", ""))), []).append((run, accuracy))
+        for run, value in self._latest.values():
+            rows.setdefault((run.label, str(run.setting.get("name", ""))), []).append((run, value))
         shown: list[tuple[Any, ...]] = []
         for (label, setting), members in list(rows.items())[:_SHOWN]:
-            known = [accuracy for _, accuracy in members if accuracy is not None]
+            known = [value for _, value in members if value is not None]
             states = {run.state for run, _ in members}
             shown.append(
                 (
                     f"{label} {setting}".strip(),
                     min(run.rounds_done for run, _ in members),
-                    f"{sum(known) / len(known):.1%}" if known else "",
+                    self._metric.value(self._metric.score(sum(known) / len(known))) if known else "",
                     ", ".join(sorted(states - {"running"})),
                 )
             )
         if len(rows) > _SHOWN:
             shown.append((f"and {len(rows) - _SHOWN} more", "", "", ""))
-        return table(["selector", "#round", "#accuracy", ""], shown)
+        return table(["selector", "#round", f"#{self._metric.name}", ""], shown)
 
 
 @contextmanager
@@ -191,7 +193,7 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
         from fedcohort.report.trackers import tracker
 
         simulation.listeners += [tracker(name, simulation.out) for name in track]
-    simulation.listeners.append(LiveProgress(console))
+    simulation.listeners.append(LiveProgress(console, Metric.of(simulation.experiment.table.get("task"))))
     for dataset in simulation.prepared.datasets.values():
         for text in dataset.remarks:
             console.print(f"note: {text}", highlight=False, markup=False)

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     PARTITIONS = "partitions"
     PRESETS = "presets"
     DATASETS = "datasets"
+    TASKS = "tasks"
     MODELS = "models"
 
 
@@ -55,6 +56,10 @@ def registry(kind: Kind) -> Registry[Any]:
         from fedcohort.simulate.data import DATASETS
 
         return DATASETS
+    if kind is Kind.TASKS:
+        from fedcohort.simulate.tasks import TASKS
+
+        return TASKS
     from fedcohort.simulate.models import MODELS
 
     return MODELS
@@ -109,7 +114,7 @@ def list_(
     name: Annotated[str | None, typer.Argument(help="Show one of them with its parameters.")] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List selectors, filters, aggregators, partitions, presets, datasets or models.
+    """List selectors, filters, aggregators, partitions, presets, datasets, tasks or models.
 
     Examples: fedcohort list; fedcohort list selectors fedcor; fedcohort list datasets --format json
     """

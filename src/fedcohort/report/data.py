@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedcohort.simulate.results import FederationFacts, Results
 
 _NUMBERS = (
-    "accuracy", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
+    "accuracy", "metric", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
     "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", "available",
 )  # fmt: skip
 
@@ -192,7 +192,14 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
 def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
     """Return what the configurations say about the comparison; of several experiments the first that says it."""
     found = [Options.of(config) for config in configs]
+    judged = {options.metric.name: options.metric for options in found}
+    if len(judged) > 1:
+        raise InputError(
+            f"Experiments that are judged by {' and by '.join(judged)} cannot be compared.",
+            hint="make a report of each",
+        )
     return Options(
+        metric=found[0].metric if found else Options().metric,
         targets=next((o.targets for o in found if o.targets), ()),
         terminal=next((o.terminal for o in found if o.terminal), None),
         baseline=next((o.baseline for o in found if o.baseline), None),
@@ -249,7 +256,7 @@ def _runs(path: Path, result: Results) -> Iterable[tuple[str, RunCurve]]:
             continue
         rows = table.take(slices[info.id])
         round_ = np.asarray(rows["round"].to_numpy(), np.int64)
-        values = {name: _column(rows, name) for name in _NUMBERS}
+        values = {name: _column(rows, name) for name in _NUMBERS} | {"accuracy": result.score(info)}
         cohorts = rows["cohort"].combine_chunks()
         lengths = np.asarray(cohorts.value_lengths().to_numpy(zero_copy_only=False), np.int64)
         journal = result.journal(info)

@@ -22,7 +22,7 @@ from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, Progress, Ranking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
-from fedcohort.simulate.leaderboard.words import counted, level, names, number, percent, times
+from fedcohort.simulate.leaderboard.words import counted, names, number, percent, times
 
 POINTS = 400  # a curve is drawn with at most so many points
 HEAT_COLUMNS = 250
@@ -138,7 +138,8 @@ def _smooth(values: FloatArray, window: int) -> FloatArray:
 
 
 def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
-    """Accuracy over rounds, simulated seconds and bytes."""
+    """Accuracy, or the task's metric, over rounds, simulated seconds and bytes."""
+    metric = board.metric
     axes: list[tuple[str, dict[str, str], Callable[[RunCurve], FloatArray], bool]] = [
         ("Rounds", {"label": "round", "format": "integer"}, lambda run: run.round.astype(float), False),
         ("Simulated time", {"label": "simulated time", "format": "seconds"}, lambda run: run.values["clock"], True),
@@ -152,7 +153,7 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
             for run in group.runs:
                 x = x_of(run)
                 seen = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
-                curves.append((x[seen], run.values["accuracy"][seen]))
+                curves.append((x[seen], metric.natural(run.values["accuracy"][seen])))
             band = _band(curves, stepwise)
             if band is not None:
                 series.append(_series(group, band))
@@ -161,15 +162,16 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
             views.append({"name": name, "x": axis, "series": series})
     if not views:
         return None
-    marks = [] if math.isnan(board.target) else [{"y": board.target, "label": f"target {level(board.target)}"}]
+    target = {"y": metric.natural(board.target), "label": f"target {metric.level(board.target)}"}
+    marks = [] if math.isnan(board.target) else [target]
     return Figure(
-        "accuracy",
-        "Test accuracy",
+        "accuracy" if metric.is_accuracy else "metric",
+        f"Test {metric.name}",
         _accuracy_sentence(board) + _seeds(setting),
         {
             "kind": "lines",
             "views": views,
-            "y": {"label": "test accuracy", "format": "percent", "max": 1},
+            "y": {"label": f"test {metric.name}", **({"format": "percent", "max": 1} if metric.share else {})},
             "marks": marks,
         },
     )
@@ -192,22 +194,24 @@ def so_far(setting: Setting) -> str:
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
-    target = level(board.target)
+    metric = board.metric
+    target = metric.level(board.target)
     known = [row for row in board.rows if not math.isnan(row.terminal.mean)]
     if not known:
-        return "Nobody has a terminal accuracy yet." if not board.finished else "Nobody has a terminal accuracy."
+        return f"Nobody has a terminal {metric.name}{'' if board.finished else ' yet'}."
     before = "" if board.finished else f"So far ({board.progress.words}): "
-    at_the_top = "ends highest" if board.finished else "is highest"
+    place = "highest" if metric.higher else "lowest, which is best"
+    at_the_top = f"ends {place}" if board.finished else f"is {place}"
     best = known[0]
-    value = percent(best.terminal.mean)
+    value = metric.value(best.terminal.mean)
     if len(known) == 1:
         text = f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
-    elif percent(known[-1].terminal.mean) == value:
+    elif metric.value(known[-1].terminal.mean) == value:
         text = f"all {'end at' if board.finished else 'are at'} {value}"
     else:
         text = f"{best.label} {at_the_top}, at {value}"
         if not best.baseline and not math.isnan(board.base.terminal.mean):
-            text += f" against {percent(board.base.terminal.mean)} for {board.baseline}"
+            text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
     opened = text.replace("all ", "All ", 1) if text.startswith("all ") else text
     reached = [row for row in board.rows if row.main.rounds.count == row.runs]
     if math.isnan(board.target):
@@ -253,9 +257,9 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
         return None
     before = so_far(setting)
     about = (
-        " Ranks are by terminal accuracy within a seed of a setting; Friedman's test over these blocks, then Nemenyi's "
-        "critical difference at 5%. A bar joins selectors that cannot be told apart; which ones can depends on "
-        "who else is compared."
+        f" Ranks are by terminal {board.metric.name} within a seed of a setting; Friedman's test over these blocks, "
+        "then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told apart; which ones can "
+        "depends on who else is compared."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)
@@ -418,6 +422,8 @@ def scenario(setting: Setting) -> Figure | None:
     if facts is None:
         return None
     counts = np.asarray(facts.label_counts, np.float64)
+    if not counts.shape[1]:  # the task has no classes
+        return None
     order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     if len(order) > 1000:
         order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]

@@ -53,7 +53,7 @@ def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[P
             rounds=journal.last()[0] + 1,
             state=journal.state(""),
             notes=[(row.round, row.notes) for row in journal.cohorts()],
-            label_counts=None if facts is None else facts.label_counts,
+            label_counts=None if facts is None or not facts.label_counts.shape[1] else facts.label_counts,
             noise=noise,
             running=run.state == "running",
         )

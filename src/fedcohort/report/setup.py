@@ -27,6 +27,7 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
     run = _mapping(config.get("run"))
     found = {
         "Data": _data(_mapping(config.get("data")), meta.get("datasets")),
+        "Task": _worded(config.get("task")),
         "Partition": _worded(scenario.get("partition") or scenario.get("preset")),
         "Label noise": _worded(scenario.get("noise")) if _mapping(scenario.get("noise")).get("level", 1) else "none",
         "Availability": _unless(scenario.get("availability"), "always", "everybody, in every round"),

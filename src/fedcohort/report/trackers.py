@@ -21,7 +21,7 @@ from fedcohort.registry import nearest
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import RunInfo
 
-_COLUMNS = ("accuracy", "loss", "qcid", "seconds", "clock", "query_seconds", "available", "wall_seconds")
+_COLUMNS = ("accuracy", "metric", "loss", "qcid", "seconds", "clock", "query_seconds", "available", "wall_seconds")
 _BYTES = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
 
 

@@ -34,6 +34,8 @@ class Iid(Partition):
     array([ 0,  3,  6,  8, 10])
     """
 
+    by_class = False
+
     clients: int = param(100, _CLIENTS, "number of clients (N)")
     samples: int | None = param(None, _SAMPLES, "samples per client; None deals out all")
     replacement: bool = param(False, Boolean(), "draw every sample independently from the whole set")

@@ -27,6 +27,8 @@ class Natural(Partition):
     array([0, 1, 4, 5])
     """
 
+    by_class = False
+
     clients: int | None = param(None, Optional(Interval(int, 1, None)), "number of clients, random ones; None is all")
     least: int = param(1, Interval(int, 1, None), "writers with fewer samples are left out")
 
@@ -66,6 +68,8 @@ class Custom(Partition):
     >>> Custom(parts=((0, 2), (1,))).assign(Pool.of([0, 1, 1]), np.random.default_rng(0)).places
     array([0, 2, 1])
     """
+
+    by_class = False
 
     parts: tuple[tuple[int, ...], ...] = param(
         dataclasses.MISSING, Sequence(Sequence(Interval(int, 0, None)), least=1), "positions of every client's samples"

@@ -130,6 +130,7 @@ class Partition(Parameterized):
     """A way to divide a training set among clients: frozen parameters and one pure function."""
 
     name: ClassVar[str]
+    by_class: ClassVar[bool] = True  # whether it looks at the samples' classes, which not every task has
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Divide the pool; raises ScenarioError where the constraints cannot be met.

@@ -37,6 +37,9 @@
     # [selectors.mine]
     # name = "mine.py:MySelector"     # a class of yours: file.py:Class, beside this file, or module:Class
 
+    # [task]
+    # name = "regression"             # or next-token; classification is the default
+
     # [data]
     # path = "people.csv"             # data of your own, beside this file: see the source "file"
     # label = "diagnosis"
@@ -78,6 +81,7 @@ from fedcohort.simulate.data import DATASETS, Dataset, Digits, Memory, OwnFile, 
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.sweep import expanded
 from fedcohort.simulate.tables import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
+from fedcohort.simulate.tasks import TASKS, Classification, Task
 
 MEMORY_FILE = "data.npz"  # in an experiment's directory: the data that were given as arrays
 
@@ -140,7 +144,9 @@ class RunOptions(Parameterized):
     rounds: int = param(100, Interval(int, 1, None), "rounds of training")
     cohort: int | str = param(10, _Count(), "clients per round")
     eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
-    targets: tuple[float, ...] = param((), ListOf(Interval(float, 0, 1)), "accuracies for rounds-to-target")
+    targets: tuple[float, ...] = param(
+        (), ListOf(Interval(float, None, None)), "accuracies, or values of the task's metric, for rounds-to-target"
+    )
     terminal: int | None = param(
         None,
         Optional(Interval(int, 1, None)),
@@ -191,6 +197,7 @@ class RunPlan:
     filter: Filter
     labels: LabelSharing
     options: RunOptions
+    task: Task = field(default_factory=Classification)
     rules: Rules | None = None
     shadows: Mapping[str, Selector[Any]] = field(default_factory=dict)
 
@@ -250,7 +257,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "rules": Rules,
 }
 _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
-_TOP = ["name", "seeds", "data", *_SECTIONS, "scenario", *_NAMED, "selectors", "sweep", "settings"]
+_TOP = ["name", "seeds", "data", "task", *_SECTIONS, "scenario", *_NAMED, "selectors", "sweep", "settings"]
 _PER_SELECTOR = ["local", *_NAMED]
 _DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all", "labels": "counts"}
 
@@ -321,7 +328,16 @@ def _section(name: str, value: Any) -> Any:
         raise ConfigError(f"In the section [{name}]: {error.message}", hint=error.hint) from error
 
 
-def _data(value: Any) -> DataOptions:
+def _task(value: Any) -> Task:
+    values = _table("The section [task]", value)
+    try:
+        task: Task = _create(TASKS, values.pop("name", "classification"), values, "In the section [task]")
+    except InputError as error:
+        raise ConfigError(f"In the section [task]: {error.message}", hint=error.hint) from error
+    return task
+
+
+def _data(value: Any, target: str = "class") -> DataOptions:
     if isinstance(value, Dataset):
         return DataOptions(name="memory", source=Memory(value))
     values = _table("The section [data]", value)
@@ -330,6 +346,8 @@ def _data(value: Any) -> DataOptions:
         short = spelled(name)
         name, values = short.pop("name"), {**short, **values}
     places = {key: values.pop(key) for key in ("folder", "download") if key in values}
+    if name == "file" and target != "class":
+        values.setdefault("target", target)
     source = _create(DATASETS, name, values, "In the section [data]")
     name = DATASETS.reference(type(source)) or name  # good from any folder
     if isinstance(source, OwnFile):
@@ -424,6 +442,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     twice = next((i for i in ids if ids.count(i) > 1), None)
     if twice:
         raise ConfigError(f"Two runs would both be called {twice!r}.", hint="give settings and selectors other names")
+    _check_targets(options.targets, _task(base.get("task", {})))
     known_labels = list(selectors)
     if options.baseline is not None and options.baseline not in known_labels:
         near = nearest(options.baseline, known_labels)
@@ -440,6 +459,15 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         )
     complete = _complete(base, name, seeds, selectors, settings)
     return Experiment(name, complete, tuple(plans), options, _notes(complete, selectors))
+
+
+def _check_targets(targets: Sequence[float], task: Task) -> None:
+    wrong = [target for target in targets if task.judged_by.share and not 0 <= target <= 1]
+    if wrong:
+        raise ConfigError(
+            f"In the section [run]: the 'targets' are values of {task.judged_by.name}, in [0, 1]. Got {wrong[0]:g}.",
+            hint="62% is 0.62",
+        )
 
 
 def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any]) -> tuple[str, ...]:
@@ -489,11 +517,13 @@ def _runs_of(
     own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
     selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
     whole = merged(table, own)
+    task = _task(whole.get("task", {}))
     if not whole.get("filter") and Signal.KEPT in selector.requires:
         whole["filter"] = selector.default_filter
     shared = {
         "selector": selector,
-        "data": _data(whole.get("data", {})),
+        "data": _data(whole.get("data", {}), task.target),
+        "task": task,
         "scenario": _scenario(whole.get("scenario", {})),
         "model": _section("model", whole.get("model", {})),
         "local": _section("local", whole.get("local", {})),
@@ -534,10 +564,13 @@ def _complete(
     base: Mapping[str, Any], name: str, seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
 ) -> dict[str, Any]:
     """Return the configuration with every default filled in, such that building it again gives the same runs."""
-    data = _data(base.get("data", {}))
+    task = _task(base.get("task", {}))
+    data = _data(base.get("data", {}), task.target)
     complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": {**values_of(data), **values_of(data.source)}}
     if isinstance(data.source, Memory):
-        complete["data"] = {"name": "file", "path": MEMORY_FILE}
+        whole = data.source.dataset.x_train.dtype.kind == "i"
+        complete["data"] = {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": whole}
+    complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}
     for section in _SECTIONS:
         if section == "rules" and not base.get("rules"):
             continue  # no rules are not rules that say nothing

@@ -73,20 +73,21 @@ class Group:
         self._keys = list(keys)
         self._journals = journals
         used = list(dict.fromkeys(keys))
-        grounds = {key: Ground.of(federations[key], i) for i, key in enumerate(used)}
+        grounds = {key: Ground.of(federations[key], i, plans[0].task.has_classes) for i, key in enumerate(used)}
         first = plans[0]
         self.engine = Engine(
             dataset.x_train,
             dataset.y_train,
             dataset.x_test,
             dataset.y_test,
-            classes=dataset.classes,
+            classes=dataset.outputs,
             federations=[client_data(grounds[key].federation) for key in used],
             model=first.model.name,
             local=first.local,
             device=device,
             workers=workers,
             tf32=first.options.tf32,
+            task=first.task,
         )
         self._server_labels = {
             ground.index: torch.as_tensor(
@@ -97,7 +98,7 @@ class Group:
         }
         size = self.engine.n_params
         self.runs = [
-            Run(plan, i, grounds[key], size, dataset.classes)
+            Run(plan, i, grounds[key], size, dataset.outputs)
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
@@ -371,9 +372,9 @@ class Group:
         tests: dict[int, Test] = {}
         if due:
             rows = torch.as_tensor([turns[i].run.row for i in due], device=self.models.device)
-            losses, accuracies = self.engine.evaluate(self.models[rows])
-            numbers = zip(np.asarray(losses).tolist(), np.asarray(accuracies).tolist(), strict=True)
-            tests = {i: Test(loss, accuracy) for i, (loss, accuracy) in zip(due, numbers, strict=True)}
+            losses, metrics = self.engine.evaluate(self.models[rows])
+            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
+            tests = {i: Test(loss, metric) for i, (loss, metric) in zip(due, numbers, strict=True)}
         return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
 
     def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
@@ -390,15 +391,18 @@ class Group:
                     kept=averaged.kept,
                 )
             )
-        sound = turn.test if turn.test is not None and np.isfinite(turn.test.loss) else None
+        sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
+        judged_by = run.plan.task.judged_by
         if sound is not None:
-            run.session.record(cohort.round, {"accuracy": sound.accuracy, "loss": sound.loss})
+            run.session.record(cohort.round, {judged_by.name: sound.metric, "loss": sound.loss})
         run.clock += cost.seconds
-        qcid = imbalance(run.ground.true_counts[cohort.clients].sum(0)) if len(cohort) else None
+        counts = run.ground.true_counts
+        qcid = imbalance(counts[cohort.clients].sum(0)) if len(cohort) and counts is not None else None
         row = {
             "run": run.plan.id,
             "round": run.round,
-            "accuracy": None if sound is None else sound.accuracy,
+            "accuracy": None if sound is None or not judged_by.is_accuracy else sound.metric,
+            "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
             "loss": None if sound is None else sound.loss,
             "qcid": qcid,
             "cohort": cohort.clients,

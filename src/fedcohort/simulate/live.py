@@ -18,7 +18,7 @@ from fedcohort.simulate.results import RunInfo
 
 _FLUSH_SECONDS = 0.5
 _BYTES = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
-_NUMBERS = ("accuracy", "loss", "qcid", "clock", "seconds", *_BYTES)
+_NUMBERS = ("accuracy", "metric", "loss", "qcid", "clock", "seconds", *_BYTES)
 _LISTS = ("cohort", "statuses", "durations")
 
 

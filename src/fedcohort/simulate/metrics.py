@@ -15,8 +15,9 @@ training, so "rounds to target" is 1 when the first round suffices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +26,69 @@ from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import InputError
 
 TERMINAL_ROUNDS = 50
+_SHARES = ("accuracy", "token-accuracy")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a model is judged by. Curves and leaderboards compute with scores, of which more is always better.
+
+    >>> rmse = Metric.of({"metric": "rmse", "higher_is_better": False})
+    >>> rmse.score(0.5), rmse.natural(-0.5), rmse.value(-0.5), rmse.level(-0.5), rmse.difference(0.25)
+    (-0.5, 0.5, '0.5', 'rmse 0.5', '−0.25')
+    >>> Metric().value(0.625), Metric().level(0.6), Metric().difference(0.1)
+    ('62.5%', '60%', '+10.0 pts')
+    """
+
+    name: str = "accuracy"
+    higher: bool = True
+    share: bool = True  # in 0 .. 1, shown in percent
+
+    @classmethod
+    def of(cls, task: object) -> Metric:
+        """Return what the section ``[task]`` of a configuration says; accuracy where there is none."""
+        if not isinstance(task, Mapping) or not isinstance(task.get("metric"), str):
+            return cls()
+        name = task["metric"]
+        return cls(name.rpartition(":")[2], bool(task.get("higher_is_better", True)), name in _SHARES)
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is the accuracy of a classifier, which has a column of its own."""
+        return self.name == "accuracy" and self.share
+
+    def score(self, value: Any) -> Any:
+        """Return the metric such that more is better."""
+        return value if self.higher else -value
+
+    def natural(self, score: Any) -> Any:
+        """Return a score as the metric itself."""
+        return self.score(score)
+
+    def value(self, score: float) -> str:
+        """Return a score as text, as the metric itself."""
+        if np.isnan(score):
+            return "unknown"
+        return f"{100 * score:.1f}%" if self.share else f"{self.natural(score):.4g}"
+
+    def level(self, score: float) -> str:
+        """Return a target as text."""
+        if np.isnan(score):
+            return "unknown"
+        if self.share:
+            return f"{100 * score:.2f}".rstrip("0").rstrip(".") + "%"
+        return f"{self.name} {self.natural(score):.4g}"
+
+    def spread(self, std: float) -> str:
+        """Return a standard deviation as text."""
+        return f"±{100 * std:.1f}" if self.share else f"±{std:.2g}"
+
+    def difference(self, scores: float) -> str:
+        """Return a difference of scores as text, as one of the metric."""
+        if np.isnan(scores):
+            return "–"
+        text = f"{100 * scores:+.1f} pts" if self.share else f"{self.natural(scores):+.3g}"
+        return text.replace("-", "−")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +101,7 @@ class Curve:
     """
 
     rounds: IntArray  # (e,) ascending, from 0
-    accuracy: FloatArray  # (e,)
+    accuracy: FloatArray  # (e,) or another score, of which more is better
 
     def __init__(self, rounds: ArrayLike, accuracy: ArrayLike) -> None:
         at, value = np.asarray(rounds, np.int64), np.asarray(accuracy, np.float64)

@@ -27,7 +27,14 @@ MODELS: Registry[nn.Module] = Registry("model")
 Shape = tuple[int, ...]
 
 
-def build_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+def build_model(
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    integers: bool = False,
+    output: Sequence[int] | None = None,
+) -> nn.Module:
     """Build the model ``name`` and check that it turns one input into one number per class.
 
     Parameters
@@ -38,7 +45,11 @@ def build_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Modul
     input_shape : sequence of int
         Shape of one sample: ``(features,)`` or ``(channels, height, width)``.
     classes : int
-        Number of classes.
+        Number of classes; of numbers, or of tokens, where these are predicted.
+    integers : bool
+        Whether inputs are whole numbers (tokens, categories).
+    output : sequence of int, optional
+        Shape of what the model gives for one sample; ``(classes,)`` unless the task is another.
 
     Returns
     -------
@@ -53,13 +64,13 @@ def build_model(name: str, input_shape: Sequence[int], classes: int) -> nn.Modul
     torch.Size([2, 10])
     """
     shape = tuple(int(side) for side in input_shape)
-    if classes < 2:
+    if output is None and classes < 2:
         raise InputError(f"A classifier needs at least 2 classes. Got {classes}.")
     try:
         model = _named_class(name, shape, classes) if is_reference(name) else MODELS.get(name)(shape, classes)
     except RuntimeError as error:
         raise InputError(f"The model {name!r} cannot be built for inputs of shape {shape}: {error}") from error
-    _check_output(model, name, shape, classes)
+    _check_output(model, name, shape, tuple(output or (classes,)), integers)
     return model
 
 
@@ -91,25 +102,26 @@ def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def _check_output(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
+def _check_output(model: nn.Module, name: str, shape: Shape, wanted: Shape, integers: bool) -> None:
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            output = model(torch.zeros(2, *shape))
+            output = model(torch.zeros(2, *shape, dtype=torch.int64 if integers else torch.float32))
     except Exception as error:  # the user's own code may raise anything
         raise InputError(
-            f"The model {name!r} cannot take inputs of shape {shape} (channels first): {error}",
+            f"The model {name!r} cannot take {'whole numbers' if integers else 'inputs'} of shape {shape} (channels "
+            f"first): {error}",
             hint="choose a model made for inputs of this size",
         ) from error
     finally:
         model.train(training)
-    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, classes):
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, *wanted):
         got = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
         raise InputError(
-            f"The output of the model {name!r} does not fit the classes: for one sample it gives {got}, "
-            f"it must give ({classes},), one number per class.",
-            hint=f"give its last layer {classes} outputs",
+            f"The output of the model {name!r} does not fit the {'classes' if len(wanted) == 1 else 'tokens'}: for one "
+            f"sample it gives {got}, it must give {wanted}, one number per class or number to be predicted.",
+            hint=f"give its last layer {wanted[-1]} outputs",
         )
 
 

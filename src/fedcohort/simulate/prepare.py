@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from fedcohort.errors import InputError
 from fedcohort.scenario import Federation
 from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
@@ -20,7 +22,9 @@ from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.results import ResultsError
-from fedcohort.simulate.run import check_plan
+from fedcohort.simulate.run import check_fits, check_plan
+
+_SUITS = {"class": "classification", "number": "regression", "token": "next-token prediction"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +108,19 @@ def prepare(
             datasets[data_key] = plan.data.source.load(plan.data.folder, plan.data.download)
         dataset = datasets[data_key]
         if (data_key, plan.model.name) not in built:
-            _check_model(plan.model.name, dataset)
+            _check_task(plan, dataset)
+            _check_model(plan, dataset)
             built.add((data_key, plan.model.name))
+        check_fits(plan)
         if plan.local.augment:
             crop_table(sample_shape(dataset.x_train))  # refuses what is no image
         if names[identity] not in federations:
             federations[names[identity]] = plan.scenario.build(
-                dataset.y_train, dataset.classes, plan.seed, dataset.writers, dataset.writer_names
+                dataset.labels,
+                dataset.classes if plan.task.has_classes else 1,
+                plan.seed,
+                dataset.writers,
+                dataset.writer_names,
             )
         check_plan(plan, federations[names[identity]])
         data_keys.append(data_key)
@@ -155,5 +165,38 @@ def _groups(experiment: Experiment, begun: Mapping[int, Sequence[str]]) -> dict[
     return dict(sorted(groups.items()))
 
 
-def _check_model(name: str, dataset: Dataset) -> None:
-    build_model(name, sample_shape(dataset.x_train), dataset.classes)
+def _check_model(plan: RunPlan, dataset: Dataset) -> None:
+    """Build the model, and compute loss and metric of one's own once, so that nothing fails in the first round."""
+    sample, task = sample_shape(dataset.x_train), plan.task
+    output = (*sample, dataset.classes) if dataset.target == "token" else (dataset.outputs,)
+    integers = dataset.x_train.dtype.kind == "i"
+    build_model(
+        plan.model.name,
+        sample,
+        dataset.outputs,
+        integers=integers,
+        output=None if dataset.target == "class" else output,
+    )
+    if task.fast:
+        return
+    targets = torch.as_tensor(dataset.y_test[:2])
+    outputs = torch.zeros(len(targets), *output)
+    try:
+        task.measure(outputs, targets, task.losses(outputs, targets))
+    except InputError:
+        raise
+    except Exception as error:  # the user's own functions, or a loss of torch that is for something else
+        raise InputError(
+            f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
+            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _check_task(plan: RunPlan, dataset: Dataset) -> None:
+    """Refuse data that are not what the task predicts."""
+    if dataset.target != plan.task.target:
+        raise InputError(
+            f"The task {plan.task.name!r} predicts {plan.task.predicts}; the dataset {dataset.name!r} is for "
+            f"{_SUITS[dataset.target]}.",
+            hint="choose another task.name, or say what is predicted: data.target, or target= of from_arrays",
+        )

@@ -40,7 +40,7 @@ from fedcohort.arrays import AnyArray, FloatArray
 from fedcohort.coverage import Coverage, Tally
 from fedcohort.errors import FedcohortError, MissingExtraError, UnknownNameError
 from fedcohort.registry import nearest
-from fedcohort.simulate.metrics import Curve
+from fedcohort.simulate.metrics import Curve, Metric
 
 if TYPE_CHECKING:
     import pandas
@@ -127,6 +127,7 @@ def rounds_schema() -> pa.Schema:
     pa = arrow()
     text = pa.dictionary(pa.int32(), pa.string())
     columns = [("run", text), ("round", pa.int32()), ("accuracy", pa.float32()), ("loss", pa.float32())]
+    columns += [("metric", pa.float64())]  # of a task that is not judged by accuracy; config.toml names it
     columns += [("qcid", pa.float64()), ("cohort", pa.list_(pa.int32())), ("kept", pa.list_(pa.bool_()))]
     columns += [(name, pa.float64()) for name in ("seconds", "clock")]
     columns += [(name, pa.int64()) for name in ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")]
@@ -381,6 +382,15 @@ def _read_parts(parts: Mapping[int, Path]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
+def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with every column of the schema; one that an older version did not write is null."""
+    pa = arrow()
+    for column in schema:
+        if column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
+    return table.select(schema.names).cast(schema)
+
+
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -408,7 +418,7 @@ class Results:
         for attempt in range(3):  # a compaction may remove a part between listing and reading
             parts = _parts(self.path / kind)
             try:
-                return _read_parts(parts).cast(schema) if parts else schema.empty_table()
+                return _with_all(_read_parts(parts), schema) if parts else schema.empty_table()
             except FileNotFoundError:
                 if attempt == 2:
                     raise
@@ -455,10 +465,20 @@ class Results:
             found[name] = mine[last]
         return found
 
+    @property
+    def metric(self) -> Metric:
+        """What the models are judged by."""
+        return Metric.of(self.config.get("task"))
+
+    def score(self, run: RunInfo | str) -> AnyArray:
+        """Return a run's accuracy, or the metric of its task, over rounds; negative where less of it is better."""
+        metric = self.metric
+        return np.asarray(metric.score(self.column(run, "accuracy" if metric.is_accuracy else "metric")))
+
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """Accuracy over rounds of every run that has rows, by run id."""
-        return {name: Curve(self.column(name, "round"), self.column(name, "accuracy")) for name in self._places}
+        """Accuracy (or the task's metric, see :meth:`score`) over rounds of every run that has rows, by run id."""
+        return {name: Curve(self.column(name, "round"), self.score(name)) for name in self._places}
 
     def coverage(self, run: RunInfo | str) -> Coverage:
         """Return how many of its federation's clients carried a run."""

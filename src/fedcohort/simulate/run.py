@@ -19,7 +19,7 @@ from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Need
 from fedcohort.privacy.sharing import LabelSharing, Told
 from fedcohort.protocol import Selector
-from fedcohort.scenario import Always, Federation, NoLatency
+from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
 from fedcohort.session import Session
 from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal, losses_of, vectors_of
 from fedcohort.simulate.checkpoint import goes_on
@@ -27,12 +27,55 @@ from fedcohort.simulate.config import RunPlan, values_of
 from fedcohort.simulate.costs import CostModel
 from fedcohort.simulate.results import RunInfo
 from fedcohort.simulate.server import ServerSamples
+from fedcohort.simulate.tasks import Task
 
 
-def host_signals(federation: Federation) -> frozenset[Signal]:
-    """What the simulator can supply about a federation: everything, if the clients hold out data where it is needed."""
+def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
+    """What the simulator can supply about a federation: all, if clients hold out data and samples have classes."""
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
+    if not task.has_classes:
+        supplied = frozenset(s for s in supplied if not _of_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
+
+
+def _of_classes(signal: Signal) -> bool:
+    return signal.pseudo or signal.width == "classes" or signal in (Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS)
+
+
+def check_fits(plan: RunPlan) -> None:
+    """Refuse a run whose parts need classes that its task has not, or a loss that its task does not have."""
+    task, said = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
+    if plan.local.loss == "robust" and not task.fast:
+        raise InputError(
+            f"The robust loss is made of cross-entropies of a classifier; {said} has the loss {task.loss!r} and the "
+            f"metric {task.metric!r}.",
+            hint="leave out local.loss, or task.loss and task.metric",
+        )
+    if task.has_classes:
+        return
+    scenario = plan.scenario
+    parts = {
+        f"The partition {scenario.partition.name!r} divides by class": scenario.partition.by_class,
+        "Label noise changes classes": scenario.noise.level > 0,
+        "The availability 'class-biased' depends on classes": isinstance(scenario.availability, ClassBiased),
+        f"The filter {plan.filter.name!r} judges predicted classes": Need.LOGITS in plan.filter.needs,
+        f"The aggregator {plan.aggregator.name!r} learns from predicted classes": plan.aggregator.needs_server,
+        f"The label sharing {plan.labels.name!r} tells of classes": plan.labels.name not in ("counts", "none"),
+    }
+    for what, needed in parts.items():
+        if needed:
+            raise InputError(
+                f"{what}, and {said} predicts {task.predicts}.",
+                hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
+            )
+    supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in Signal if _of_classes(s)) | {Signal.SIZES}
+    for signal in sorted(plan.selector.adapted(supplied).requires):
+        if _of_classes(signal):
+            raise SignalError(
+                f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
+                f"({signal.meaning}), which the task {task.name!r} does not supply: it predicts {task.predicts}.",
+                hint="choose a selector that needs no labels; 'fedcohort list selectors' names what each needs",
+            )
 
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
@@ -78,19 +121,21 @@ class Ground:
     federation: Federation
     index: int  # among the engine's federations
     share: FloatArray  # (N,) p_k
-    true_counts: FloatArray  # (N, B) true labels of the training samples
+    true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
     _told: dict[tuple[LabelSharing, int], Told] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, federation: Federation, index: int) -> Ground:
+    def of(cls, federation: Federation, index: int, has_classes: bool = True) -> Ground:
         """Work out what is shared."""
         sizes = federation.train_sizes
         share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
-        counts = federation.label_counts(part="train", true=True).astype(np.float64)
+        counts = federation.label_counts(part="train", true=True).astype(np.float64) if has_classes else None
         return cls(federation, index, share, counts)
 
     def told(self, labels: LabelSharing, seed: int) -> Told:
         """What the clients tell about their labels, as they see them; runs that share it share its making."""
+        if self.true_counts is None:
+            return Told(None)
         key = (labels, seed)
         if key not in self._told:
             counts = self.federation.label_counts(part="train").astype(np.int64)
@@ -127,7 +172,9 @@ class Run:
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
-        self.selector = plan.selector.adapted(ground.table(plan.labels, plan.seed).signals | host_signals(federation))
+        self.selector = plan.selector.adapted(
+            ground.table(plan.labels, plan.seed).signals | host_signals(federation, plan.task)
+        )
         self.asks = type(self.selector).query is not Selector.query
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
@@ -163,7 +210,7 @@ class Run:
             self.selector,
             self.ground.table(self.plan.labels, self.plan.seed),
             seed=self.plan.seed,
-            signals=host_signals(self.federation),
+            signals=host_signals(self.federation, self.plan.task),
             journal=journal,
             shadows=self.plan.shadows,
             rules=self.plan.rules,

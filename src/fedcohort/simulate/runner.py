@@ -186,12 +186,13 @@ class Simulation:
 
     def _write_facts(self, writer: ExperimentWriter) -> None:
         """Write the federations and runs that the directory does not have yet."""
+        classes = None if self.experiment.plans[0].task.has_classes else 0
         for key, federation in self.prepared.federations.items():
             writer.federation(
                 key,
                 FederationFacts(
-                    label_counts=federation.label_counts(part="train").astype(np.float64),
-                    true_counts=federation.label_counts(part="train", true=True).astype(np.float64),
+                    label_counts=federation.label_counts(part="train").astype(np.float64)[:, :classes],
+                    true_counts=federation.label_counts(part="train", true=True).astype(np.float64)[:, :classes],
                     sizes=federation.train_sizes.astype(np.float64),
                     noise_rate=federation.noise_rate,
                     names=federation.client_names,

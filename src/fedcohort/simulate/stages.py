@@ -147,7 +147,7 @@ class Test(NamedTuple):
     """How the global model does on the test set."""
 
     loss: float
-    accuracy: float
+    metric: float  # the task's: accuracy for a classifier
 
 
 class Evaluated(NamedTuple):

@@ -46,13 +46,13 @@ def _placed(table: dict[str, Any], folder: Path) -> dict[str, Any]:
             selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": found}
     settings = table.get("settings", [])
     for part in [table, *(settings if isinstance(settings, list) else ())]:
-        for section in ("data", "model") if isinstance(part, dict) else ():
+        for section in ("data", "model", "task") if isinstance(part, dict) else ():
             entry = part.get(section)
             if isinstance(entry, str):
                 part[section] = _found(entry, folder)
             elif isinstance(entry, dict):
                 part[section] = {
-                    key: _found(value, folder) if key in ("name", "path", "test") else value
+                    key: _found(value, folder) if key in ("name", "path", "test", "loss", "metric") else value
                     for key, value in entry.items()
                 }
     return table

@@ -23,11 +23,12 @@ from fedcohort.report.figures import Figure, accuracy, balance, participation, p
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, planned_rounds, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
+from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.results import Results, RunInfo, load
 
 log = logging.getLogger(__name__)
 _DEPTH = 3  # folders below the watched one in which experiments are looked for
-_COLUMNS = ("accuracy", "loss", "qcid", "clock", "seconds", "bytes_down", "bytes_up", "query_bytes_down",
+_COLUMNS = ("accuracy", "metric", "loss", "qcid", "clock", "seconds", "bytes_down", "bytes_up", "query_bytes_down",
             "query_bytes_up")  # fmt: skip
 _OTHERS = ("query_seconds", "client_seconds", "query_client_seconds", "available")
 
@@ -82,12 +83,14 @@ class LiveRun:
         values = [self.rows[r].get(name) for r in sorted(self.rows)]
         return np.array([np.nan if v is None else float(v) for v in values], np.float64)
 
-    def curve(self, info: RunInfo) -> RunCurve:
+    def curve(self, info: RunInfo, metric: Metric) -> RunCurve:
         """Return the run as arrays, as the report's figures want it."""
         rounds = np.array(sorted(self.rows), np.int64)
         cohorts = [self.rows[int(r)].get("cohort") or [] for r in rounds]
         values = {name: self.column(name) for name in _COLUMNS}
         values |= {name: np.full(len(rounds), np.nan) for name in _OTHERS}
+        if not metric.is_accuracy:
+            values["accuracy"] = metric.score(values["metric"])
         return RunCurve(
             id=info.id,
             label=info.label or info.selector,
@@ -224,8 +227,9 @@ class ExperimentItem:
     def _settings(self) -> Iterator[Setting]:
         infos = [info for info in self._runs if info.id in self._live]
         colors = palette.assign(info.label or info.selector for info in self._runs)
+        metric = Metric.of(self._config.get("task"))
         for name in dict.fromkeys(setting_name(info.setting) for info in infos):
-            curves = [self._live[info.id].curve(info) for info in infos if setting_name(info.setting) == name]
+            curves = [self._live[info.id].curve(info, metric) for info in infos if setting_name(info.setting) == name]
             groups = []
             for label in dict.fromkeys(curve.label for curve in curves):
                 runs = tuple(curve for curve in curves if curve.label == label)

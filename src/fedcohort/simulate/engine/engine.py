@@ -28,6 +28,7 @@ from fedcohort.simulate.engine.store import Store, sample_shape
 from fedcohort.simulate.engine.types import ClientData, Jobs, Spans, Trained
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
+from fedcohort.simulate.tasks import Classification, Task
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Engine:
         Samples (n, F), (n, H, W) or (n, H, W, C) and labels (n,). Bytes are standardised per channel with the training
         set's mean and deviation; floating-point samples are taken as they are.
     classes : int
-        Number of classes.
+        Number of classes; of numbers, or of tokens, where the task predicts these.
     federations : sequence of ClientData
         The clients; a job names its federation by position here.
     model : str
@@ -82,6 +83,8 @@ class Engine:
         "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:1".
     workers : int, optional
         Threads that compute, on the CPU. By default as many as there are cores.
+    task : Task, optional
+        What is learnt; default: classification.
     tf32 : bool
         On CUDA, let matrix products round their inputs to TF32, which convolutional networks gain much from; False
         computes in full single precision, as the CPU does.
@@ -115,11 +118,15 @@ class Engine:
         device: str = "auto",
         workers: int | None = None,
         tf32: bool = True,
+        task: Task | None = None,
     ) -> None:
+        self.task = task or Classification()
         self.sample = sample_shape(x_train)
-        _check_data(x_train, y_train, x_test, y_test, classes)
+        self.integers = np.asarray(x_train).dtype.kind == "i"
+        self.output = (*self.sample, classes) if self.task.target == "token" else (classes,)
+        _check_data(x_train, y_train, x_test, y_test, classes if self.task.target != "number" else None)
         for federation in federations:
-            federation.check(len(x_train), classes)
+            federation.check(len(x_train), classes if self.task.has_classes else 1)
         if workers is not None and workers < 1:
             raise ParameterError(f"The 'workers' parameter of Engine must be None or at least 1. Got {workers!r}.")
         if local.augment:
@@ -128,18 +135,20 @@ class Engine:
         self.local = local
         self.model = model
         self.device = choose_device(device)
-        self.y_train = np.asarray(y_train, dtype=np.int64)
+        self.y_train = np.asarray(y_train, np.float32 if self.task.target == "number" else np.int64)
         with torch.random.fork_rng(devices=[]):
-            module = build_model(model, self.sample, classes)
+            module = self._module()
         flat = FlatModel(module)
         self.n_params = flat.n_params
         self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
-        self.store = Store(x_train, x_test, y_test, federations)
+        self.store = Store(x_train, x_test, y_test, federations, None if self.task.has_classes else self.y_train)
         self._backend = self._choose(module, flat, workers or usable_cores(), tf32)
 
     def _choose(self, module: nn.Module, flat: FlatModel, threads: int, tf32: bool) -> Backend:
         """Return the fastest backend this model can have here."""
+        if not self.task.fast or self.integers:
+            return self._plain(module, threads)
         layers = read_layers(flat, self.sample)
         if self.device.type == "cpu" and layers is not None:
             native = NativeBackend.of(self.store, self.local, layers, threads)
@@ -153,7 +162,20 @@ class Engine:
             log.warning(
                 "the model %r cannot be batched, its clients are trained one after the other: %s", self.model, reason
             )
-        return ModuleBackend(module, self.store, self.local, device=self.device, threads=threads)
+        return self._plain(module, threads)
+
+    def _plain(self, module: nn.Module, threads: int) -> Backend:
+        return ModuleBackend(
+            module,
+            self.store,
+            self.local,
+            device=self.device,
+            threads=threads,
+            task=None if self.task.fast else self.task,
+        )
+
+    def _module(self) -> nn.Module:
+        return build_model(self.model, self.sample, self.classes, integers=self.integers, output=self.output)
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -161,7 +183,7 @@ class Engine:
         """Return the flat parameters (P,) of a freshly initialised model."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.stream(seed, rng.MODEL).integers(2**63)))
-            module = build_model(self.model, self.sample, self.classes)
+            module = self._module()
         return FlatModel(module).vector().to(self.device)
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -245,7 +267,7 @@ class Engine:
         return self._backend.gradients(models, self._spans(run, federation, client, len(models)))
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-        """Return the test loss (M,) and accuracy (M,) of models (M, P)."""
+        """Return the test loss (M,) and the task's metric (M,), accuracy for a classifier, of models (M, P)."""
         self._check_models(models)
         return self._backend.evaluate(models)
 
@@ -343,13 +365,13 @@ def choose_device(device: str) -> torch.device:
     return result
 
 
-def _check_data(x_train: AnyArray, y_train: AnyArray, x_test: AnyArray, y_test: AnyArray, classes: int) -> None:
+def _check_data(x_train: AnyArray, y_train: AnyArray, x_test: AnyArray, y_test: AnyArray, classes: int | None) -> None:
     for which, x, y in (("training", x_train, y_train), ("test", x_test, y_test)):
         if len(x) != len(y):
             raise InputError(f"The {which} set has {len(x)} samples but {len(y)} labels.")
         if not len(x):
             raise InputError(f"The {which} set is empty.")
-        if np.min(y) < 0 or np.max(y) >= classes:
+        if classes is not None and (np.min(y) < 0 or np.max(y) >= classes):
             raise InputError(f"The labels of the {which} set must be in [0, {classes}).")
     if x_train.shape[1:] != x_test.shape[1:]:
         raise InputError(f"Training samples are {x_train.shape[1:]}, test samples {x_test.shape[1:]}.")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedcohort import rng
@@ -21,6 +20,7 @@ from fedcohort.simulate.engine.plain import train_plain
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import Spans
 from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.tasks import Task
 
 _CHUNK = 1000  # samples of one forward pass outside training
 
@@ -40,6 +40,8 @@ class ModuleBackend:
         Where to compute.
     threads : int
         How many threads torch's operators may use, on the CPU.
+    task : Task, optional
+        What is learnt, where it is not classification with cross-entropy.
     """
 
     def __init__(
@@ -50,9 +52,11 @@ class ModuleBackend:
         *,
         device: torch.device,
         threads: int,
+        task: Task | None = None,
     ) -> None:
+        self._task = task
         self._store, self._local, self._device = store.to(device), local, device
-        self._draws = draws(module, store.shape)
+        self._draws = draws(module, store.shape, store.x.dtype)
         self._flat = FlatModel(module.to(device))
         self._borrowed = torch.get_num_threads()
         if device.type == "cpu":
@@ -75,7 +79,7 @@ class ModuleBackend:
                 train_plain(
                     self._flat.load(out[job]),
                     store.x[store.sample[first : first + n]].view(n, *self._store.shape),
-                    store.label[first : first + n],
+                    store.answers(first, n),
                     plan,
                     local,
                     round=int(table.round[job]),
@@ -83,6 +87,7 @@ class ModuleBackend:
                     prox=prox,
                     correction=None if correction is None else correction[job],
                     crops=table.crops(job, plan) if local.augment else None,
+                    losses=None if self._task is None else self._task.losses,
                 )
             self._flat.store(out[job])
         return out
@@ -98,8 +103,8 @@ class ModuleBackend:
             by_pseudo = None
             if pseudo:
                 guide = logits if teachers is None else self._scores(teachers[run], x)
-                by_pseudo = cross_entropy(logits, guide.argmax(1))
-            yield np.array([question]), cross_entropy(logits, labels), by_pseudo
+                by_pseudo = self._losses(logits, guide.argmax(1))
+            yield np.array([question]), self._losses(logits, labels), by_pseudo
 
     def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return full-batch gradients (Q, P), summed over chunks; buffers get zeros."""
@@ -112,7 +117,7 @@ class ModuleBackend:
             with torch.enable_grad():
                 for part, labels in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
                     logits = module(part.view(len(part), *self._store.shape))
-                    loss = F.cross_entropy(logits, labels, reduction="sum") / count
+                    loss = self._losses(logits, labels).sum() / count
                     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
                     for slot, grad in zip(self._flat.slots, grads, strict=False):
                         if grad is not None:
@@ -120,14 +125,18 @@ class ModuleBackend:
         return out
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-        """Return test loss (M,) and accuracy (M,)."""
+        """Return test loss (M,) and the task's metric (M,)."""
         y = self._store.y_test
-        loss, right = np.empty(len(models)), np.empty(len(models))
+        loss, metric = np.empty(len(models)), np.empty(len(models))
         for unit, model in enumerate(models):
             logits = self._scores(model, self._store.x_test)
-            loss[unit] = float(cross_entropy(logits, y).double().mean())
-            right[unit] = float((logits.argmax(1) == y).double().mean())
-        return loss, right
+            losses = self._losses(logits, y)
+            loss[unit] = float(losses.double().mean())
+            if self._task is None:
+                metric[unit] = float((logits.argmax(1) == y).double().mean())
+            else:
+                metric[unit] = self._task.measure(logits, y, losses)
+        return loss, metric
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""
@@ -138,7 +147,10 @@ class ModuleBackend:
 
     def _samples(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         slots = slice(first, first + count)
-        return self._store.x[self._store.sample[slots]], self._store.label[slots]
+        return self._store.x[self._store.sample[slots]], self._store.answers(first, count)
+
+    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, targets) if self._task is None else self._task.losses(outputs, targets)
 
     def _scores(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the logits (n, C) of the model ``vector`` on ``x`` (n, F)."""
@@ -158,12 +170,12 @@ class ModuleBackend:
             yield
 
 
-def draws(module: nn.Module, sample: tuple[int, ...]) -> bool:
+def draws(module: nn.Module, sample: tuple[int, ...], dtype: torch.dtype = torch.float32) -> bool:
     """Whether a module in training draws random numbers, as dropout does."""
     tried = copy.deepcopy(module).cpu().train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        tried(torch.zeros(2, *sample))
+        tried(torch.zeros(2, *sample, dtype=dtype))
         return not torch.equal(before, torch.get_rng_state())
 
 

@@ -6,6 +6,8 @@ what a client of a live federation runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -44,6 +46,7 @@ def train_plain(
     prox: float = 0.0,
     correction: torch.Tensor | None = None,
     crops: IntArray | None = None,
+    losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> None:
     """Train ``model`` in place for one round on one client's samples.
 
@@ -65,6 +68,8 @@ def train_plain(
         Adds ``prox * (w - w_global)`` to the gradient (FedProx).
     correction : torch.Tensor, optional
         Flat vector (number of parameters,) added to the gradient (SCAFFOLD, FedDyn).
+    losses : function, optional
+        Loss of each sample (n,), from outputs and targets; default: what ``local`` says.
     crops : array of int, optional
         From :func:`fedcohort.simulate.local.crop_plan`; needed if ``local.augment``.
     """
@@ -91,7 +96,9 @@ def train_plain(
             which = torch.as_tensor(crops[step, :count], device=x.device)
             images = crop(images.flatten(1), table, which).view_as(images)
         logits = model(images)
-        if pseudo is None:
+        if losses is not None:
+            loss = losses(logits, y[batch]).mean()
+        elif pseudo is None:
             loss = F.cross_entropy(logits, y[batch])
         else:
             loss = robust_loss(logits, y[batch], pseudo[batch], local).mean()

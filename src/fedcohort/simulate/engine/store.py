@@ -20,20 +20,31 @@ class Store:
     """Samples, each of shape ``shape``, and clients.
 
     ``x`` holds the ``n_train`` training samples, then the test samples. A *slot* is one sample of one client of one
-    federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it. Client c of
+    federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it; where what is
+    predicted is no class, ``targets[sample[slot]]`` is it. Client c of
     federation f owns ``size[f][c]`` slots from ``first[f][c]``; the first ``train[f][c]`` of these are trained on.
     """
 
     def __init__(
-        self, x_train: AnyArray, x_test: AnyArray, y_test: AnyArray, federations: Sequence[ClientData]
+        self,
+        x_train: AnyArray,
+        x_test: AnyArray,
+        y_test: AnyArray,
+        federations: Sequence[ClientData],
+        targets: AnyArray | None = None,
     ) -> None:
         self.n_train = len(x_train)
         self.shape = sample_shape(x_train)
-        self.x = torch.empty(len(x_train) + len(x_test), math.prod(self.shape))
-        shift, scale = standardisation(x_train)
-        _convert(x_train, self.x[: self.n_train].numpy(), shift, scale)
-        _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)
-        self.y_test = torch.as_tensor(np.asarray(y_test, np.int64))
+        if x_train.dtype.kind == "i":  # tokens and categories stay what they are
+            flat = [np.asarray(x, np.int64).reshape(len(x), -1) for x in (x_train, x_test)]
+            self.x = torch.from_numpy(np.concatenate(flat))
+        else:
+            self.x = torch.empty(len(x_train) + len(x_test), math.prod(self.shape))
+            shift, scale = standardisation(x_train)
+            _convert(x_train, self.x[: self.n_train].numpy(), shift, scale)
+            _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)
+        self.y_test = torch.as_tensor(np.asarray(y_test, np.int64 if targets is None else targets.dtype))
+        self.targets = None if targets is None else torch.as_tensor(targets)
         self.sample = torch.from_numpy(np.concatenate([f.indices for f in federations]).astype(np.int64))
         self.label = torch.from_numpy(np.concatenate([f.labels for f in federations]).astype(np.int64))
         starts = np.cumsum([0, *(len(f.indices) for f in federations)])
@@ -49,7 +60,13 @@ class Store:
         result = copy.copy(self)
         for name in ("x", "sample", "label", "y_test"):
             setattr(result, name, getattr(self, name).to(device))
+        result.targets = None if self.targets is None else self.targets.to(device)
         return result
+
+    def answers(self, first: int, count: int) -> torch.Tensor:
+        """What is to be predicted for the samples of ``count`` slots."""
+        slots = slice(first, first + count)
+        return self.label[slots] if self.targets is None else self.targets[self.sample[slots]]
 
     @property
     def x_test(self) -> torch.Tensor:

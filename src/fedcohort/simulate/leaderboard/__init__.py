@@ -53,7 +53,7 @@ __all__ = [
     "to_text",
 ]
 
-_COLUMNS = ("accuracy", "qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+_COLUMNS = ("qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def leaderboards(
     ----------
     results : Results
     targets : sequence of float, optional
-        Accuracies to reach. Default: the configuration's; without any, where the baseline ends, rounded down to a
-        whole percent.
+        Accuracies (or values of the task's metric) to reach. Default: the configuration's; without any, where the
+        baseline ends, rounded down to a whole percent.
     terminal : int, optional
         Last rounds for terminal accuracy. Default: the configuration's; without it 50, or a fifth of a shorter run.
     baseline, reference : str, optional
@@ -97,7 +97,7 @@ def leaderboards(
         if not len(rounds):
             continue
         name = setting_name(info.setting)
-        values = {column: results.column(info, column) for column in _COLUMNS}
+        values = {column: results.column(info, column) for column in _COLUMNS} | {"accuracy": results.score(info)}
         settings.setdefault(name, []).append(
             _Recorded(info.label or info.selector, info.selector, info.seed, info.state, rounds, values)
         )

@@ -18,7 +18,7 @@ from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.registry import nearest
 from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
-from fedcohort.simulate.metrics import TERMINAL_ROUNDS, Curve, Spread, relative_improvement, speed_up
+from fedcohort.simulate.metrics import TERMINAL_ROUNDS, Curve, Metric, Spread, relative_improvement, speed_up
 
 _BYTES = ("bytes_down", "bytes_up")
 _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
@@ -49,7 +49,7 @@ class RunNumbers(Protocol):
 
     @property
     def values(self) -> Mapping[str, FloatArray]:
-        """(T,) columns by name, NaN where nothing was recorded."""
+        """(T,) columns by name, NaN where nothing was recorded; "accuracy" is the score of whatever metric there is."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class Options:
         Setting that stands for IID data.
     strict : bool
         Whether a baseline that is not there is an error.
+    metric : Metric
+        What models are judged by. Targets are its scores: negative where less of it is better.
     """
 
     targets: tuple[float, ...] = ()
@@ -75,6 +77,7 @@ class Options:
     baseline: str | None = None
     reference: str | None = None
     strict: bool = False
+    metric: Metric = Metric()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Options:
@@ -82,8 +85,10 @@ class Options:
         run = config.get("run")
         run = run if isinstance(run, Mapping) else {}
         targets, terminal = run.get("targets", ()), run.get("terminal")
+        metric = Metric.of(config.get("task"))
         return cls(
-            targets=tuple(float(t) for t in targets) if isinstance(targets, (list, tuple)) else (),
+            targets=tuple(metric.score(float(t)) for t in targets) if isinstance(targets, (list, tuple)) else (),
+            metric=metric,
             terminal=terminal if isinstance(terminal, int) and terminal > 0 else None,
             baseline=run.get("baseline"),
             reference=run.get("reference"),
@@ -95,7 +100,7 @@ class Options:
         """Return these options with what was asked for in place of what the configuration says."""
         return replace(
             self,
-            targets=tuple(targets) if targets else self.targets,
+            targets=tuple(self.metric.score(t) for t in targets) if targets else self.targets,
             terminal=terminal or self.terminal,
             baseline=baseline or self.baseline,
             reference=reference or self.reference,
@@ -299,6 +304,8 @@ class Leaderboard:
     reference : str, optional
     rows : tuple of LeaderRow
     progress : Progress
+    metric : Metric
+        What "best" and "terminal" are scores of.
     """
 
     setting: str
@@ -310,6 +317,7 @@ class Leaderboard:
     reference: str | None
     rows: tuple[LeaderRow, ...]
     progress: Progress
+    metric: Metric = Metric()
 
     @property
     def target(self) -> float:
@@ -420,10 +428,10 @@ def leaderboard(
     labels = {run.label: run.selector for run in runs}
     base = find_baseline(labels, options, setting)
     for target in options.targets:
-        if not 0 < target <= 1:
+        if options.metric.share and not 0 < target <= 1:
             raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
     ends = {(run.label, run.seed): terminal_accuracy(run, options) for run in runs}
-    level, source = _default_target(base, [end for (label, _), end in ends.items() if label == base])
+    level, source = _default_target(base, [end for (label, _), end in ends.items() if label == base], options.metric)
     targets = tuple(sorted(set(options.targets))) or (level,)
     by_label = {label: [_seed(run, targets, options) for run in runs if run.label == label] for label in labels}
     against = {seed.seed: seed.terminal for seed in by_label[base]}
@@ -462,6 +470,7 @@ def leaderboard(
         reference=options.reference if ideal is not None else None,
         rows=tuple(rows),
         progress=_progress(runs, planned),
+        metric=options.metric,
     )
 
 
@@ -484,12 +493,13 @@ def _window_source(rounds: int, asked: int | None) -> str:
     return fifth if rounds // 5 < TERMINAL_ROUNDS else "as in FedACS"
 
 
-def _default_target(base: str, ends: Sequence[float]) -> tuple[float, str]:
+def _default_target(base: str, ends: Sequence[float], metric: Metric) -> tuple[float, str]:
     level = Spread.of(list(ends)).mean
     if math.isnan(level):
-        return math.nan, f"unknown, {base} has no terminal accuracy"
-    step = 100 if level >= 0.01 else 10_000
-    return math.floor(level * step + 1e-9) / step, f"where {base} ends, rounded down"
+        return math.nan, f"unknown, {base} has no terminal {metric.name}"
+    step = 100 if abs(level) >= 0.01 else 10_000
+    rounded = "rounded down" if metric.higher else "rounded up"
+    return math.floor(level * step + 1e-9) / step, f"where {base} ends, {rounded}"
 
 
 def _curve(run: RunNumbers) -> Curve:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.simulate.leaderboard.formats import Cell, Table
-from fedcohort.simulate.leaderboard.words import deviation, duration, level, number, percent, points
-from fedcohort.simulate.metrics import Spread
+from fedcohort.simulate.leaderboard.words import deviation, duration, number
+from fedcohort.simulate.metrics import Metric, Spread
 
 if TYPE_CHECKING:
     from fedcohort.simulate.leaderboard.numbers import Leaderboard, LeaderRow
@@ -36,20 +36,25 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
     for i, target in enumerate(board.targets):
         fastest = _best([_complete(row, row.to_target[i].rounds) for row in rows], min)
         cells = [_rounds(row, row.to_target[i].rounds, at == fastest) for at, row in enumerate(rows)]
-        add(f"Rounds to {level(target)}", 3 if i == last else 11, cells)
+        add(f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, cells)
     add("Speed-up", 4, [Cell(_known(row.main.speed_up, "{:.2f}×")) for row in rows])
-    add("Best", 6, _accuracies([row.best for row in rows]))
+    add("Best", 6, _scores([row.best for row in rows], board.metric))
     if any(row.early_stop != row.best for row in rows):
-        add("Where it stopped", 10, _accuracies([row.early_stop for row in rows]))
-    add("Terminal", 1, _accuracies([row.terminal for row in rows]))
-    add(f"Gain over {board.baseline}", 2, [_difference(row) for row in rows])
+        add("Where it stopped", 10, _scores([row.early_stop for row in rows], board.metric))
+    add("Terminal", 1, _scores([row.terminal for row in rows], board.metric))
+    gain = "Gain over" if board.metric.higher else "Difference to"
+    add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
     if board.reference is not None:
         made_good = [Cell(_known(row.improvement, "{:.0%}")) for row in rows]
         add(f"Made good of the loss against {board.reference}", 9, made_good)
     add("p", 5, [_p_value(row) for row in rows])
     if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
         quickest = _best([_complete(row, row.main.seconds) for row in rows], min)
-        add(f"Time to {level(board.target)}", 12, [_time(row, at == quickest) for at, row in enumerate(rows)])
+        add(
+            f"Time to {board.metric.level(board.target)}",
+            12,
+            [_time(row, at == quickest) for at, row in enumerate(rows)],
+        )
     if any(row.qcid.count for row in rows):
         evenest = _best([row.qcid.mean for row in rows], min)
         cells = [Cell(number(r.qcid.mean) if r.qcid.count else "–", best=i == evenest) for i, r in enumerate(rows)]
@@ -74,13 +79,17 @@ def note(board: Leaderboard) -> str:
     said = []
     if not board.finished:
         said.append(f"Not finished, {board.progress.words}: every number may change.")
-    said.append(f"Target {level(board.target)} ({board.target_source}); a round counts when it was evaluated.")
+    said.append(
+        f"Target {board.metric.level(board.target)} ({board.target_source}); a round counts when it was evaluated."
+    )
     rounds = "the last round" if board.window == 1 else f"the last {board.window} rounds"
-    said.append(f"Terminal: mean accuracy of {rounds} ({board.window_source}).")
+    said.append(f"Terminal: mean {board.metric.name} of {rounds} ({board.window_source}).")
+    if not board.metric.higher:
+        said.append(f"Less {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
         said.append("Of shorter runs it is the last fifth.")
     if any(row.diverged for row in board.rows):
-        said.append("A run that diverged has no terminal accuracy.")
+        said.append(f"A run that diverged has no terminal {board.metric.name}.")
     if max(row.runs for row in board.rows) > 1:
         said.append("± is the standard deviation over seeds.")
     return " ".join([*said, _about_p(board)])
@@ -92,7 +101,8 @@ def _about_p(board: Leaderboard) -> str:
         return "There is nothing to compare with."
     fewest = min(seeds)
     common = (
-        f"Gain: mean difference of terminal accuracy to {board.baseline} in percentage points, over the seeds both "
+        f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
+        f"{board.baseline}{' in percentage points' if board.metric.share else ''}, over the seeds both "
         "ran, with wins among those seeds; p of a two-sided paired t-test, Holm-corrected over the rows."
     )
     if fewest < 2:
@@ -143,12 +153,12 @@ def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
     return Cell(row.label, ", ".join(notes), color=color, dash=dash)
 
 
-def _accuracies(values: Sequence[Spread]) -> list[Cell]:
+def _scores(values: Sequence[Spread], metric: Metric) -> list[Cell]:
     best = _best([value.mean for value in values], max)
     return [
         Cell("–")
         if value.count == 0
-        else Cell(percent(value.mean), f"±{100 * value.std:.1f}" if value.count > 1 else "", best=i == best)
+        else Cell(metric.value(value.mean), metric.spread(value.std) if value.count > 1 else "", best=i == best)
         for i, value in enumerate(values)
     ]
 
@@ -169,11 +179,11 @@ def _reached(row: LeaderRow, value: Spread, mean: str, std: str, best: bool) -> 
     return Cell(mean, some or (std if value.count > 1 else ""), best)
 
 
-def _difference(row: LeaderRow) -> Cell:
+def _difference(row: LeaderRow, metric: Metric) -> Cell:
     test = row.paired
     if test is None or test.seeds == 0:
         return Cell("–")
-    return Cell(points(test.difference), f"wins {test.wins} of {test.seeds}")
+    return Cell(metric.difference(test.difference), f"wins {test.wins} of {test.seeds}")
 
 
 def _p_value(row: LeaderRow) -> Cell:
@@ -191,11 +201,18 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
     def spread(value: Spread) -> dict[str, Any]:
         return {"mean": known(value.mean), "std": known(value.std), "seeds": value.count}
 
+    def natural(score: float) -> float | None:
+        return known(board.metric.natural(score))
+
+    def scores(value: Spread) -> dict[str, Any]:
+        return {**spread(value), "mean": natural(value.mean)}
+
     return {
         "setting": board.setting,
         "baseline": board.baseline,
         "reference": board.reference,
-        "targets": [known(target) for target in board.targets],
+        "metric": {"name": board.metric.name, "higher_is_better": board.metric.higher},
+        "targets": [natural(target) for target in board.targets],
         "target_source": board.target_source,
         "terminal_rounds": board.window,
         "terminal_source": board.window_source,
@@ -209,16 +226,16 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                 "diverged": row.diverged,
                 "targets": [
                     {
-                        "target": known(item.target),
+                        "target": natural(item.target),
                         "rounds": spread(item.rounds),
                         "simulated_seconds": spread(item.seconds),
                         "speed_up": known(item.speed_up),
                     }
                     for item in row.to_target
                 ],
-                "best": spread(row.best),
-                "early_stop": spread(row.early_stop),
-                "terminal": spread(row.terminal),
+                "best": scores(row.best),
+                "early_stop": scores(row.early_stop),
+                "terminal": scores(row.terminal),
                 "made_good": known(row.improvement),
                 "qcid": spread(row.qcid),
                 "megabytes": spread(row.megabytes),
@@ -228,7 +245,7 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                 if row.paired is None
                 else {
                     "seeds": row.paired.seeds,
-                    "difference": known(row.paired.difference),
+                    "difference": natural(row.paired.difference),
                     "wins": row.paired.wins,
                     "p": known(row.paired.p),
                 },
@@ -238,8 +255,8 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                         "state": seed.state,
                         "rounds": seed.rounds,
                         "rounds_to": list(seed.rounds_to),
-                        "best": known(seed.best),
-                        "terminal": known(seed.terminal),
+                        "best": natural(seed.best),
+                        "terminal": natural(seed.terminal),
                     }
                     for seed in row.seeds
                 ],

@@ -17,24 +17,6 @@ def percent(value: float, digits: int = 1) -> str:
     return "unknown" if math.isnan(value) else f"{100 * value:.{digits}f}%"
 
 
-def level(value: float) -> str:
-    """Return a target accuracy with as many digits as it has, at most two after the point.
-
-    >>> level(0.62), level(0.625), level(0.6789)
-    ('62%', '62.5%', '67.89%')
-    """
-    return "unknown" if math.isnan(value) else f"{100 * value:.2f}".rstrip("0").rstrip(".") + "%"
-
-
-def points(value: float) -> str:
-    """Return a difference of two accuracies in percentage points.
-
-    >>> points(0.0312), points(-0.1)
-    ('+3.1 pts', '−10.0 pts')
-    """
-    return "–" if math.isnan(value) else f"{100 * value:+.1f} pts".replace("-", "−")
-
-
 def number(value: float) -> str:
     """Return a number with three significant digits, one where it is very small, and never in exponent form.
 

@@ -1,0 +1,220 @@
+"""What is learnt: a task says what is predicted, which loss is minimised and which metric judges the model.
+
+Classification with cross-entropy is what the fast engines are made for; every other task, loss or metric is trained by
+the plain loop, one client after the other on each core.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedcohort.errors import InputError, ParameterError, UnknownNameError
+from fedcohort.params import Boolean, Optional, Parameterized, Text, param
+from fedcohort.registry import Registry, is_reference, nearest, referenced
+from fedcohort.simulate.data.dataset import Target
+from fedcohort.simulate.metrics import Metric
+
+if TYPE_CHECKING:
+    import torch
+
+    Measured = Callable[[torch.Tensor, torch.Tensor], Any]
+
+_LOSS = "a loss of torch.nn.functional, or your own function of (outputs, targets): file.py:function"
+_METRIC = "what judges the model: a known metric, or your own function of (outputs, targets)"
+_WHAT: dict[str, str] = {"class": "a class", "number": "numbers", "token": "a token for every place of a sequence"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Parameterized):
+    """What is predicted, the loss of a sample, and the metric of a model.
+
+    A subclass of one's own, named as ``file.py:Class``, is a frozen dataclass like those below; it sets ``target`` and
+    the defaults, and may override :meth:`losses`.
+    """
+
+    name: ClassVar[str]
+    target: ClassVar[Target]
+
+    loss: str = param(dataclasses.MISSING, Text(), _LOSS)
+    metric: str = param(dataclasses.MISSING, Text(), _METRIC)
+    higher_is_better: bool | None = param(None, Optional(Boolean()), "the direction of a metric of your own")
+
+    def __post_init__(self) -> None:
+        """Find functions, and check that they fit what is predicted."""
+        super().__post_init__()
+        for name in ("loss", "metric"):
+            value = getattr(self, name)
+            if is_reference(value):
+                object.__setattr__(self, name, referenced(value)[1])  # good from any folder
+        self._check_loss()
+        self._check_metric()
+
+    def _check_loss(self) -> None:
+        if is_reference(self.loss):
+            if not callable(referenced(self.loss)[0]):
+                raise InputError(f"The loss {self.loss!r} is no function of (outputs, targets).")
+            return
+        import torch.nn.functional as F
+
+        known = [name for name in vars(F) if name.endswith("_loss") or name in ("cross_entropy", "kl_div")]
+        if self.loss not in known or "reduction" not in inspect.signature(getattr(F, self.loss)).parameters:
+            near = nearest(self.loss, known)
+            raise UnknownNameError(
+                f"torch.nn.functional has no loss {self.loss!r} of (outputs, targets).",
+                hint=f"did you mean {near!r}?" if near else "give a function of your own as file.py:function",
+            )
+
+    def _check_metric(self) -> None:
+        if is_reference(self.metric):
+            if not callable(referenced(self.metric)[0]):
+                raise InputError(f"The metric {self.metric!r} is no function of (outputs, targets).")
+            if self.higher_is_better is None:
+                raise ParameterError(
+                    f"Is more or less better with the metric {self.metric!r}?", hint="set task.higher_is_better"
+                )
+            return
+        fitting = [name for name, known in _METRICS.items() if self.target in known.targets]
+        if self.metric not in fitting:
+            near = nearest(self.metric, fitting)
+            raise UnknownNameError(
+                f"The task {self.name!r} has no metric {self.metric!r}. Known: {', '.join(fitting)}.",
+                hint=f"did you mean {near!r}?" if near else "give a function of your own as file.py:function",
+            )
+        direction = _METRICS[self.metric].higher
+        if self.higher_is_better not in (None, direction):
+            raise ParameterError(f"Of the metric {self.metric!r} {'more' if direction else 'less'} is better.")
+        object.__setattr__(self, "higher_is_better", direction)
+
+    # -- what others ask -------------------------------------------------------------------------------------------
+
+    @property
+    def judged_by(self) -> Metric:
+        """The metric's name and direction."""
+        return Metric.of({"metric": self.metric, "higher_is_better": self.higher_is_better})
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether every sample has one class: what label counts, label skew and pseudo-labels need."""
+        return self.target == "class"
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast engines compute exactly this."""
+        return type(self) is Classification and self.loss == "cross_entropy" and self.metric == "accuracy"
+
+    @property
+    def predicts(self) -> str:
+        """What is predicted, in words."""
+        return _WHAT[self.target]
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each sample (n,), given outputs (n, ...) and targets."""
+        import torch
+
+        if is_reference(self.loss):
+            values = referenced(self.loss)[0](outputs, targets)
+        else:
+            import torch.nn.functional as F
+
+            # losses over classes have these in the second place
+            scores = outputs if self.target == "number" else outputs.movedim(-1, 1)
+            values = getattr(F, self.loss)(scores, targets, reduction="none")
+        if not isinstance(values, torch.Tensor) or not values.ndim or len(values) != len(targets):
+            got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            raise InputError(
+                f"The loss {self.loss!r} must give one number per sample, ({len(targets)}, ...). Got {got}.",
+                hint="a loss of torch does so with reduction='none'",
+            )
+        return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+        """Return the metric of a model from its outputs on the test set, and its losses there (n,)."""
+        if is_reference(self.metric):
+            value = referenced(self.metric)[0](outputs, targets)
+            try:
+                return float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise InputError(f"The metric {self.metric!r} must give one number. Got {value!r}.") from error
+        return _METRICS[self.metric].of(outputs, targets, losses)
+
+
+TASKS: Registry[Task] = Registry("task", base=Task)
+
+
+@TASKS.register("classification")
+@dataclass(frozen=True, kw_only=True)
+class Classification(Task):
+    """One class per sample; cross-entropy and accuracy unless told otherwise."""
+
+    target = "class"
+    loss: str = param("cross_entropy", Text(), _LOSS)
+    metric: str = param("accuracy", Text(), _METRIC)
+
+
+@TASKS.register("regression")
+@dataclass(frozen=True, kw_only=True)
+class Regression(Task):
+    """One or several numbers per sample; squared error and its root unless told otherwise."""
+
+    target = "number"
+    loss: str = param("mse_loss", Text(), _LOSS)
+    metric: str = param("rmse", Text(), _METRIC)
+
+
+@TASKS.register("next-token")
+@dataclass(frozen=True, kw_only=True)
+class NextToken(Task):
+    """A token for every place of a sequence, (n, length) integers in and out; a model gives (n, length, tokens)."""
+
+    target = "token"
+    loss: str = param("cross_entropy", Text(), _LOSS)
+    metric: str = param("token-accuracy", Text(), _METRIC)
+
+
+@dataclass(frozen=True)
+class _Known:
+    higher: bool
+    targets: tuple[Target, ...]
+    of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], float]
+
+
+def _right(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+    return float((outputs.argmax(-1) == targets).double().mean())
+
+
+def _absolute(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+    return float((outputs - targets).double().abs().mean())
+
+
+def _root(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+    return float((outputs - targets).double().square().mean().sqrt())
+
+
+def _explained(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+    residual = (outputs - targets).double().square().sum()
+    return float(1 - residual / (targets - targets.mean(0)).double().square().sum())
+
+
+def _perplexity(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+    import torch.nn.functional as F
+
+    return float(F.cross_entropy(outputs.flatten(0, -2), targets.reshape(-1)).double().exp())
+
+
+def _loss(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+    return float(losses.double().mean())
+
+
+_METRICS = {
+    "accuracy": _Known(True, ("class",), _right),
+    "token-accuracy": _Known(True, ("token",), _right),
+    "perplexity": _Known(False, ("class", "token"), _perplexity),
+    "rmse": _Known(False, ("number",), _root),
+    "mae": _Known(False, ("number",), _absolute),
+    "r2": _Known(True, ("number",), _explained),
+    "loss": _Known(False, ("class", "number", "token"), _loss),
+}
