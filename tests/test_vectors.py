@@ -17,14 +17,15 @@ ROWS = np.random.default_rng(0).normal(size=(5, 70_000))  # more than two chunks
 SOUND = np.array([True, True, False, True, True])
 
 
-@pytest.mark.parametrize("take", ["norm", "distance", "output-bias", "sketch"])
+@pytest.mark.parametrize("take", ["norm", "distance", "weighted-distance", "output-bias", "sketch"])
 def test_arrays_and_tensors_give_the_same(take: str) -> None:
     how = VectorOf("update", take)  # type: ignore[arg-type]
-    ours = taken(how, ROWS, SOUND, slice(7, 10))
-    theirs = taken(how, torch.as_tensor(ROWS), SOUND, slice(7, 10))
+    samples = np.array([1.0, 5.0, 100.0, 0.0, 2.0])
+    ours = taken(how, ROWS, SOUND, slice(7, 10), samples)
+    theirs = taken(how, torch.as_tensor(ROWS), SOUND, slice(7, 10), samples)
     assert isinstance(theirs, torch.Tensor)
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-10, atol=1e-10)
-    single = taken(how, torch.as_tensor(ROWS, dtype=torch.float32), SOUND, slice(7, 10))
+    single = taken(how, torch.as_tensor(ROWS, dtype=torch.float32), SOUND, slice(7, 10), samples)
     np.testing.assert_allclose(ours, single.numpy(), rtol=1e-3, atol=1e-3)
 
 
@@ -37,6 +38,18 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(distances, [2.5, 2.5, np.hypot(7.5, 7)])
     assert np.isnan(taken(VectorOf("gradient", "distance"), rows, np.zeros(3, bool), None)).all()
     np.testing.assert_array_equal(taken(VectorOf("update", "output-bias"), rows, sound, slice(1, 2)), rows[:, 1:])
+
+
+def test_the_weighted_mean_by_hand() -> None:
+    rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
+    sound, how = np.array([True, True, False]), VectorOf("gradient", "weighted-distance")
+    # of the sound ones, the first counts four times: (2.4, 3.2)
+    distances = taken(how, rows, sound, None, np.array([40.0, 10.0, 500.0]))
+    np.testing.assert_allclose(distances, [1, 4, np.hypot(6.6, 5.8)])
+    equal, plain = VectorOf("gradient", "weighted-distance"), VectorOf("gradient", "distance")
+    np.testing.assert_allclose(taken(equal, rows, sound, None, np.full(3, 7.0)), taken(plain, rows, sound, None))
+    np.testing.assert_allclose(taken(equal, rows, sound, None, np.zeros(3)), taken(plain, rows, sound, None))
+    assert np.isnan(taken(how, rows, np.zeros(3, bool), None, np.ones(3))).all()
 
 
 def test_a_sketch_keeps_lengths_distances_and_angles() -> None:

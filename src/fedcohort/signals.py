@@ -75,13 +75,13 @@ class VectorOf:
     ----------
     vector : "update" or "gradient"
         The client's model less the received one; or the full-batch gradient of its mean loss at the received model.
-    take : "norm", "distance", "output-bias" or "sketch"
-        L2 norm; L2 distance to the mean vector of the cohort; the entries that belong to the output layer's bias;
-        a random projection.
+    take : "norm", "distance", "weighted-distance", "output-bias" or "sketch"
+        L2 norm; L2 distance to the mean vector of the cohort, in which every client counts once or as often as it has
+        samples; the entries that belong to the output layer's bias; a random projection.
     """
 
     vector: Literal["update", "gradient"]
-    take: Literal["norm", "distance", "output-bias", "sketch"]
+    take: Literal["norm", "distance", "weighted-distance", "output-bias", "sketch"]
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,12 @@ class Signal(StrEnum):
         by=Party.SERVER,
         how=VectorOf("update", "distance"),
     )
+    WEIGHTED_UPDATE_DISTANCE = _Spec(
+        name="weighted-update-distance",
+        meaning="L2 distance of the client's update to the cohort's mean update weighted by samples",
+        by=Party.SERVER,
+        how=VectorOf("update", "weighted-distance"),
+    )
     OUTPUT_BIAS_UPDATE = _Spec(
         name="output-bias-update",
         meaning="the client's update of the output layer's bias, one number per class",
@@ -292,6 +298,12 @@ class Signal(StrEnum):
         meaning="L2 distance of the client's full-batch gradient at the received model to the cohort's mean gradient",
         by=Party.SERVER,
         how=VectorOf("gradient", "distance"),
+    )
+    WEIGHTED_GRADIENT_DISTANCE = _Spec(
+        name="weighted-gradient-distance",
+        meaning="L2 distance of the client's full-batch gradient to the cohort's mean gradient weighted by samples",
+        by=Party.SERVER,
+        how=VectorOf("gradient", "weighted-distance"),
     )
 
     # -- questions a host can answer before a cohort is chosen, and what a trial is answered with ---------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, BoolArray, sealed
+from fedcohort.arrays import AnyArray, BoolArray, FloatArray, sealed
 from fedcohort.errors import SignalError
 from fedcohort.signals import SKETCH_WIDTH, Signal, VectorOf
 
@@ -21,7 +21,7 @@ _SKETCH_SEED = 20_260_101
 _CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
 
 
-def taken(how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None) -> Any:
+def taken(how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None = None) -> Any:
     """Return what a signal takes from vectors.
 
     Parameters
@@ -33,12 +33,14 @@ def taken(how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None) -> Any
         Whose vectors count in the cohort's mean.
     bias : slice or None
         Where the output layer's bias stands, from :func:`output_bias`; only looked at by a signal made of it.
+    samples : (m,) float array or None
+        How many samples each client has; only looked at by a signal that weights by them.
 
     Returns
     -------
     (m,) or (m, V) array or tensor
     """
-    return _TAKE[how.take](rows, sound, bias)
+    return _TAKE[how.take](rows, sound, bias, samples)
 
 
 def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None) -> slice:
@@ -84,23 +86,34 @@ def needs_output_bias(signals: Set[Signal]) -> bool:
     return any(isinstance(s.how, VectorOf) and s.how.take == "output-bias" for s in signals)
 
 
-def _norm(rows: Any, sound: BoolArray, bias: slice | None) -> Any:
+def _norm(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
     return np.linalg.norm(rows, axis=1) if isinstance(rows, np.ndarray) else rows.norm(dim=1)
 
 
-def _distance(rows: Any, sound: BoolArray, bias: slice | None) -> Any:
+def _distance(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
     if not sound.any():
-        return _norm(rows, sound, bias) * math.nan
+        return _norm(rows, sound, bias, samples) * math.nan
     counted = rows if sound.all() else rows[sound]
-    return _norm(rows - counted.mean(axis=0), sound, bias)
+    return _norm(rows - counted.mean(axis=0), sound, bias, samples)
 
 
-def _output_bias(rows: Any, sound: BoolArray, bias: slice | None) -> Any:
+def _weighted_distance(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+    assert samples is not None
+    weights = samples[sound]
+    if weights.sum() <= 0:  # nobody is sound, or nobody has a sample
+        return _distance(rows, sound, bias, samples)
+    weights = weights / weights.sum()
+    counted = rows if sound.all() else rows[sound]
+    mean = (weights.astype(rows.dtype) if isinstance(rows, np.ndarray) else rows.new_tensor(weights)) @ counted
+    return _norm(rows - mean, sound, bias, samples)
+
+
+def _output_bias(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
     assert bias is not None
     return rows[:, bias]
 
 
-def _sketch(rows: Any, sound: BoolArray, bias: slice | None) -> Any:
+def _sketch(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
     """Project to SKETCH_WIDTH numbers: x -> S x / sqrt(width) with random signs S, the same in every process.
 
     By Johnson and Lindenstrauss, squared lengths and distances are kept up to a factor with mean 1 and deviation of at
@@ -122,9 +135,10 @@ def _signs(chunk: int) -> AnyArray:
     return sealed(1 - 2 * bits.astype(np.int8))
 
 
-_TAKE: Mapping[str, Callable[[Any, BoolArray, slice | None], Any]] = {
+_TAKE: Mapping[str, Callable[[Any, BoolArray, slice | None, FloatArray | None], Any]] = {
     "norm": _norm,
     "distance": _distance,
+    "weighted-distance": _weighted_distance,
     "output-bias": _output_bias,
     "sketch": _sketch,
 }

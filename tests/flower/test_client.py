@@ -67,6 +67,7 @@ def test_describe(kit: Any) -> None:
                 Signal.TRIAL_QUERY,
                 Signal.GRADIENT_NORM,
                 Signal.GRADIENT_DISTANCE,
+                Signal.WEIGHTED_GRADIENT_DISTANCE,
             }
         ),
     )

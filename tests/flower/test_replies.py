@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.flower.exchange import Reply
 from fedcohort.flower.npy import Layout, viewed
-from fedcohort.flower.replies import Checked, Checker, Measures, agreeing
+from fedcohort.flower.replies import Checked, Checker, Measures, agreeing, sample_counts
 from fedcohort.flower.wire import RECORD
 from fedcohort.protocol import Status
 from fedcohort.signals import Signal
@@ -123,7 +123,7 @@ def test_only_replies_of_the_usual_kind_are_averaged_together() -> None:
     found = agreeing(checked(odd, *usual))
     assert [f.status for f in found] == [Status.INVALID, Status.OK, Status.OK]
     assert [f.status for f in agreeing(checked(*usual))] == [Status.OK, Status.OK]
-    measures = Measures(record(), found)
+    measures = Measures(record(), found, sample_counts(found, "num-examples"))
     assert (measures.ok.tolist(), measures.all_ok, measures.rows.tolist()) == ([False, True, True], False, [1, 2])
     np.testing.assert_array_equal(measures.column(Signal.DURATION), [np.nan, 0.5, 0.5])
 

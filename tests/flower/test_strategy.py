@@ -424,14 +424,17 @@ def test_fedca_works_live(fleet: Any, kit: Any) -> None:
 
 
 def test_signals_reach_the_selector(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    mean = sum(10 * (1 + n) * n for n in range(6)) / sum(10 * (1 + n) for n in range(6))  # weighted by num-examples
     wanted = {
         Signal.DURATION: lambda n: 1.0,
         Signal.LOSS: lambda n: abs(0 - n) + 0.5,
         Signal.LOSS_AFTER: lambda n: abs(1 + n - n) + 0.5,
         Signal.UPDATE_NORM: lambda n: (1 + n) * 3.0,
         Signal.UPDATE_DISTANCE: lambda n: abs(n - 2.5) * 3.0,
+        Signal.WEIGHTED_UPDATE_DISTANCE: lambda n: abs(n - mean) * 3.0,
         Signal.GRADIENT_NORM: lambda n: n * 3.0,
         Signal.GRADIENT_DISTANCE: lambda n: abs(n - 2.5) * 3.0,
+        Signal.WEIGHTED_GRADIENT_DISTANCE: lambda n: abs(n - mean) * 3.0,
     }
 
     @dataclass(frozen=True, kw_only=True)

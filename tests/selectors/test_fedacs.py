@@ -60,8 +60,12 @@ def test_failed_clients_do_not_duel():
 
 
 def lengths(vectors):
-    """Distances to the mean, and norms."""
-    return np.linalg.norm(vectors - vectors.mean(axis=0), axis=1), np.linalg.norm(vectors, axis=1)
+    """Distances to the mean, norms, and ones: everybody counts once."""
+    return (
+        np.linalg.norm(vectors - vectors.mean(axis=0), axis=1),
+        np.linalg.norm(vectors, axis=1),
+        np.ones(len(vectors)),
+    )
 
 
 @pytest.mark.parametrize("k", [2, 3, 10])
@@ -78,12 +82,47 @@ def test_near_by_brute_force(k):
     assert 0.1 < np.mean(seen) < 0.9
 
 
+@pytest.mark.parametrize("k", [2, 3, 10])
+def test_near_with_weights_by_brute_force(k):
+    rng = np.random.default_rng(k)
+    for _ in range(200):
+        vectors = rng.normal(size=(k, 3)) + rng.normal(size=3)
+        samples = rng.integers(1, 50, k).astype(float)
+        distance = np.linalg.norm(vectors - np.average(vectors, axis=0, weights=samples), axis=1)
+        for i, ours in enumerate(near(distance, np.linalg.norm(vectors, axis=1), samples).tolist()):
+            others = np.average(np.delete(vectors, i, axis=0), axis=0, weights=np.delete(samples, i))
+            assert ours == (np.linalg.norm(vectors[i] - others) < np.linalg.norm(others))
+
+
+def test_a_mean_of_samples():
+    """Client 2 has nearly all samples, so the weighted mean is its gradient, and it wins by its size."""
+    vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    sizes = np.array([1.0, 1.0, 98.0])
+    outcomes = {}
+    for mean, weights in (("clients", np.ones(3)), ("samples", sizes)):
+        selector = FedAcs(mean=mean, duels="all", pool_share=1.0)
+        distance = np.linalg.norm(vectors - np.average(vectors, axis=0, weights=weights), axis=1)
+        session = Session(selector, ClientTable(sizes=sizes), seed=0)
+        cohort = session.ask(RoundRequest(size=3))
+        (signal,) = selector.requires
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={signal: distance[cohort.clients]}))
+        outcomes[mean] = session.state.wins.tolist()
+    assert outcomes["clients"][2] == 0
+    assert outcomes["samples"][2] == 2
+
+
+def test_one_client_has_all_samples():
+    distance, norm = np.array([0.0, 1.0]), np.array([2.0, 2.0])
+    assert near(distance, norm, np.array([5.0, 0.0])).tolist() == [False, True]
+    assert near(distance, norm, np.zeros(2)).shape == (2,)
+
+
 def test_rounds_without_two_near_clients_do_not_count():
     session = Session(FedAcs(pool_share=1.0), ClientTable(n=6), seed=0)
     apart = np.array([[1.0, 0, 0], [0, 2.0, 0], [0, 0, 3.0], [-1.5, 0, 0]])  # every client is skewed its own way
     cohort = session.ask(RoundRequest(size=4))
-    distance, norm = lengths(apart)
-    assert not near(distance, norm).any()
+    distance, norm, once = lengths(apart)
+    assert not near(distance, norm, once).any()
     tell(session, cohort, distance, norm=norm)
     assert not session.state.wins.any() and not session.state.rounds.any()
     one = np.array([[1.0, 0, 0], [4.0, 3.0, 0], [4.0, -3.0, 0], [4.0, 0, -5.0]])
@@ -92,7 +131,7 @@ def test_rounds_without_two_near_clients_do_not_count():
     assert near(*lengths(alike)).tolist() == [True, True, True, False]
     for vectors, counted in ((one, 0), (alike, 1)):
         cohort = session.ask(RoundRequest(size=4))
-        distance, norm = lengths(vectors)
+        distance, norm, _ = lengths(vectors)
         tell(session, cohort, distance, norm=norm)
         assert session.state.counted == counted
     assert session.state.wins[cohort.clients].tolist() == [(distance[i] < distance).sum() for i in range(4)]
@@ -113,7 +152,7 @@ def test_gradients_of_equal_skew_leave_the_pool_uniform():
             cohort = session.ask(RoundRequest(size=10))
             own = classes[cohort.clients]
             vectors = np.eye(10)[own] * length[own, None] + 0.05 * rng.normal(size=(10, 10))
-            distance, norm = lengths(vectors)
+            distance, norm, _ = lengths(vectors)
             tell(session, cohort, distance, norm=norm if duels == "near" else None)
             picked.append((own < 4).mean())
         easy[duels] = np.mean(picked[60:])
@@ -174,6 +213,8 @@ def test_insights_read_their_signal():
     assert FedAcs(insight="update").requires == {Signal.UPDATE_DISTANCE, Signal.UPDATE_NORM}
     assert FedAcs(duels="all").requires == {Signal.GRADIENT_DISTANCE}
     assert FedAcs(duels="all", insight="update").requires == {Signal.UPDATE_DISTANCE}
+    assert FedAcs(mean="samples").requires == {Signal.WEIGHTED_GRADIENT_DISTANCE, Signal.GRADIENT_NORM, Signal.SIZES}
+    assert FedAcs(mean="samples", duels="all", insight="update").requires == {Signal.WEIGHTED_UPDATE_DISTANCE}
     for bad in ({"duels": "some"}, {"pool_share": 0.0}, {"pool_share": 1.1}, {"eta": 0.0}, {"insight": "loss"}):
         with pytest.raises(ParameterError):
             FedAcs(**bad)

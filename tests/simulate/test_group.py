@@ -217,6 +217,8 @@ def test_every_signal_equals_its_definition(plain_client):
     after = [client.train(old, local, run.plan.seed, 0) for client in clients]
     gradients = torch.stack([client.gradient(old) for client in clients])
     updates = torch.stack(after) - old
+    sizes = run.federation.train_sizes[report.clients]
+    weights = torch.as_tensor(sizes / sizes.sum(), dtype=updates.dtype)
     expected = {
         Signal.LOSS: [c.loss(old) for c in clients],
         Signal.LOSS_AFTER: [c.loss(w) for c, w in zip(clients, after, strict=True)],
@@ -226,12 +228,14 @@ def test_every_signal_equals_its_definition(plain_client):
         Signal.PSEUDO_LOSS_AFTER: [c.pseudo_loss(w, old) for c, w in zip(clients, after, strict=True)],
         Signal.UPDATE_NORM: updates.norm(dim=1),
         Signal.UPDATE_DISTANCE: (updates - updates.mean(0)).norm(dim=1),
+        Signal.WEIGHTED_UPDATE_DISTANCE: (updates - weights @ updates).norm(dim=1),
         Signal.OUTPUT_BIAS_UPDATE: torch.stack(
             [clients[0].output_bias(w) - clients[0].output_bias(old) for w in after]
         ),
         Signal.UPDATE_SKETCH: taken(Signal.UPDATE_SKETCH.how, updates.numpy(), np.ones(3, bool), None),
         Signal.GRADIENT_NORM: gradients.norm(dim=1),
         Signal.GRADIENT_DISTANCE: (gradients - gradients.mean(0)).norm(dim=1),
+        Signal.WEIGHTED_GRADIENT_DISTANCE: (gradients - weights @ gradients).norm(dim=1),
         Signal.DURATION: [0.0] * 3,
     }
     for signal, values in expected.items():

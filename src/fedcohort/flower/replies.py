@@ -258,11 +258,21 @@ def agreeing(replies: Sequence[Checked]) -> list[Checked]:
 
 
 class Measures:
-    """Numbers the server computes from the models of the OK replies, each when it is first read."""
+    """Numbers the server computes from the models of the OK replies, each when it is first read.
 
-    def __init__(self, model: ArrayRecord, replies: Sequence[Checked]) -> None:
+    Parameters
+    ----------
+    model : ArrayRecord
+        The model that was sent.
+    replies : sequence of Checked
+    samples : (r,) float array
+        How many samples each reply counts for, from :func:`sample_counts`.
+    """
+
+    def __init__(self, model: ArrayRecord, replies: Sequence[Checked], samples: FloatArray) -> None:
         self._model = model
         self._replies = replies
+        self._samples = samples
 
     @cached_property
     def updates(self) -> FloatArray:
@@ -297,7 +307,7 @@ class Measures:
         if isinstance(signal.how, VectorOf):
             rows = self.updates if signal.how.vector == "update" else self._gradients
             bias = bias_of(self._model) if signal.how.take == "output-bias" else None
-            values = np.asarray(taken(signal.how, rows, self.ok, bias), np.float64)
+            values = np.asarray(taken(signal.how, rows, self.ok, bias, self._samples), np.float64)
         else:
             found = [reply.values.get(signal) if reply.status is _OK else None for reply in self._replies]
             widths = [np.shape(value) for value in found if value is not None]
@@ -309,6 +319,11 @@ class Measures:
 def weight_of(reply: Checked, key: str) -> float:
     """Return the weight of an OK reply in an average."""
     return float(reply.metrics[key])  # type: ignore[arg-type]  # the checks let only numbers through
+
+
+def sample_counts(replies: Sequence[Checked], key: str) -> FloatArray:
+    """(r,) the weights of replies in an average as the clients sent them; 0 where a reply is not OK."""
+    return np.array([weight_of(reply, key) if reply.status is _OK else 0.0 for reply in replies], np.float64)
 
 
 def scale_weight(reply: Checked, key: str, factor: float) -> None:

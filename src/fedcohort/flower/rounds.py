@@ -23,7 +23,17 @@ from fedcohort.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.inner import StrategyState, accounted, forget_round, keys, levels, needed, wanted
 from fedcohort.flower.population import FederationTimeoutError, Population
-from fedcohort.flower.replies import MEASURED, Checked, Measures, agreeing, averaged, bias_of, scale_weight, weight_of
+from fedcohort.flower.replies import (
+    MEASURED,
+    Checked,
+    Measures,
+    agreeing,
+    averaged,
+    bias_of,
+    sample_counts,
+    scale_weight,
+    weight_of,
+)
 from fedcohort.flower.training import Trained, Training
 from fedcohort.journal import is_blank
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
@@ -411,7 +421,8 @@ class Rounds:
             asked=required | (self.wished & self.population.supplied()),
             enough=self._enough(cohort),
         )
-        measures = Measures(arrays, trained.checked)
+        samples = sample_counts(trained.checked, self.weight_key)  # before a cohort's weights change them
+        measures = Measures(arrays, trained.checked, samples)
         kept = self._kept(trained.checked, measures)
         average = self._aggregate(server_round, cohort, trained, kept)
         checked = trained.checked
@@ -423,7 +434,7 @@ class Rounds:
                 for reply in checked
             ]
             kept = kept & np.array([reply.name not in average.blamed for reply in checked])
-            measures = Measures(arrays, checked)
+            measures = Measures(arrays, checked, samples)
             trained.reasons.update(average.blamed)
         if average.arrays is None:
             kept = np.zeros(len(checked), np.bool_)

@@ -165,7 +165,9 @@ class Batch:
         """Add what is taken from the turns' updates or gradients (m, P), in one transfer."""
         parts: list[tuple[int, Signal, torch.Tensor]] = []
         for i, rows, signals in zip(places, vectors, wanted, strict=True):
-            parts += [(i, s, taken(how, rows, turns[i].sound, self._output_bias)) for s, how in signals.items()]
+            turn = turns[i]
+            samples = turn.run.federation.train_sizes[turn.clients].astype(np.float64)
+            parts += [(i, s, taken(how, rows, turn.sound, self._output_bias, samples)) for s, how in signals.items()]
         if not parts:
             return
         values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)

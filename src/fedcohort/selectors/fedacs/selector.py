@@ -103,13 +103,17 @@ class FedAcs(Selector[FedAcsState], Ranker):
     Symbols: A_i = ``wins``, B_i = ``losses``, eta = ``eta``, lambda = ``pool_share``, kappa = the cohort's size,
     Delta w_i = ``insight``.
 
-    Deviations from the paper: which duels count, as above. N in lambda * N is the number of candidates, since only they
-    can be in the pool; the pool has at least kappa clients. The paper derives its reward for the full-batch gradient at
-    the received model (Eqs. 6 to 8) and then takes the weight change after local training, which measures drift rather
-    than skew; the gradient is the default here (``insight="gradient"``), the weight change is ``insight="update"``. A
-    client that delivers no sound reply does not duel. The pool is drawn without the lambda * N * N draws of Algorithm 1
-    but exact in distribution (``pool.py``). Beyond 20,000 candidates it is the top of one Thompson draw per candidate;
-    the note "pool" of the cohort says which of the two it was.
+    Deviations from the paper: which duels count, as above. Every client counts once in the mean, where Appendix B
+    weights it by samples (``mean="samples"``): its estimate of the mean gradient is the better for it, but the bound
+    that ranks clients by their distances needs equal sample numbers, and a weighted mean lies nearest to those with the
+    most samples, skewed or not. With equal sizes, as in the paper's experiments, the two are the same. N in lambda * N
+    is the number of candidates, since only they can be in the pool; the pool has at least kappa clients. The paper
+    derives its reward for the full-batch gradient at the received model (Eqs. 6 to 8) and then takes the weight change
+    after local training, which measures drift rather than skew; the gradient is the default here
+    (``insight="gradient"``), the weight change is ``insight="update"``. A client that delivers no sound reply does not
+    duel. The pool is drawn without the lambda * N * N draws of Algorithm 1 but exact in distribution (``pool.py``).
+    Beyond 20,000 candidates it is the top of one Thompson draw per candidate; the note "pool" of the cohort says which
+    of the two it was.
 
     Examples
     --------
@@ -151,11 +155,19 @@ class FedAcs(Selector[FedAcsState], Ranker):
     insight: str = param(
         "gradient", OneOf(("gradient", "update")), "what duels: gradient at the received model, or the local update"
     )
+    mean: str = param(
+        "clients", OneOf(("clients", "samples")), "what counts once in the cohort's mean: a client, or a sample"
+    )
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The distance to the cohort's mean, of gradients or of updates, and their norm unless all duels count."""
-        return frozenset({self._distance} if self.duels == "all" else {self._distance, self._norm})
+        """The distance to the cohort's mean, of gradients or of updates; unless all duels count what shows who is near.
+
+        That is the norm, and where the mean is one of samples the sizes.
+        """
+        if self.duels == "all":
+            return frozenset({self._distance})
+        return frozenset({self._distance, self._norm} | ({Signal.SIZES} if self.mean == "samples" else set()))
 
     @property
     def _norm(self) -> Signal:
@@ -173,7 +185,9 @@ class FedAcs(Selector[FedAcsState], Ranker):
 
     @property
     def _distance(self) -> Signal:
-        return Signal.GRADIENT_DISTANCE if self.insight == "gradient" else Signal.UPDATE_DISTANCE
+        if self.mean == "clients":
+            return Signal.GRADIENT_DISTANCE if self.insight == "gradient" else Signal.UPDATE_DISTANCE
+        return Signal.WEIGHTED_GRADIENT_DISTANCE if self.insight == "gradient" else Signal.WEIGHTED_UPDATE_DISTANCE
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FedAcsState:
         """Nobody has duelled."""
@@ -218,8 +232,10 @@ class FedAcs(Selector[FedAcsState], Ranker):
         who = outcome.clients[there]
         if len(who) < 2:
             return state
-        if self.duels == "near" and near(distance[there], norm[there]).sum() < 2:
-            return dataclasses.replace(state, played=state.played + 1)
+        if self.duels == "near":
+            samples = outcome.table.sizes[who] if self.mean == "samples" else np.ones(len(who))
+            if near(distance[there], norm[there], samples).sum() < 2:
+                return dataclasses.replace(state, played=state.played + 1)
         won, lost = duels(-distance[there])
         wins, losses, rounds = state.wins.copy(), state.losses.copy(), state.rounds.copy()
         wins[who] += self.eta * won
@@ -234,36 +250,41 @@ class FedAcs(Selector[FedAcsState], Ranker):
         )
 
 
-def near(distance: FloatArray, norm: FloatArray) -> BoolArray:
+def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArray:
     r"""Return whose vector is nearer to the mean of the others' than the origin is.
 
-    Nothing but lengths is needed. With k vectors :math:`g_i` of mean :math:`m`, norms :math:`n_i` and distances
-    :math:`d_i = \lVert g_i - m \rVert`:
+    Nothing but lengths is needed. With vectors :math:`g_i` of weights :math:`p_i` that sum to 1, mean :math:`m = \sum_i
+    p_i g_i`, norms :math:`n_i` and distances :math:`d_i = \lVert g_i - m \rVert`:
 
     .. math::
 
-        \lVert m \rVert^2 &= \textstyle\frac{1}{k} \sum_i (n_i^2 - d_i^2), \qquad
+        \lVert m \rVert^2 &= \textstyle\sum_i p_i (n_i^2 - d_i^2), \qquad
         g_i^\top m = (n_i^2 + \lVert m \rVert^2 - d_i^2) / 2 \\
-        m_{-i} &= (k m - g_i) / (k - 1), \qquad \lVert g_i - m_{-i} \rVert = d_i\, k / (k - 1)
+        m_{-i} &= (m - p_i g_i) / (1 - p_i), \qquad \lVert g_i - m_{-i} \rVert = d_i / (1 - p_i)
 
     Parameters
     ----------
     distance, norm : (k,) float array
         Of at least two vectors: distances to their mean, and lengths.
+    samples : (k,) float array
+        How often each counts in the mean. Who has all of them is not near the others, who have none; all zero counts as
+        all equal.
 
     Examples
     --------
     Three vectors that nearly agree, and one far off.
 
     >>> vectors = np.array([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [0.0, 3.0]])
-    >>> near(np.linalg.norm(vectors - vectors.mean(axis=0), axis=1), np.linalg.norm(vectors, axis=1))
+    >>> distance = np.linalg.norm(vectors - vectors.mean(axis=0), axis=1)
+    >>> near(distance, np.linalg.norm(vectors, axis=1), np.ones(4))
     array([ True,  True,  True, False])
     """
-    k = len(norm)
-    mean = max(0.0, float(np.mean(norm**2 - distance**2)))
+    total = float(samples.sum())
+    p = samples / total if total > 0 else np.full(len(samples), 1.0 / len(samples))
+    mean = max(0.0, float(p @ (norm**2 - distance**2)))
     product = (norm**2 + mean - distance**2) / 2
-    others = (k * k * mean - 2 * k * product + norm**2) / (k - 1) ** 2
-    return np.asarray((distance * k / (k - 1)) ** 2 < others)
+    others = mean - 2 * p * product + (p * norm) ** 2  # times (1 - p)^2, as the distance
+    return np.asarray((distance**2 < others) & (p < 1))
 
 
 def duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
