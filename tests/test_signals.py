@@ -86,11 +86,14 @@ MENTIONS = {
     "flower/roster.py": {"sizes", "label-counts", "label-products"},
     "flower/population.py": {"sizes", "label-counts", "label-products"},
     "flower/wire.py": {"label-counts"},
-    "journal/store.py": {"label-products"},
+    "journal/tables.py": {"label-products"},
+    "privacy/audited.py": {"sizes", "label-products"},
     # The two questions, what they measure, and the field of an outcome that is not a number.
     "protocol.py": {"kept", "loss", "loss-query", "loss-change", "trial-query"},
     # Host clocks: nobody computes a duration from a model.
     "simulate/batch.py": {"duration"},
+    # Is a selector itself, of trials only.
+    "simulate/diagnose.py": {"trial-query", "loss-change"},
     "flower/replies.py": {"duration"},
     # Rules that are about these losses and no others: early stopping, a column of the results, a default.
     "early_stop.py": {"loss", "validation-loss"},
