@@ -85,7 +85,12 @@ def main(rounds: int = 20) -> None:
         "model": f"{here}:Writer",
         "scenario": {"partition": {"name": "natural"}},
         "local": {"epochs": 1, "batch_size": 8, "lr": 0.5},
-        "run": {"rounds": rounds, "cohort": 6, "eval_every": 5},
+        "run": {
+            "rounds": rounds,
+            "cohort": 6,
+            "eval_every": 5,
+            "workers": 1,
+        },  # a network this small gains nothing from more
         "selectors": {"uniform": {}, "power-of-choice": {}},
     }
     out = default_out("characters")
