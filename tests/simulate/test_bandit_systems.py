@@ -47,7 +47,7 @@ def test_flash_lowers_the_noise_of_its_picks(tmp_path):
         "latency": {"name": "shifted-exponential"},
         "validation": 0.1,
     }
-    selectors = {"uniform": {}, "flash": {}}
+    selectors = {"uniform": {}, "flash": {}, "flash-half": {"name": "flash", "pool": 0.5}}
     results = results_of(tmp_path, scenario, selectors, rounds=80, cohort=4, local={"loss": "robust"})
 
     def late_noise(label):
@@ -58,7 +58,8 @@ def test_flash_lowers_the_noise_of_its_picks(tmp_path):
             found.append(np.mean([noise[c].mean() for c in cohorts(results, run)[-20:]]) / noise.mean())
         return np.mean(found)
 
-    assert late_noise("flash") < 0.75 < late_noise("uniform"), (late_noise("flash"), late_noise("uniform"))
+    found = [late_noise(label) for label in ("flash-half", "flash", "uniform")]
+    assert found[0] < 0.75 < found[1] < found[2], found
 
 
 def skew(counts):

@@ -19,7 +19,7 @@ from fedcohort.params import Either, Interval, OneOf, param
 def pool_param() -> Any:
     """Declare the parameter ``pool``."""
     return param(
-        0.5,
+        0.8,
         Either(OneOf(("top",)), Interval(float, 0, 1)),
         "draw from all that promise a reward above 0, at least this share of the candidates; or take the top M_t (the "
         "paper)",

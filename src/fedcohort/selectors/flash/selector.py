@@ -97,8 +97,8 @@ class Flash(Selector[FlashState]):
 
     **The choice.** The paper takes the top M_t scores (``pool="top"``), that is the same few clients as long as scores
     differ. By default the cohort is drawn uniformly from all candidates that promise something, those whose score or
-    last reward is above 0, or from the top half of the scores where fewer do (``pool=0.5``); and each place goes to
-    somebody drawn from everybody with probability ``uniform_share``.
+    last reward is above 0, or from the top four fifths of the scores where fewer do (``pool=0.8``); and each place goes
+    to somebody drawn from everybody with probability ``uniform_share``.
 
     The early-stop rule (``patience``; off by default) retires a client for which :math:`\hat\theta^\top x` was smaller
     than the reward it then brought ``patience`` times in a row, and ends the run when all clients are retired.
