@@ -226,6 +226,7 @@ class AsksForNothing(Sound):
 BROKEN = {
     "cohort": [TooMany, Twice, Outsider, AsksForNothing],
     "nobody-available": [StopsAfterEmpty],
+    "rules": [Outsider],
     "same-seed": [GlobalRandom, PythonRandom],
     "other-process": [HashDependent],
     "resume": [ForgetsOnSave],

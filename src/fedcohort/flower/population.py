@@ -171,12 +171,21 @@ class Population:
 
     # -- the table ------------------------------------------------------------------------------------------------
 
+    def require(self, signals: frozenset[Signal]) -> None:
+        """Admit from now on only clients about whom these can be known too."""
+        if not signals <= self._required:
+            self._required |= signals
+            self._looked_at = None
+
+    def known(self) -> frozenset[Signal]:
+        """Return what can be known about every client that is online."""
+        signals = [card.signals(self._labels is not None) for card in self.online.values()]
+        return frozenset.intersection(*signals) if signals else frozenset()
+
     def supplied(self) -> frozenset[Signal]:
         """Return what every client that is online can report or answer."""
-        online = self.online
         if self._supplied is None:
-            signals = [card.signals(self._labels is not None) for card in online.values()]
-            self._supplied = frozenset.intersection(*signals) - TABLE_SIGNALS if signals else frozenset()
+            self._supplied = self.known() - TABLE_SIGNALS
         return self._supplied
 
     def table(self, cards: Sequence[Card], like: ClientTable | None = None, before: Sequence[str] = ()) -> ClientTable:

@@ -121,6 +121,7 @@ class Rounds:
         journal = self.settings.journal
         if journal is not None and not is_blank(journal):
             self.session = self._reopened()
+            self.population.require(self.session.selector.requires)
             if _finished(self.session, num_rounds):
                 self._resumed(self.session, initial_arrays)
                 log.info("the run is finished: %s holds %d of %d rounds", journal, self.session.round, num_rounds)
@@ -182,8 +183,11 @@ class Rounds:
         settings = self.settings
         if settings.journal is not None:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
+        # From here on a client must supply what the selector, seeing who is there, decided to use.
+        selector = settings.selector.adapted(self.population.known())
+        self.population.require(selector.requires)
         return Session(
-            settings.selector,
+            selector,
             self.population.first_table(),
             seed=settings.seed,
             signals=self.population.supplied(),
