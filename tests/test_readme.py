@@ -8,8 +8,6 @@ import tomllib
 import urllib.request
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 LINES = [
     line.removeprefix("$ ").split(" #")[0].strip()
@@ -28,11 +26,6 @@ def environment():
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("readme")
-
-
 def served(line, folder):
     """Start a server, read its page, stop it."""
     process = subprocess.Popen(
@@ -47,25 +40,24 @@ def served(line, folder):
         process.wait(timeout=30)
 
 
-@pytest.mark.xdist_group("readme")
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_work_as_printed(line, folder):
-    if line.startswith("fedcohort dashboard"):
-        assert "fedcohort" in served(line, folder)
-        return
-    smaller = next((flags for start, flags in SMALLER.items() if line.startswith(start)), "")
-    done = subprocess.run(
-        f"{line} {smaller}",
-        shell=True,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_commands_work_as_printed_in_order(tmp_path):
+    for line in COMMANDS:
+        if line.startswith("fedcohort dashboard"):
+            assert "fedcohort" in served(line, tmp_path)
+            continue
+        smaller = next((flags for start, flags in SMALLER.items() if line.startswith(start)), "")
+        done = subprocess.run(
+            f"{line} {smaller}",
+            shell=True,
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        assert done.stdout.strip(), line
 
 
 def test_every_other_line_is_known():
