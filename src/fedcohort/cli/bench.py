@@ -16,6 +16,7 @@ from fedcohort.cli.options import (
     OutOption,
     QuietOption,
     complete_selectors,
+    listed,
     selectors_table,
 )
 from fedcohort.cli.output import Format, err, out, print_json, print_tables
@@ -64,13 +65,13 @@ def bench(
     if resume is not None:
         simulation = Simulation.open(resume, device=device)
     else:
-        chosen = _listed(selectors) if selectors else every_selector()
+        chosen = listed(selectors, "--selectors") if selectors else every_selector()
         names = [name for name in chosen if name != "uniform"]
         wanted = table(
             data,
             selectors_table(names, {}),
             _seeds(seeds)[: 1 if quick else None],
-            settings=_listed(settings) if settings else (),
+            settings=listed(settings, "--settings") if settings else (),
             rounds=_QUICK_ROUNDS if quick else 0,
         )
         if folder is not None:
@@ -106,10 +107,6 @@ def every_selector() -> list[str]:
     from fedcohort.protocol import SELECTORS
 
     return [name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "chooses", True)]
-
-
-def _listed(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _seeds(text: str) -> list[Any]:
