@@ -48,11 +48,11 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         U(x) = \hat\theta^\top \phi(x; w) + \alpha \sqrt{\phi(x; w)^\top A^{-1} \phi(x; w)}, \qquad
         A = \lambda I + \sum \phi \phi^\top, \quad b = \sum r \phi, \quad \hat\theta = A^{-1} b
 
-    Cohorts are drawn among the clients for which U is above 0, at least half of them, as FLASH does here (``pool``,
-    ``uniform_share``; with ``pool="top"`` the clients with the largest U are taken). Every H rounds W_1 and W_2 take
-    some gradient steps on :math:`\sum_i (\hat\theta^\top \phi(x_i; w) - r_i)^2`. Contexts and rewards are those of
-    FLASH, whose Figure 4 replaces its linear bandit by a neural one ([Chang2024]_, Sec. 3.5): more to learn from the
-    same few rounds.
+    Cohorts are drawn among the clients for which U is above 0, at least four fifths of them, as FLASH does here
+    (``pool``, ``uniform_share``; with ``pool="top"`` the clients with the largest U are taken). Every H rounds W_1 and
+    W_2 take some gradient steps on :math:`\sum_i (\hat\theta^\top \phi(x_i; w) - r_i)^2`. Contexts and rewards are
+    those of FLASH, whose Figure 4 replaces its linear bandit by a neural one ([Chang2024]_, Sec. 3.5): more to learn
+    from the same few rounds.
 
     Symbols: x = FLASH's context with a constant 1, scaled to norm 1 as the theory assumes; sigma = max(0, .); h =
     ``width``; alpha = ``exploration``; lambda = ``ridge``; H = ``interval``; n = ``steps`` of size eta = ``rate``;
@@ -68,7 +68,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     Examples
     --------
     >>> from fedcohort import RoundReport, RoundRequest, Session, Signal
-    >>> session = Session(NeuralBandit(exploration=0.1, uniform_share=0.0), ClientTable(n=6), seed=1)
+    >>> session = Session(NeuralBandit(pool=0.5, uniform_share=0.0), ClientTable(n=6), seed=1)
     >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     clean = cohort.clients < 3

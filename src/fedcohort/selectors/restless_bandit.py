@@ -50,7 +50,7 @@ class RestlessBandit(ContextualBandit[RestlessState]):
     .. math:: E[r_i \mid s] = \theta_s^\top x_i, \qquad \hat P_{ss'} = \frac{1 + C_{ss'}}{S + \sum_u C_{su}}, \qquad
               \text{score}_i = \sum_{s'} \hat P_{s_t s'} \, \hat\theta_{s'}^\top x_i
 
-    Cohorts are drawn among the clients with scores above 0, at least half of them, as FLASH does here (``pool``,
+    Cohorts are drawn among the clients with scores above 0, at least four fifths of them, as FLASH does here (``pool``,
     ``uniform_share``; with ``pool="top"`` the highest scores are taken). A round's state is recovered from what it
     paid, each theta_s is a ridge regression over the rounds in that state, and the estimated transition matrix gives
     the next state's distribution. Rounds that explore (a uniform cohort) are spread so that there were about c ln t of

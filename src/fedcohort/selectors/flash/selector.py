@@ -120,7 +120,7 @@ class Flash(Selector[FlashState]):
     --------
     >>> from fedcohort.protocol import RoundReport, RoundRequest
     >>> from fedcohort.session import Session
-    >>> session = Session(Flash(first_round="asked"), ClientTable(n=6), seed=1)
+    >>> session = Session(Flash(first_round="asked", pool=0.5), ClientTable(n=6), seed=1)
     >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     clean = cohort.clients < 3
