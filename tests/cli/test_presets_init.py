@@ -62,7 +62,8 @@ def test_named_selectors_have_their_documented_defaults(tmp_path, command):
 
 
 needs_data = pytest.mark.skipif(
-    not any((folder / "fashion_mnist.npz").is_file() for folder in folders(None)),
+    not any((folder / "fashion_mnist.npz").is_file() for folder in folders(None))
+    and not Path("/usr/share/datasets/fashion-mnist").is_dir(),
     reason="Fashion-MNIST is not on this machine; FEDCOHORT_DATA names a folder",
 )
 

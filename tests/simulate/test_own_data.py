@@ -2,7 +2,6 @@
 
 import csv
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -222,27 +221,7 @@ def test_a_source_of_ones_own(tmp_path):
         Experiment.from_dict({"data": f"{tmp_path / 'source.py'}:Other"})
 
 
-def test_flwr_datasets_by_name(monkeypatch):
+def test_flwr_datasets_must_be_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(MissingExtraError, match="flwr_datasets, which is not installed"):
         load_dataset("flwr", dataset="ylecun/mnist")
-
-    class FederatedDataset:
-        def __init__(self, *, dataset, subset, partitioners, shuffle):
-            assert (dataset, subset, partitioners, shuffle) == ("ylecun/mnist", None, {}, False)
-
-        def load_split(self, split):
-            if split not in ("train", "test"):
-                raise ValueError(f"no split {split}")
-            images = [np.full((4, 4), i, np.uint8) for i in range(6)]
-            return {"image": images, "label": [0, 1] * 3, "user": ["x", "y", "z"] * 2}
-
-    fake = types.ModuleType("flwr_datasets")
-    fake.FederatedDataset = FederatedDataset
-    monkeypatch.setitem(sys.modules, "flwr_datasets", fake)
-    dataset = load_dataset("flwr", dataset="ylecun/mnist", client="user")
-    assert dataset.x_train.shape == (6, 4, 4) and dataset.writer_names == ("x", "y", "z")
-    with pytest.raises(DataError, match="cannot load 'ylecun/mnist': ValueError: no split validation"):
-        load_dataset("flwr", dataset="ylecun/mnist", test="validation")
-    with pytest.raises(InputError, match="no column 'person'"):
-        load_dataset("flwr", dataset="ylecun/mnist", client="person")
