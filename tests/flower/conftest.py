@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -257,6 +259,38 @@ class Fleet:
         return [self.grid.nodes[n].config["client-name"] for n, r in self.trained() if r == server_round]
 
 
+_PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "an app of the tests"
+license = "Apache-2.0"
+dependencies = []
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "me"
+[tool.flwr.app.components]
+serverapp = "{name}.server:app"
+clientapp = "{name}.client:app"
+[tool.flwr.app.config]
+{config}
+"""
+
+
+def flower_app(folder: Path, name: str, server: str, client: str, config: Mapping[str, Any]) -> Path:
+    """Write a Flower app for real processes: its server and client modules, and the defaults of its run config."""
+    (folder / name).mkdir(parents=True)
+    defaults = "\n".join(f"{key} = {json.dumps(value)}" for key, value in config.items())
+    (folder / "pyproject.toml").write_text(_PROJECT.format(name=name, config=defaults))
+    for module, text in (("__init__", ""), ("server", server), ("client", client)):
+        (folder / name / f"{module}.py").write_text(text)
+    return folder
+
+
 @pytest.fixture
 def fleet() -> Fleet:
     made = Fleet()
@@ -276,7 +310,7 @@ def kit() -> Any:
     class Kit:
         pass
 
-    for thing in (model, step, client_app, facts, losses, gradient, Fleet, Node, Clock, FakeGrid, Loopback):
+    for thing in (model, step, client_app, facts, losses, gradient, flower_app, Fleet, Node, Clock, FakeGrid, Loopback):
         setattr(Kit, thing.__name__, staticmethod(thing) if not isinstance(thing, type) else thing)
     Kit.ANSWERS = ANSWERS
     return Kit

@@ -209,3 +209,61 @@ def test_reports_skip_what_is_no_finite_number() -> None:
     assert reported_gradient(record) is None
     assert reported(None) == {}
     assert MetricRecord({"a": 1.0})  # a metric record stays what it is: averaged by the strategy
+
+
+def test_data_may_come_as_dataloaders(kit: Any) -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from fedcohort.flower import torch_answers
+
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    net = torch.nn.Linear(4, 3)
+    pairs = DataLoader(TensorDataset(x, y), batch_size=4)
+    tables = DataLoader([{"img": a, "label": b} for a, b in zip(x, y, strict=True)], batch_size=3)
+    arrays = kit.model().__class__(net.state_dict())
+    found = []
+    for data in ((x, y), pairs, (pairs, "test set"), (tables, tables), tables):
+        answers = torch_answers(lambda context: torch.nn.Linear(4, 3), lambda context, data=data: data, classes=3)
+        assert answers.facts is not None and answers.losses is not None and answers.gradient is not None
+        facts = answers.facts(None)  # type: ignore[arg-type]
+        assert facts.size == 10 and list(facts.label_counts) == [4, 3, 3]
+        gradient = answers.gradient(arrays, None)  # type: ignore[arg-type]
+        found.append((answers.losses(arrays, None, arrays)["loss"], gradient))  # type: ignore[arg-type]
+    for loss, gradient in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-6)
+        np.testing.assert_allclose(gradient, found[0][1], rtol=1e-5, atol=1e-7)
+
+
+def test_tensors_of_a_graph_are_taken_out_of_it(kit: Any) -> None:
+    """Data, gradients and a server's logits may be tensors that require gradients, as a GPU app's are."""
+    x = torch.randn(20, 4, requires_grad=True)
+    y = torch.randint(0, 3, (20,))
+    answers = torch_answers(lambda c: torch.nn.Linear(4, 3), lambda c: (x, y), classes=3, robust=LocalTraining(steps=1))
+    assert answers.losses is not None and answers.facts is not None and answers.gradient is not None
+    arrays = ArrayRecord(torch.nn.Linear(4, 3).state_dict())
+    assert all(np.isfinite(v) for v in answers.losses(arrays, context(), arrays).values())
+    assert answers.facts(context()).size == 20 and answers.gradient(arrays, context()).shape == (15,)
+    app = cohort_client(kit.client_app(), Answers(gradient=lambda a, c: 2 * torch.ones(9, requires_grad=True)))
+    reply = app(ask("train", Signal.GRADIENT_DISTANCE, arrays=kit.model()), context(**{"partition-id": 1}))
+    np.testing.assert_array_equal(reported_gradient(reply.content[RECORD]), np.full(9, 2.0))
+
+
+@pytest.mark.gpu
+def test_models_and_data_on_a_gpu() -> None:
+    x, y = torch.randn(50, 4), torch.randint(0, 3, (50,))
+    nets = {device: torch.nn.Linear(4, 3).to(device) for device in ("cpu", "cuda")}
+    nets["cuda"].load_state_dict(nets["cpu"].state_dict())
+    arrays = ArrayRecord(nets["cpu"].state_dict())
+    told = {}
+    for device in ("cpu", "cuda"):
+        answers = torch_answers(
+            lambda c, device=device: torch.nn.Linear(4, 3).to(device),  # type: ignore[misc]
+            lambda c, device=device: (x.to(device), y.to(device)),  # type: ignore[misc]
+            classes=3, robust=LocalTraining(steps=1), batch_size=16,
+        )  # fmt: skip
+        assert answers.losses is not None and answers.facts is not None and answers.gradient is not None
+        told[device] = answers.losses(arrays, context(), arrays)
+        np.testing.assert_allclose(answers.gradient(arrays, context()), np.zeros(15), atol=10)
+        assert list(answers.facts(context()).label_counts) == np.bincount(y, minlength=3).tolist()
+    assert told["cuda"] == pytest.approx(told["cpu"], rel=1e-4)

@@ -23,30 +23,7 @@ from fedcohort.flower.loopback import Certificates, LoopbackError
 from fedcohort.journal import is_blank, read_journal
 from fedcohort.protocol import Status
 
-_PROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "small"
-version = "1.0.0"
-description = "a model that counts"
-license = "Apache-2.0"
-dependencies = []
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-[tool.flwr.app]
-publisher = "me"
-[tool.flwr.app.components]
-serverapp = "small.server:app"
-clientapp = "small.client:app"
-[tool.flwr.app.config]
-rounds = 2
-cohort = 2
-wait-for = 2
-deadline = 30.0
-journal = ""
-"""
+_CONFIG = {"rounds": 2, "cohort": 2, "wait-for": 2, "deadline": 30.0, "journal": ""}
 _SERVER = """
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -116,13 +93,9 @@ app = cohort_client(app)
 """
 
 
-def small_app(folder: Path) -> Path:
+def small_app(kit: Any, folder: Path) -> Path:
     """An app without torch whose model grows by one in every round that averages anything."""
-    (folder / "small").mkdir(parents=True)
-    for name, text in (("pyproject.toml", _PROJECT), ("small/server.py", _SERVER), ("small/client.py", _CLIENT)):
-        (folder / name).write_text(text)
-    (folder / "small" / "__init__.py").touch()
-    return folder
+    return kit.flower_app(folder, "small", _SERVER, _CLIENT, _CONFIG)
 
 
 def certificates(folder: Path) -> Certificates:
@@ -181,7 +154,7 @@ def node_key(folder: Path, name: str) -> Path:
 @pytest.mark.timeout(400)
 def test_tls_with_node_authentication(kit: Any, tmp_path: Path) -> None:
     """Two registered nodes take part under the names they were registered with; one with an unknown key does not."""
-    app = small_app(tmp_path / "app")
+    app = small_app(kit, tmp_path / "app")
     journal = tmp_path / "journal"
     federation = kit.Loopback(
         tmp_path / "home",
@@ -221,7 +194,7 @@ def until(what: str, condition: Callable[[], bool], timeout: float) -> None:
 @pytest.mark.timeout(1200)
 def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> None:
     """20 rounds: nodes killed and restarted, one always late, one NaN, one of another shape, two ServerApp kills."""
-    app = small_app(tmp_path / "app")
+    app = small_app(kit, tmp_path / "app")
     journal = tmp_path / "journal"
     trouble = ["", "", "", "", "late", "nan", "shape"]
     federation = kit.Loopback(
@@ -288,7 +261,7 @@ def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> No
 @pytest.mark.timeout(900)
 def test_hostile_replies_end_no_run(kit: Any, tmp_path: Path) -> None:
     """One node sends another hostile reply in each of ten rounds; the model is the mean of the two others."""
-    app = small_app(tmp_path / "app")
+    app = small_app(kit, tmp_path / "app")
     journal = tmp_path / "journal"
     trouble = ["", "", ' trouble="hostile"']
     names = [f'client-name="client-{i}"{t}' for i, t in enumerate(trouble)]
@@ -298,7 +271,7 @@ def test_hostile_replies_end_no_run(kit: Any, tmp_path: Path) -> None:
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     found = failures(journal)
     assert [(f.round, f.client, f.status) for f in found] == [(r, "client-2", Status.INVALID) for r in range(10)]
-    model = load_file(tmp_path / "journal.checkpoints" / "round-000010.safetensors")["model/0"]
+    model = load_file(tmp_path / "journal.checkpoints" / "after-000010.safetensors")["model/0"]
     assert model.dtype == np.float64
     np.testing.assert_allclose(model, np.full((2, 3), 10.0))
 
@@ -307,7 +280,7 @@ def test_hostile_replies_end_no_run(kit: Any, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_superlink_is_killed(kit: Any, tmp_path: Path) -> None:
     """The ServerApp dies with it; nodes find the new one by themselves when it keeps its state in a file."""
-    app = small_app(tmp_path / "app")
+    app = small_app(kit, tmp_path / "app")
     journal = tmp_path / "journal"
     config = {"rounds": 5, "cohort": 2, "wait-for": 2, "journal": str(journal)}
     with kit.Loopback(tmp_path / "home", nodes=3, keep_state=True) as federation:
@@ -321,5 +294,5 @@ def test_the_superlink_is_killed(kit: Any, tmp_path: Path) -> None:
     assert Counter(row.round for row in record.cohorts()) == Counter(range(5))
     assert record.table()[0].names == ("partition-0", "partition-1", "partition-2")
     np.testing.assert_allclose(
-        load_file(tmp_path / "journal.checkpoints" / "round-000005.safetensors")["model/0"], np.full((2, 3), 5.0)
+        load_file(tmp_path / "journal.checkpoints" / "after-000005.safetensors")["model/0"], np.full((2, 3), 5.0)
     )

@@ -305,37 +305,10 @@ def test_flowers_secagg_belongs_to_its_own_workflow(empty_fleet: Any, kit: Any) 
         strategy.start(empty_fleet.grid, kit.model(), num_rounds=1)
 
 
-_PROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "sealed"
-version = "1.0.0"
-description = "class balance from ciphertexts"
-license = "Apache-2.0"
-dependencies = []
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-[tool.flwr.app]
-publisher = "me"
-[tool.flwr.app.components]
-serverapp = "sealed.server:app"
-clientapp = "sealed.client:app"
-[tool.flwr.app.config]
-journal = ""
-holder = ""
-url = ""
-authority = ""
-needles = ""
-"""
 _SERVER = '''
 from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, Context
-from flwr.client.mod import secaggplus_mod
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
-from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from fedcohort.flower import CohortStrategy
@@ -427,12 +400,9 @@ def test_superlink_eight_supernodes_and_a_key_holder(kit: Any, tmp_path: Path) -
         [*command, "new", str(holder), "--classes", "3", "--clients", str(tmp_path / "clients.txt")], check=True
     )
     certificate, key = tls_files(tmp_path)
-    app = tmp_path / "app"
-    (app / "sealed").mkdir(parents=True)
-    (app / "pyproject.toml").write_text(_PROJECT)
-    (app / "sealed" / "__init__.py").touch()
-    (app / "sealed" / "server.py").write_text(_SERVER)
-    (app / "sealed" / "client.py").write_text(_CLIENT.format(counts=COUNTS.tolist(), public=holder / "public.key"))
+    client = _CLIENT.format(counts=COUNTS.tolist(), public=holder / "public.key")
+    config = dict.fromkeys(("journal", "holder", "url", "authority", "needles"), "")
+    app = kit.flower_app(tmp_path / "app", "sealed", _SERVER, client, config)
     secret = SecretKey.from_bytes((holder / "secret.key").read_bytes())
     public = PublicKey.from_bytes((holder / "public.key").read_bytes())
 

@@ -149,7 +149,7 @@ def test_a_finished_run_started_again_trains_nothing(kit: Any, tmp_path: Path) -
 def test_only_the_newest_checkpoints_stay(kit: Any, tmp_path: Path) -> None:
     start(kit, adam(), tmp_path / "j")
     files = sorted(f.name for f in (tmp_path / "j.checkpoints").iterdir())
-    assert files == ["round-000004.safetensors", "round-000005.safetensors"]
+    assert files == ["after-000004.safetensors", "after-000005.safetensors"]
     tensors = load_file(tmp_path / "j.checkpoints" / files[-1])
     assert {k for k in tensors if k.startswith("model/")} == {"model/weight", "model/bias"}
     assert {k for k in tensors if "m_t" in k} == {"strategy/0.m_t/weight", "strategy/0.m_t/bias"}
@@ -157,8 +157,8 @@ def test_only_the_newest_checkpoints_stay(kit: Any, tmp_path: Path) -> None:
 
 def test_a_lost_checkpoint_is_named(kit: Any, tmp_path: Path) -> None:
     start(kit, FedAvg(), tmp_path / "j")
-    (tmp_path / "j.checkpoints" / "round-000005.safetensors").write_bytes(b"torn")
-    with pytest.raises(JournalError, match=r"round-000005.safetensors, which the journal names, cannot be read"):
+    (tmp_path / "j.checkpoints" / "after-000005.safetensors").write_bytes(b"torn")
+    with pytest.raises(JournalError, match=r"after-000005.safetensors, which the journal names, cannot be read"):
         start(kit, FedAvg(), tmp_path / "j", skip=1)
 
 
@@ -214,7 +214,7 @@ def test_the_order_of_arrays_survives(kit: Any, tmp_path: Path) -> None:
     memory = StrategyState(FedAvg())
     store.save(3, arrays, memory, {"lr": 0.5, "key": b"\x00"})
     config = ConfigRecord({"lr": 1.0, "epochs": 2})
-    loaded = store.load("round-000003.safetensors", memory, config)
+    loaded = store.load("after-000003.safetensors", memory, config)
     assert dict(config) == {"lr": 0.5, "epochs": 2, "key": b"\x00"}
     assert list(loaded) == list(arrays) == ["weight", "bias", "seen"]
     assert all((loaded[k].numpy() == arrays[k].numpy()).all() and loaded[k].dtype == arrays[k].dtype for k in arrays)

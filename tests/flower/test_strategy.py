@@ -322,7 +322,7 @@ def test_one_bad_client_spoils_nothing(
 def test_nobody_sound_leaves_the_model_alone(fleet: Any, kit: Any, tmp_path: Path) -> None:
     for node in fleet.grid.nodes.values():
         node.app = cohort_client(kit.client_app(spoil(kit, "nan")), kit.ANSWERS)
-    with pytest.raises(RoundError, match=r"Round 1 brought no model in 3 tries.*client-0: the array 'bias' has NaN"):
+    with pytest.raises(RoundError, match=r"Round 0 brought no model in 3 tries.*client-0: the array 'bias' has NaN"):
         fleet.strategy("all", FedAvg(), journal=tmp_path / "j").start(fleet.grid, kit.model(7), num_rounds=2)
     assert len(failures(tmp_path / "j")) == 18
     with Session.open(tmp_path / "j") as session:

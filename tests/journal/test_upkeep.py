@@ -40,7 +40,9 @@ def journal(tmp_path: Path) -> Path:
             loss = 1.0 + cohort.clients
             status = [Status.OK, Status.FAILED if round_ == 2 else Status.OK]
             session.tell(RoundReport(cohort.ticket, cohort.clients, status, {Signal.LOSS: loss}))
-            session.note("flower", {"round": round_, "failures": {"ben": "out of memory in Ulm"}})
+            session.note(
+                "flower", {"round": round_, "ticket": cohort.ticket, "failures": {"ben": "out of memory in Ulm"}}
+            )
             session.record(round_, {"accuracy": 0.1 * round_})
     return path
 

@@ -111,7 +111,7 @@ def aggregated(
     try:
         return attempt(replies)
     except Exception as error:
-        log.warning("%s could not aggregate round %d: %s", type(strategy).__name__, server_round, _said(error))
+        log.warning("%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, _said(error))
         log.debug("aggregation failed", exc_info=True)
         attempt.restore()
         blamed = _blamed(attempt, replies)

@@ -47,7 +47,7 @@ class Checkpoints:
     @staticmethod
     def name(rounds: int) -> str:
         """Return the file name of the checkpoint after ``rounds`` rounds."""
-        return f"round-{rounds:06d}.safetensors"
+        return f"after-{rounds:06d}.safetensors"
 
     def exists(self, name: str) -> bool:
         """Whether the checkpoint is there."""
@@ -118,7 +118,7 @@ class Checkpoints:
     def prune(self, current: str) -> None:
         """Delete all but the newest ``keep`` checkpoints; the one the journal names always stays."""
         if self._files is None:  # those of earlier runs with the same journal
-            self._files = sorted(file.name for file in self.folder.glob("round-*.safetensors"))
+            self._files = sorted(file.name for file in self.folder.glob("after-*.safetensors"))
         elif current not in self._files:
             self._files.append(current)
         while len(self._files) > self.keep and self._files[0] != current:

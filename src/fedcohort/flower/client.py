@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.client.mod import LocalDpMod as LegacyLocalDpMod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
@@ -35,6 +36,7 @@ from fedcohort.flower.wire import (
     Description,
     asked_signals,
     only_arrays,
+    plain,
     report_record,
 )
 from fedcohort.protocol import Losses, Trial
@@ -108,6 +110,9 @@ class Answers:
         ``gradient(arrays, context)`` returns the (d,) full-batch gradient of the mean training loss.
     name : callable
         ``name(context)`` returns the stable name; see :func:`client_name`.
+    noised : bool
+        Whether labels and losses carry noise of their own, as those of ``torch_answers(private=...)`` do. Beside
+        Flower's ``LocalDpMod`` nothing else may leave the client.
     """
 
     facts: Callable[[Context], Facts] | None = None
@@ -115,6 +120,7 @@ class Answers:
     signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
     gradient: GradientFunction | None = None
     name: Callable[[Context], str] = client_name
+    noised: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "signals", frozenset(Signal(s) for s in self.signals))
@@ -143,29 +149,35 @@ def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     Parameters
     ----------
     app : ClientApp
-        Any ClientApp, with its functions and mods; it is not changed. One with Flower's ``LocalDpMod`` may not answer
-        with losses or gradients, which would leave it without noise.
+        Any ClientApp, with its functions and mods; it is not changed. One with Flower's ``LocalDpMod`` may tell nothing
+        about its data that has no noise: no losses, no gradients, no labels, unless they are ``noised``.
     answers : Answers, optional
         What the client can tell. Default: its name only.
     """
     answers = answers or Answers()
-    if _adds_local_noise(app) and (answers.losses is not None or answers.gradient is not None):
-        raise ParameterError(
-            "The ClientApp has a LocalDpMod, whose noise would be in vain: the exact loss and gradient of the data "
-            "would leave the client beside the noised model.",
-            hint="leave 'losses' and 'gradient' out of the Answers, and use a selector that needs neither",
-        )
-    return _CohortClient(app, answers)
+    bare = _adds_local_noise(app) and not answers.noised
+    if bare and (answers.losses is not None or answers.gradient is not None):
+        told = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
+        raise _in_vain(" and ".join(told), f"leave {' and '.join(map(repr, told))} out of the Answers")
+    return _CohortClient(app, answers, bare)
+
+
+def _in_vain(what: str, instead: str) -> ParameterError:
+    return ParameterError(
+        f"The ClientApp has a LocalDpMod, whose noise would be in vain: exact {what} of the data would leave the "
+        "client beside the noised model.",
+        hint=f"{instead}, or let them have noise of their own: torch_answers(..., private=Private(...))",
+    )
 
 
 def _adds_local_noise(app: ClientApp) -> bool:
-    """Whether a ClientApp, or one of its functions, has the mod for local differential privacy."""
+    """Whether a ClientApp, or one of its functions, has a mod for local differential privacy."""
     found: list[Any] = [*getattr(app, "_registered_funcs", {}).values(), *getattr(app, "_mods", [])]
     seen = 0
     while seen < len(found):  # mods are closures around each other
         thing = found[seen]
         seen += 1
-        if isinstance(thing, LocalDpMod):
+        if isinstance(thing, (LocalDpMod, LegacyLocalDpMod)):
             return True
         inside = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
         found += [each for part in inside for each in (part if isinstance(part, list) else [part]) if callable(each)]
@@ -175,10 +187,11 @@ def _adds_local_noise(app: ClientApp) -> bool:
 class _CohortClient(ClientApp):
     """A ClientApp that answers fedcohort's questions itself and hands everything else on."""
 
-    def __init__(self, app: ClientApp, answers: Answers) -> None:
+    def __init__(self, app: ClientApp, answers: Answers, bare: bool) -> None:
         super().__init__()
         self._app = app
         self._answers = answers
+        self._bare = bare  # beside a mod for local differential privacy, without noise of their own
 
     def __call__(self, message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
@@ -192,6 +205,9 @@ class _CohortClient(ClientApp):
 
     def _described(self, message: Message, context: Context) -> Message:
         facts = Facts() if self._answers.facts is None else self._answers.facts(context)
+        if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
+            # Sealed ones too: whoever opens them learns exact products of the counts.
+            raise _in_vain("label counts", "leave the labels out of the Facts")
         description = Description(
             name=self._answers.name(context),
             size=None if facts.size is None else int(facts.size),
@@ -236,7 +252,7 @@ class _CohortClient(ClientApp):
         if received is not None:
             values.update(self._measured(received, context, received, wanted & LOSS_SIGNALS))
             if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
-                gradient = self._answers.gradient(received, context)
+                gradient = plain(self._answers.gradient(received, context))
         begun = time.monotonic()
         reply = self._app(message, context)
         seconds = time.monotonic() - begun
@@ -329,14 +345,13 @@ def torch_answers(
     from torch.nn.functional import cross_entropy
 
     from fedcohort.simulate.engine.losses import reduced
-    from fedcohort.simulate.engine.plain import pseudo_labels
 
     def samples(source: Callable[[Context], Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = _pair(source(context))
-        return torch.as_tensor(x).cpu(), torch.as_tensor(y).long().cpu()
+        return torch.as_tensor(x).detach(), torch.as_tensor(y).detach().long()
 
     def facts(context: Context) -> Facts:
-        labels = samples(data, context)[1].numpy()
+        labels = samples(data, context)[1].cpu().numpy()
         if classes is None:
             return Facts(size=len(labels))
         counts = np.bincount(labels.astype(np.int64), minlength=classes)
@@ -349,11 +364,17 @@ def torch_answers(
     def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
         module = model(context)
         module.load_state_dict(arrays.to_torch_state_dict())
-        return module.cpu().eval()  # an app may make it on a GPU; one pass over one client's data needs none
+        return module.eval()
+
+    def device_of(module: torch.nn.Module) -> torch.device:
+        """Where the app made the model: there the data go, batch by batch."""
+        return next((p.device for p in module.parameters()), torch.device("cpu"))
 
     def logits_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        there = device_of(module)
+        parts = [x[start : start + batch_size] for start in range(0, len(x), batch_size)]
         with torch.no_grad():
-            return torch.cat([module(x[start : start + batch_size]) for start in range(0, len(x), batch_size)])
+            return torch.cat([module(part.to(there)).cpu() for part in parts])
 
     def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
         module = loaded(arrays, context)
@@ -362,6 +383,7 @@ def torch_answers(
         for part, source in sources.items():
             mine = {signal: measure for signal, measure in measured.items() if measure.part == part}
             x, y = samples(source, context)
+            y = y.cpu()
             if not len(y):
                 values.update({signal.value: float("nan") for signal in mine})
                 continue
@@ -372,19 +394,20 @@ def torch_answers(
                 continue
             by_pseudo = None
             if any(measure.loss != "label" for measure in mine.values()):
-                by_pseudo = cross_entropy(logits, pseudo_labels(teacher, x), reduction="none")
+                by_pseudo = cross_entropy(logits, logits_of(teacher, x).argmax(1), reduction="none")
             columns = reduced(by_label, by_pseudo, torch.tensor([len(y)]), list(mine.values()), robust)
             values.update({signal.value: float(column) for signal, column in zip(mine, columns, strict=True)})
         return values
 
     def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
         module = loaded(arrays, context)
+        there = device_of(module)
         x, y = samples(data, context)
         for start in range(0, len(y), batch_size):
-            part = slice(start, start + batch_size)
-            (cross_entropy(module(x[part]), y[part], reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
+            inputs, labels = (part[start : start + batch_size].to(there) for part in (x, y))
+            (cross_entropy(module(inputs), labels, reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
         return np.concatenate(
-            [np.zeros(p.numel()) if p.grad is None else p.grad.numpy().ravel() for p in module.parameters()]
+            [np.zeros(p.numel()) if p.grad is None else plain(p.grad).ravel() for p in module.parameters()]
         )
 
     sources: dict[str, Callable[[Context], tuple[Any, Any]]] = {"train": data}
@@ -398,5 +421,5 @@ def torch_answers(
     if private is not None:  # one number, so that one answer is one release
         sources, measured = {"train": data}, {Signal.LOSS: measured[Signal.LOSS]}
         tells = losses if private.losses is not None else None
-        return Answers(facts=facts, losses=tells, signals=frozenset(measured), name=name)
+        return Answers(facts=facts, losses=tells, signals=frozenset(measured), name=name, noised=True)
     return Answers(facts=facts, losses=losses, signals=frozenset(measured), gradient=gradient, name=name)

@@ -119,7 +119,7 @@ class Evaluation:
                 sound[name] = reply.message
         usable = alike(sound, self._weight_key)
         metrics = contained(
-            f"the evaluation of round {server_round}",
+            f"the evaluation of round {server_round - 1}",
             lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,
         )
         if metrics is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.journal import Journal, read_journal
-from fedcohort.journal.explain import FAILURES
+from fedcohort.journal.explain import FAILURES, reasons_of
 from fedcohort.protocol import Status
 
 EVENT = FAILURES
@@ -41,9 +41,7 @@ def failures(journal: str | Path | Journal) -> list[Failure]:
         finally:
             opened.close()
     table, _ = journal.table()
-    reasons: dict[tuple[int, str], str] = {}
-    for body in journal.events(EVENT):
-        reasons.update({(int(body["round"]), name): text for name, text in body["failures"].items()})
+    reasons = reasons_of(journal)
     rounds = {row.ticket: row.round for row in journal.cohorts()}
     found = []
     for reply in journal.replies():
@@ -51,10 +49,10 @@ def failures(journal: str | Path | Journal) -> list[Failure]:
             continue
         name = table.name(reply.client)
         round_ = rounds[reply.ticket]
-        found.append(Failure(round_, name, Status(reply.status), reasons.get((round_, name), "no answer")))
+        found.append(Failure(round_, name, Status(reply.status), reasons.get(reply.ticket, {}).get(name, "no answer")))
     return found
 
 
-def event(round_: int, reasons: dict[str, str]) -> dict[str, Any]:
-    """Return the body of the journal's event for a round."""
-    return {"round": round_, "failures": reasons}
+def event(round_: int, ticket: int, reasons: dict[str, str]) -> dict[str, Any]:
+    """Return the body of the journal's event for a cohort."""
+    return {"round": round_, "ticket": ticket, "failures": reasons}

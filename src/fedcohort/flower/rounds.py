@@ -17,11 +17,13 @@ from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.filters import KeepAll, Replies
+from fedcohort.flower import notes
 from fedcohort.flower.averaging import Average, aggregated
 from fedcohort.flower.evaluation import Evaluation, scalars
 from fedcohort.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.inner import StrategyState, accounted, forget_round, keys, levels, needed, wanted
+from fedcohort.flower.logs import say
 from fedcohort.flower.population import FederationTimeoutError, Population
 from fedcohort.flower.replies import (
     MEASURED,
@@ -35,6 +37,7 @@ from fedcohort.flower.replies import (
     weight_of,
 )
 from fedcohort.flower.training import Trained, Training
+from fedcohort.flower.wire import plain
 from fedcohort.journal import is_blank
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
 from fedcohort.session import Session
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedcohort")
 _OK, _INVALID = Status.OK, Status.INVALID
 _TRIAL = "trial"
-_TRY, _SETTINGS = "try", "settings"  # events: a pending cohort is trained again; what a run was started with
+_TRY = "try"  # the event of a pending cohort that is trained again
 _NAMED = 8  # clients named in a line of the log
 
 
@@ -124,12 +127,16 @@ class Rounds:
             self.population.require(self.session.selector.requires)
             if _finished(self.session, num_rounds):
                 self._resumed(self.session, initial_arrays)
-                log.info("the run is finished: %s holds %d of %d rounds", journal, self.session.round, num_rounds)
+                say(
+                    "finished", "the run is finished: %s holds %d of %d rounds", journal, self.session.round,
+                    num_rounds, rounds=self.session.round,
+                )  # fmt: skip
                 return self.result
         self._check_model(initial_arrays)
         self.population.assemble(self.least)
         session = self.session = self.session or self._created()
-        self._note_settings(session)
+        self.population.remember(session)
+        notes.begun(session, self.settings, self.levels, self.population.supplied(), num_rounds)
         arrays = self._resumed(session, initial_arrays)
         fruitless = 0
         while True:
@@ -137,7 +144,7 @@ class Rounds:
             if cohort is None:
                 if session.round >= num_rounds:
                     break
-                log.info("[ROUND %d/%d]", session.round + 1, num_rounds)
+                log.info("[ROUND %d, %d of %d]", session.round, session.round + 1, num_rounds)
                 cohort = self._choose(session, arrays)
             if cohort.size:
                 after = self._round(session, cohort, arrays)
@@ -146,10 +153,10 @@ class Rounds:
                     raise self._gave_up(session, cohort)
                 self.result.arrays = arrays = arrays if after is None else after
             if cohort.stop is not None:
-                log.info("the selector declares the run finished: %s", cohort.stop)
+                say("stopped", "the selector declares the run finished: %s", cohort.stop, reason=cohort.stop)
                 break
-        session.commit()
-        log.info("Strategy execution finished in %.2fs", self.settings.clock() - begun)
+        notes.finished(session, self.settings.clock() - begun)
+        log.info("Metrics by Flower's server round, which is one more than the round:")
         for line in io.StringIO(str(self.result)):
             log.info("\t%s", line.rstrip("\n"))
         return self.result
@@ -199,27 +206,6 @@ class Rounds:
             audit=settings.audit,
         )
 
-    def _note_settings(self, session: Session) -> None:
-        """Put what the run was started with on record, whenever it differs from the start before."""
-        self.population.remember(session)
-        settings = self.settings
-        now = {
-            "cohort-size": settings.cohort_size,
-            "spares": settings.spares,
-            "min-replies": settings.min_replies,
-            "strategy": [type(level).__name__ for level in self.levels],
-            "filter": repr(settings.filter),
-            "signals": sorted(self.population.supplied()),
-        }
-        before = session.journal.events(_SETTINGS)
-        if before and before[-1] == now:
-            return
-        if before:
-            changed = [f"{key} was {before[-1].get(key)}, is {value}" for key, value in now.items()
-                       if before[-1].get(key) != value]  # fmt: skip
-            log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
-        session.note(_SETTINGS, now)
-
     def _resumed(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
         """Return the model to go on with: the journal's checkpoint, or ``initial_arrays`` before the first round."""
         arrays = self._loaded(session, initial_arrays)
@@ -259,7 +245,8 @@ class Rounds:
             store.save(0, initial_arrays, self.memory, {})
             return initial_arrays
         arrays = store.load(name, self.memory, self.config)
-        log.info("continuing after round %d with %s", session.round - len(session.pending), store.folder / name)
+        done = session.round - len(session.pending)
+        say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
         return arrays
 
     def _pending(self, session: Session, num_rounds: int) -> Cohort | None:
@@ -272,17 +259,17 @@ class Rounds:
                 why = (
                     f"{', '.join(gone[:_NAMED])} not online, and the privacy accountant wants every client of a cohort"
                 )
-                log.warning("round %d is chosen anew: %s", cohort.round + 1, why)
+                log.warning("round %d is chosen anew: %s", cohort.round, why)
                 session.abandon(cohort.ticket, why)
                 session.commit()
                 continue
             if tries < self.settings.tries:
-                log.info("[ROUND %d/%d] trained again: it was not finished", cohort.round + 1, num_rounds)
+                log.info("[ROUND %d, %d of %d] again: it was cut off", cohort.round, cohort.round + 1, num_rounds)
                 session.note(_TRY, {"ticket": cohort.ticket})
                 session.commit()
                 self._available(session)
                 return cohort
-            log.warning("round %d was tried %d times and never finished: chosen anew", cohort.round + 1, tries)
+            log.warning("round %d was tried %d times and never finished: chosen anew", cohort.round, tries)
             session.abandon(cohort.ticket, f"not finished in {tries} tries")
             session.commit()
         return None
@@ -291,7 +278,7 @@ class Rounds:
         reasons = session.journal.events(EVENT)[-1:]
         why = [f"{name}: {reason}" for name, reason in (reasons[0]["failures"] if reasons else {}).items()]
         return RoundError(
-            f"Round {cohort.round + 1} brought no model in {self.settings.tries} tries. "
+            f"Round {cohort.round} brought no model in {self.settings.tries} tries. "
             f"The last time: {'; '.join(why[:_NAMED]) or 'too few sound models'}.",
             hint="mend the clients or the strategy and start the run again: it continues with this round",
         )
@@ -331,7 +318,7 @@ class Rounds:
         if online >= self.least and self._kept_out:
             what = f"The rules have admitted nobody ({'; '.join(self._kept_out[:3])})"
         return FederationTimeoutError(
-            f"{what} for {self.settings.patience:g} s in round {session.round + 1}.",
+            f"{what} for {self.settings.patience:g} s in round {session.round}.",
             hint="start SuperNodes and run the app again: it continues with this round",
         )
 
@@ -341,8 +328,11 @@ class Rounds:
             if debt.ticket is not None and debt.round is not None and reply.error is None:
                 session.tell(RoundReport(debt.ticket, [reply.name]))
                 note = {reply.name: f"answered after {reply.seconds:.1f} s, when the round was closed"}
-                session.note(EVENT, event(debt.round, note))
-                log.info("client %r answered round %d after %.1f s", reply.name, debt.round + 1, reply.seconds)
+                session.note(EVENT, event(debt.round, debt.ticket, note))
+                say(
+                    "late", "client %r answered round %d after %.1f s", reply.name, debt.round, reply.seconds,
+                    round=debt.round, ticket=debt.ticket, client=reply.name, seconds=reply.seconds,
+                )  # fmt: skip
 
     def _size(self) -> int | None:
         """Return how many sound models a round needs; None: everybody's."""
@@ -360,7 +350,11 @@ class Rounds:
         session.commit()
         if log.isEnabledFor(logging.INFO):
             shown = ", ".join(cohort.names[:_NAMED]) + (", ..." if cohort.size > _NAMED else "")
-            log.info("selected %s (%d of %d available, %d known)", shown, cohort.size, len(names), session.table.n)
+            say(
+                "selected", "selected %s (%d of %d available, %d known)", shown, cohort.size, len(names),
+                session.table.n, round=cohort.round, ticket=cohort.ticket, clients=list(cohort.names),
+                available=len(names), known=session.table.n,
+            )  # fmt: skip
         return cohort
 
     def _outbox(self) -> Outbox:
@@ -447,8 +441,11 @@ class Rounds:
             self.result.train_metrics_clientapp[server_round] = average.metrics
         if trained.reasons:
             for name, reason in trained.reasons.items():
-                log.info("\t> %s: %s", name, reason)
-            session.note(EVENT, event(cohort.round, trained.reasons))
+                say(
+                    "client-failed", "\t> %s: %s", name, reason,
+                    round=cohort.round, ticket=cohort.ticket, client=name, reason=reason,
+                )  # fmt: skip
+            session.note(EVENT, event(cohort.round, cohort.ticket, trained.reasons))
         report = RoundReport(
             ticket=cohort.ticket,
             clients=self._indices(cohort, checked),
@@ -464,9 +461,16 @@ class Rounds:
             why = average.error or "no model came of it"
             session.abandon(cohort.ticket, why)
             session.commit()
-            log.warning("round %d leaves the global model as it was and is tried again: %s", server_round, why)
+            say(
+                "round-failed", "round %d leaves the global model as it was and is tried again: %s", cohort.round, why,
+                level=logging.WARNING, round=cohort.round, ticket=cohort.ticket, reason=why,
+            )  # fmt: skip
             return None
         self._store(session, report, server_round, average)
+        say(
+            "round", "round %d: the mean of %d models", cohort.round, int(kept.sum()), round=cohort.round,
+            ticket=cohort.ticket, models=int(kept.sum()), without=len(trained.reasons), metrics=scalars(average.metrics),
+        )  # fmt: skip
         self._evaluate(session, cohort.round, average.arrays)
         return average.arrays
 
@@ -500,6 +504,7 @@ class Rounds:
         if numbers:
             session.record(round_, numbers)
             session.commit()
+            say("evaluated", "round %d evaluated", round_, round=round_, metrics=numbers)
 
     @staticmethod
     def _indices(cohort: Cohort, checked: Sequence[Checked]) -> IntArray:
@@ -521,8 +526,8 @@ class Rounds:
                 updates=lambda: measures.updates[ok],
                 logits=None
                 if validation is None
-                else lambda: np.stack([np.asarray(validation.logits(checked[i].arrays)) for i in ok.tolist()]),
-                labels=None if validation is None else validation.labels,
+                else lambda: np.stack([plain(validation.logits(checked[i].arrays)) for i in ok.tolist()]),
+                labels=None if validation is None else plain(validation.labels),
             )
         )
         if not verdict.kept.all():

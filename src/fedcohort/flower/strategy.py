@@ -26,8 +26,10 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedcohort.errors import ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
+from fedcohort.flower import notes
 from fedcohort.flower.checkpoint import Checkpoints
 from fedcohort.flower.inner import InnerStrategyError, check_strategy, levels, wanted
+from fedcohort.flower.logs import written_to
 from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
 from fedcohort.params import Constraint, Interval, Optional
@@ -106,6 +108,8 @@ class CohortStrategy(Strategy):
         Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
     rules : Rules, optional
         What every cohort must meet, whatever the selector. Attributes come from the clients' Facts.
+    json_log : path, optional
+        A file to which the log is written as well, one JSON object a line.
     checkpoints : path, optional
         Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
     keep_checkpoints : int
@@ -134,6 +138,7 @@ class CohortStrategy(Strategy):
         labels: LabelOpener | None = None,
         audit: bool = False,
         rules: Rules | None = None,
+        json_log: str | Path | None = None,
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
     ) -> None:
@@ -179,6 +184,7 @@ class CohortStrategy(Strategy):
         self.labels = labels
         self.audit = audit
         self.rules = rules
+        self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
@@ -219,6 +225,19 @@ class CohortStrategy(Strategy):
         evaluate_fn : callable, optional
             Evaluates the global model at the server, before the first round and after each.
         """
+        with written_to(self.json_log):
+            return self._run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    def _run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
         everybody = wanted(levels(self.strategy), "train", 1_000_000) == 1_000_000
@@ -237,6 +256,9 @@ class CohortStrategy(Strategy):
         )
         try:
             return run.play(initial_arrays, num_rounds)
+        except BaseException as error:
+            notes.failed(run.session, error)
+            raise
         finally:
             run.close()
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedcohort.arrays import FloatArray
+from fedcohort.arrays import AnyArray, FloatArray
 from fedcohort.signals import REPORT_SIGNALS, Party, Signal, VectorOf, vectors_of
 
 VERSION = 1
@@ -125,6 +125,13 @@ def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value <= _LARGEST_COUNT
+
+
+def plain(values: Any) -> AnyArray:
+    """Return numbers as a NumPy array: a tensor leaves its graph and its GPU."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord | None:

@@ -19,6 +19,8 @@ from fedcohort.protocol import Cohort, Status
 
 FAILURES = "flower"  # the event of a live round that says why clients failed
 ABANDONED = "abandoned"  # the event of a cohort whose round was not counted
+PLANNED = "planned"  # the event of a host that says how many rounds its run is to have
+ENDED = "ended"  # the event of a run that came to its end, or of one that broke off with an error
 _ALL_SCORES = 1024  # up to so many candidates every score is recorded
 _RUNNERS_UP = 64  # beyond, the picked ones and so many of the next best
 
@@ -154,15 +156,21 @@ def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], 
 
 def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[str, str]:
     """Return by name what became of the clients of a cohort that brought no sound model."""
-    why: dict[str, str] = {}
-    for body in journal.events(FAILURES):
-        if body["round"] == cohort.round:
-            why.update(body["failures"])
+    why = reasons_of(journal).get(cohort.ticket, {})
     found = {}
     for reply in journal.replies(cohort.ticket):
         if reply.status != Status.OK:
             name = table.name(reply.client)
             found[name] = Status(reply.status).name + (f": {why[name]}" if name in why else "")
+    return found
+
+
+def reasons_of(journal: Journal) -> dict[int, dict[str, str]]:
+    """Return by ticket and name why clients brought no sound model, as far as the host said why."""
+    found: dict[int, dict[str, str]] = {}
+    for body in journal.events(FAILURES):
+        if "ticket" in body:
+            found.setdefault(int(body["ticket"]), {}).update(body["failures"])
     return found
 
 

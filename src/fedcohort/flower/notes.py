@@ -1,0 +1,67 @@
+"""What a live run puts on record about itself: its settings, how long it is to be, how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flwr.serverapp.strategy import Strategy
+
+from fedcohort.errors import FedcohortError
+from fedcohort.flower.exchange import short
+from fedcohort.flower.logs import say
+from fedcohort.journal.explain import ENDED, PLANNED
+from fedcohort.session import Session
+from fedcohort.signals import Signal
+
+if TYPE_CHECKING:
+    from fedcohort.flower.strategy import CohortStrategy
+
+log = logging.getLogger("flwr.fedcohort")
+_SETTINGS = "settings"
+
+
+def _note(session: Session, kind: str, body: dict[str, Any]) -> None:
+    """Put something on record unless it was said last."""
+    if session.journal.events(kind)[-1:] != [body]:
+        session.note(kind, body)
+
+
+def begun(
+    session: Session, settings: CohortStrategy, levels: Sequence[Strategy], signals: frozenset[Signal], rounds: int
+) -> None:
+    """Put what the run was started with on record; where it differs from the start before, a warning says so."""
+    now = {
+        "cohort-size": settings.cohort_size,
+        "spares": settings.spares,
+        "min-replies": settings.min_replies,
+        "strategy": [type(level).__name__ for level in levels],
+        "filter": repr(settings.filter),
+        "signals": sorted(signals),
+    }
+    before = session.journal.events(_SETTINGS)[-1:]
+    changed = [f"{key} was {before[0].get(key)}, is {value}" for key, value in now.items()
+               if before and before[0].get(key) != value]  # fmt: skip
+    if changed:
+        log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
+    _note(session, _SETTINGS, now)
+    _note(session, PLANNED, {"rounds": rounds})
+
+
+def finished(session: Session, seconds: float) -> None:
+    """Put the end of a run on record."""
+    _note(session, ENDED, {"state": "finished", "rounds": session.round, "reason": ""})
+    session.commit()
+    say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)
+
+
+def failed(session: Session | None, error: BaseException) -> None:
+    """Put on record that a run ended with an error."""
+    reason = short(str(error) or type(error).__name__)
+    say("failed", "the run ended: %s", reason, level=logging.ERROR, reason=reason)
+    if session is not None:
+        with contextlib.suppress(FedcohortError):
+            _note(session, ENDED, {"state": "failed", "rounds": session.round, "reason": reason})
+            session.commit()

@@ -1,0 +1,52 @@
+"""An operator's rules on a live federation."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.serverapp.strategy import (
+    FedAvg,
+)
+
+from fedcohort.flower import (
+    Facts,
+    FederationTimeoutError,
+    cohort_client,
+)
+from fedcohort.participation import verify
+from fedcohort.rules import Rules
+from fedcohort.session import Session
+
+
+def test_rules_hold_on_a_live_federation(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    battery = {f"client-{i}": 20 * i for i in range(6)}
+
+    def facts(context: Any) -> Facts:
+        name = str(context.node_config["client-name"])
+        return Facts(size=1, attributes={"battery": battery[name], "region": "north" if name < "client-3" else "south"})
+
+    for node in fleet.grid.nodes.values():
+        node.app = cohort_client(kit.client_app(), dataclasses.replace(kit.ANSWERS, facts=facts))
+    rules = Rules(eligible="battery >= 30", min_separation=2, quotas={"region": 1})
+    strategy = fleet.strategy(
+        "uniform", FedAvg(fraction_evaluate=0.0), cohort_size=2, journal=tmp_path / "j", rules=rules, describe_every=2.0
+    )
+    fleet.clock.at.append((10.0, lambda: battery.update({"client-0": 100, "client-1": 100})))
+    strategy.start(fleet.grid, kit.model(), num_rounds=16)
+    early = {name for r in (1, 2, 3) for name in fleet.names(r)}
+    assert early <= {"client-2", "client-3", "client-4", "client-5"}
+    assert any("client-0" in fleet.names(r) for r in range(10, 17))
+    with Session.open(tmp_path / "j") as session:
+        assert "it does not meet battery >= 30" in str(session.explain(0, "client-1"))
+    proof = verify(tmp_path / "j")
+    assert proof.holds and proof.least_separation is not None and proof.least_separation >= 2
+
+
+def test_rules_that_admit_nobody_end_the_wait_with_their_reason(fleet: Any, kit: Any) -> None:
+    rules = Rules(eligible="battery >= 30")
+    strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, rules=rules, patience=20.0)
+    with pytest.raises(FederationTimeoutError, match=r"The rules have admitted nobody \(it has not said its battery\)"):
+        strategy.start(fleet.grid, kit.model(), num_rounds=1)
