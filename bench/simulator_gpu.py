@@ -182,7 +182,7 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
             table.plan(job, local)
     print(f"  plans of 10 clients {20 * (time.perf_counter() - began):.3f} ms")
     if device.type == "cuda":
-        program = engine._backend
+        program = engine.backend
         t = next(iter(program._tables.values()))
         sync(device)
         began = time.perf_counter()

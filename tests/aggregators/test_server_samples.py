@@ -10,7 +10,7 @@ from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.engine import ClientData, Engine
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.server import ServerSamples, _public, server_samples
+from fedcohort.simulate.server import ServerSamples, public_samples, server_samples
 
 SERVED = [name for name in AGGREGATORS.names() if AGGREGATORS.get(name).needs_server]
 DISTILLED = [name for name in SERVED if "public" in AGGREGATORS.get(name).__dataclass_fields__]
@@ -122,11 +122,11 @@ def test_unlabelled_samples_have_no_labels(engine):
 def test_public_images_are_standardised_like_the_training_set(engine, images, tmp_path):
     x, _ = images
     np.save(tmp_path / "public.npy", x[3:9])
-    got = _public(tmp_path / "public.npy", x, engine.sample)
+    got = public_samples(tmp_path / "public.npy", x, engine.sample)
     torch.testing.assert_close(got, engine.inputs(np.arange(3, 9)))
     colours = np.random.default_rng(1).integers(0, 256, (7, 5, 4, 3), dtype=np.uint8)
     np.save(tmp_path / "colours.npy", colours[:2])
-    got = _public(tmp_path / "colours.npy", colours, (3, 5, 4)).numpy()
+    got = public_samples(tmp_path / "colours.npy", colours, (3, 5, 4)).numpy()
     flat = colours.reshape(-1, 3).astype(float)
     want = ((colours[:2] - flat.mean(0)) / flat.std(0)).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
@@ -145,21 +145,21 @@ def test_public_images_are_standardised_like_the_training_set(engine, images, tm
 def test_public_data_of_another_kind_are_refused(images, tmp_path, samples, says):
     np.save(tmp_path / "public.npy", samples)
     with pytest.raises(InputError, match=says):
-        _public(tmp_path / "public.npy", images[0], (1, 8, 8))
+        public_samples(tmp_path / "public.npy", images[0], (1, 8, 8))
 
 
 def test_public_files_that_are_none_are_refused(images, tmp_path):
     with pytest.raises(InputError, match=r"gone.npy' cannot be read"):
-        _public(tmp_path / "gone.npy", images[0], (1, 8, 8))
+        public_samples(tmp_path / "gone.npy", images[0], (1, 8, 8))
     (tmp_path / "text.npy").write_text("no array")
     with pytest.raises(InputError, match="cannot be read"):
-        _public(tmp_path / "text.npy", images[0], (1, 8, 8))
+        public_samples(tmp_path / "text.npy", images[0], (1, 8, 8))
     np.savez(tmp_path / "several.npz", a=np.zeros(3))
     with pytest.raises(InputError, match="Got several arrays"):
-        _public(tmp_path / "several.npz", images[0], (1, 8, 8))
+        public_samples(tmp_path / "several.npz", images[0], (1, 8, 8))
     np.save(tmp_path / "nan.npy", np.full((2, 4), np.nan))
     with pytest.raises(InputError, match="NaN or infinite"):
-        _public(tmp_path / "nan.npy", np.zeros((3, 4)), (4,))
+        public_samples(tmp_path / "nan.npy", np.zeros((3, 4)), (4,))
 
 
 def after_three_rounds(aggregator, **changes):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedcohort.cli import options
-from fedcohort.cli.compare import _base, inherited
+from fedcohort.cli.compare import base_table, inherited
 from fedcohort.scenario.presets import PRESETS, preset_table
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.data import DATASETS
@@ -21,7 +21,7 @@ HEADLINE = ("compare", "--data", "fashion-mnist", "--scenario", "fedcor-1spc", "
 
 
 def test_the_headline_command_is_fedcors_setting():
-    base, origin = _base(None, "fashion-mnist", "fedcor-1spc", True)
+    base, origin = base_table(None, "fashion-mnist", "fedcor-1spc", True)
     experiment = Experiment.from_dict({**base, "selectors": {"fedcor": {}}})
     plan = experiment.plans[0]
     assert (plan.options.rounds, plan.options.cohort, plan.options.targets) == (500, 10, (0.62,))
@@ -38,9 +38,9 @@ def test_the_headline_command_is_fedcors_setting():
 
 
 def test_another_dataset_gets_the_training_without_the_targets():
-    base, origin = _base(None, None, "fedcor-1spc", True)
+    base, origin = base_table(None, None, "fedcor-1spc", True)
     assert base["data"] == {"name": "digits"} and "targets" not in base["run"] and "as for fashion-mnist" in origin
-    assert "not in the paper: local training, rounds, cohort" in _base(None, "cifar10", "flash-noise", True)[1]
+    assert "not in the paper: local training, rounds, cohort" in base_table(None, "cifar10", "flash-noise", True)[1]
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -67,6 +67,7 @@ class FakeGrid(Grid):
         self.nodes: dict[int, Node] = {}
         self.dead: set[int] = set()  # listed as online, but nobody is there any more
         self.log: list[Message] = []
+        self.replies: list[Message] = []  # of the clients, as they were pulled
         self.run_config: dict[str, Any] = {}
         self.hooks: list[Callable[[Message], None]] = []
         self._sent: dict[str, _Sent] = {}
@@ -137,6 +138,7 @@ class FakeGrid(Grid):
                 found.append(self._error(message_id, ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"))
             elif sent.node not in self.dead and self.clock.now >= sent.ready:
                 found.append(self._work(sent))
+                self.replies.append(found[-1])
             else:
                 continue
             self._sent.pop(message_id, None)
@@ -195,7 +197,7 @@ def step(message: Message, context: Context) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics})
 
 
-def client_app(train: Train = step, mods: Sequence[Any] = ()) -> ClientApp:
+def client_app(train: Train = step, mods: Sequence[Any] = (), weight: float = 1) -> ClientApp:
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -205,7 +207,7 @@ def client_app(train: Train = step, mods: Sequence[Any] = ()) -> ClientApp:
     @app.evaluate()
     def _evaluate(message: Message, context: Context) -> Message:
         value = float(message.content["arrays"]["bias"].numpy()[0])
-        return Message(RecordDict({"m": MetricRecord({"num-examples": 1, "value": value})}), reply_to=message)
+        return Message(RecordDict({"m": MetricRecord({"num-examples": weight, "value": value})}), reply_to=message)
 
     return app
 

@@ -194,8 +194,8 @@ def test_vectors_travel_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     record = report_record("a", {sketch: row, bias: np.array([1.0, 2.0]), Signal.LOSS: 0.5})
     assert record["update-sketch"] == row.tolist() and record["loss"] == 0.5
     assert reported(record) == {Signal.LOSS: 0.5}  # what the server measures, a client cannot claim
-    monkeypatch.setitem(wire._REPORTABLE, "update-sketch", sketch)
-    monkeypatch.setitem(wire._REPORTABLE, "output-bias-update", bias)
+    monkeypatch.setitem(wire.REPORTABLE, "update-sketch", sketch)
+    monkeypatch.setitem(wire.REPORTABLE, "output-bias-update", bias)
     found = reported(record)
     np.testing.assert_array_equal(found[sketch], row)
     np.testing.assert_array_equal(found[bias], [1.0, 2.0])

@@ -132,15 +132,7 @@ def test_a_gradient_of_another_length_spoils_nothing(fleet: Any, kit: Any, tmp_p
 @pytest.mark.parametrize("weights", [[0, 0], [-1, 1], [1e300, 1e300]])
 def test_weights_of_an_evaluation_end_nothing(weights: list[float], empty_fleet: Any, kit: Any) -> None:
     def app(weight: float) -> Any:
-        made = kit.client_app()
-
-        @made.evaluate("twice")
-        def _(message: Any, context: Any) -> Any: ...
-
-        made._registered_funcs["evaluate.default"] = lambda message, context: type(message)(
-            RecordDict({"m": MetricRecord({"num-examples": weight, "value": 1.0})}), reply_to=message
-        )
-        return cohort_client(made, kit.ANSWERS)
+        return cohort_client(kit.client_app(weight=weight), kit.ANSWERS)
 
     for number, weight in enumerate(weights):
         empty_fleet.grid.add(empty_fleet.node(number, app(weight)))

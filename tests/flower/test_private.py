@@ -213,20 +213,17 @@ def test_the_server_side_holds_no_secret(empty_fleet: Any, kit: Any, tmp_path: P
             self.open, self.known, self.readable = holder.open, holder.known, holder.readable
 
     labels = EncryptedLabels(EVALUATION, Elsewhere(KeyHolder(SECRET, NAMES)))
-    replies: list[Any] = []
-    work = empty_fleet.grid._work
-    empty_fleet.grid._work = lambda sent: replies.append(work(sent)) or replies[-1]
     started(empty_fleet, kit, tmp_path / "run", labels)
-    said = [r.content[RECORD] for r in replies if RECORD in r.content]
+    said = [r.content[RECORD] for r in empty_fleet.grid.replies if RECORD in r.content]
     described = [record for record in said if "sealed-labels" in record]
     assert len(described) == 6 and not any("label-counts" in record for record in described)
     sent = [bytes(record["sealed-labels"]) for record in described]
     assert len(set(sent)) == 6 and all(len(data) < 400_000 for data in sent)
     reached: set[int] = set()
-    waiting: list[Any] = [labels._key, labels._labels, empty_fleet.grid.log, replies]
+    waiting: list[Any] = [labels, empty_fleet.grid.log, empty_fleet.grid.replies]
     while waiting:
         thing = waiting.pop()
-        if id(thing) in reached or isinstance(thing, type):
+        if id(thing) in reached or isinstance(thing, (type, Elsewhere)):
             continue
         reached.add(id(thing))
         assert not isinstance(thing, SecretKey)

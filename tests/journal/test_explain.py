@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedcohort import ClientTable, Cohort, RoundRequest, Session
-from fedcohort.cli.explain import _table
+from fedcohort.cli.explain import score_table
 from fedcohort.report.why import as_json, explain
 from fedcohort.selectors import Uniform
 
@@ -86,5 +86,5 @@ def test_terminal_and_json_show_the_shared_rank(tmp_path):
         ("0", 3, 5, "3-5, tied"),
     ]
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(_table(why))
+    console.print(score_table(why))
     assert console.export_text().count("3-5, tied") == 3

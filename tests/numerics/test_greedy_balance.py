@@ -39,7 +39,7 @@ def test_blocks_do_not_change_the_picks(monkeypatch):
     rows = np.random.default_rng(3).integers(0, 9, (50, 4)).astype(float)
     whole = GreedyBalance(rows, np.random.default_rng(0))
     whole.grow(10, np.ones(50, np.bool_))
-    monkeypatch.setattr("fedcohort.numerics.greedy_balance._BLOCK", 7)
+    monkeypatch.setattr("fedcohort.numerics.greedy_balance.BLOCK", 7)
     blocked = GreedyBalance(rows, np.random.default_rng(0))
     blocked.grow(10, np.ones(50, np.bool_))
     assert blocked.members == whole.members
@@ -76,7 +76,7 @@ def test_the_bound_does_not_change_the_picks(monkeypatch, seed):
     rows[::50] = 0.0
     every = GreedyBalance(rows, np.random.default_rng(0))
     every.grow(30, np.ones(400, np.bool_))
-    monkeypatch.setattr("fedcohort.numerics.greedy_balance._BLOCK", 50)
+    monkeypatch.setattr("fedcohort.numerics.greedy_balance.BLOCK", 50)
     bounded = GreedyBalance(rows, np.random.default_rng(0))
     bounded.grow(30, np.ones(400, np.bool_))
     assert bounded.members == every.members

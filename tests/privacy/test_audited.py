@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 from fedcohort import (
     Answer,
     ClientTable,
+    Cohort,
     LabelCounts,
     LabelGram,
     RoundReport,
     RoundRequest,
     Session,
     Signal,
+    Slate,
     Status,
     create,
 )
@@ -29,6 +31,7 @@ from fedcohort.clients import LabelGramRows
 from fedcohort.errors import JournalError
 from fedcohort.journal.codec import pack
 from fedcohort.privacy.audited import verify
+from fedcohort.selectors import FedCBS
 
 COUNTS = np.random.default_rng(0).integers(0, 20, (14, 4))
 
@@ -128,27 +131,25 @@ def test_changed_reports_candidates_and_answers_break_the_chain(tmp_path: Path) 
         assert not verify(path).confirmed, change
 
 
-def test_a_server_that_chains_what_it_likes_is_found_by_recomputing(tmp_path: Path) -> None:
+def test_a_server_that_chains_what_it_likes_is_found_by_recomputing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The chain is whole, but the cohort is not what seed and inputs give: colluders were picked on purpose."""
     path = tmp_path / "run.sqlite"
     table = ClientTable(names=[f"c{i}" for i in range(14)], labels=LabelCounts(COUNTS))
-    session = Session(create("fedcbs"), table, seed=3, journal=path, audit=True)
-    for round_ in range(6):
-        if round_ == 4:
-            honest = session._selector
-            session._selector = create("uniform")
-            session._granted[""] = session.table.granting(session._selector.requires)
-            state, session._states[""] = (
-                session._states[""],
-                session._selector.init(session.table, np.random.default_rng()),
-            )
+    honest = FedCBS.select
+
+    def colluding(self: FedCBS, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> Any:
+        cohort, state = honest(self, state, slate, answer, rng)
+        return (Cohort([11, 12, 13]) if slate.round == 4 else cohort), state
+
+    with monkeypatch.context() as server:
+        server.setattr(FedCBS, "select", colluding)
+        session = Session(FedCBS(), table, seed=3, journal=path, audit=True)
+        for _ in range(6):
             cohort = session.ask(RoundRequest(size=3))
-            session._selector, session._states[""] = honest, state
-            session._granted[""] = session.table.granting(honest.requires)
-        else:
-            cohort = session.ask(RoundRequest(size=3))
-        session.tell(RoundReport(cohort.ticket, cohort.clients))
-    session.close()
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+        session.close()
     found = verify(path)
     assert not found.confirmed and found.rounds == 4
     assert "Round 4 does not follow" in str(found.problem)

@@ -292,8 +292,8 @@ def test_noise_is_drowned_and_leaves_room() -> None:
     federation = Federation(np.full((40, 10), largest))
     rows = federation.server.rows(federation.sealed)
     server, budget = federation.server, keys(10)[0].decryptor.invariant_noise_budget
-    product = server._product(server._ciphertexts["client-0"], server._blocks[0])
-    before, after = budget(product), budget(server._covered(product, 40))
+    product = server.product("client-0", server.blocks[0])
+    before, after = budget(product), budget(server.covered(product, 40))
     assert before - after >= 30
     assert after >= 10
     assert min(budget(loaded("Ciphertext", row.body, "row")) for row in rows) >= 5  # and it still decrypts

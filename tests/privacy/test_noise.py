@@ -76,8 +76,10 @@ def largest_ratio(noise: CountNoise, p: dict[int, float]) -> float:
 def test_geometric_keeps_its_promise(epsilon: float) -> None:
     """Brute force over all outputs near the counts: no neighbour changes a probability by more than exp(epsilon)."""
     noise = CountNoise(epsilon=epsilon)
-    scale = float(noise._scale)
-    p = {y: math.exp(-abs(y) / scale) for y in range(-30, 31)}
+    # The deviation of two-sided geometric noise of ratio q is sqrt(2 q) / (1 - q); solved for q.
+    variance = noise.deviation**2
+    q = (variance + 1 - math.sqrt(2 * variance + 1)) / variance
+    p = {y: q ** abs(y) for y in range(-30, 31)}
     ratio = largest_ratio(noise, p)
     assert 0.99 * epsilon < ratio <= epsilon + 1e-12
     assert noise.release.epsilon == pytest.approx(ratio)

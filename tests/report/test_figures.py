@@ -10,7 +10,7 @@ import pytest
 
 from fedcohort.report import figures
 from fedcohort.report.data import boards, load_bundle
-from fedcohort.report.figures import _band, _smooth, general_figures
+from fedcohort.report.figures import general_figures, seed_band, smoothed
 from fedcohort.report.insights import selector_figures
 from fedcohort.simulate.leaderboard import Options
 
@@ -53,7 +53,7 @@ def test_the_accuracy_band_is_mean_and_deviation_over_seeds(setting, board):
 
 
 def test_over_time_the_last_measured_value_holds():
-    band = _band([(np.array([1.0, 3.0]), np.array([0.2, 0.6])), (np.array([2.0, 4.0]), np.array([0.4, 0.8]))], True)
+    band = seed_band([(np.array([1.0, 3.0]), np.array([0.2, 0.6])), (np.array([2.0, 4.0]), np.array([0.4, 0.8]))], True)
     # both are known from 2 on, and the first ends at 3
     assert band["x"][0] == 2.0 and band["x"][-1] == 3.0
     assert band["y"][0] == pytest.approx((0.2 + 0.4) / 2)
@@ -61,13 +61,13 @@ def test_over_time_the_last_measured_value_holds():
 
 
 def test_seeds_evaluated_in_different_rounds_share_what_they_have_in_common():
-    band = _band([(np.array([0.0, 2.0, 4.0]), np.arange(3.0)), (np.array([0.0, 4.0]), np.array([1.0, 3.0]))], False)
+    band = seed_band([(np.array([0.0, 2.0, 4.0]), np.arange(3.0)), (np.array([0.0, 4.0]), np.array([1.0, 3.0]))], False)
     assert band["x"] == [0.0, 4.0] and band["y"] == [0.5, 2.5]
 
 
 def test_smoothing_is_a_trailing_mean():
     values = np.array([1.0, 2.0, 3.0, 4.0])
-    np.testing.assert_allclose(_smooth(values, 2), [1.0, 1.5, 2.5, 3.5])
+    np.testing.assert_allclose(smoothed(values, 2), [1.0, 1.5, 2.5, 3.5])
 
 
 def test_the_heat_map_shows_exactly_the_picks(setting):

@@ -14,7 +14,7 @@ from fedcohort.scenario import (
     Skewness,
     preset,
 )
-from fedcohort.scenario.dirichlet import _sequential_counts
+from fedcohort.scenario.dirichlet import sequential_counts
 
 FMNIST = np.repeat(np.arange(10), 6000)
 CIFAR = np.repeat(np.arange(10), 5000)
@@ -102,7 +102,7 @@ def test_batched_draws_have_the_law_of_single_draws():
     fast = np.zeros((3, 3))
     slow = np.zeros((3, 3))
     for seed in range(repeats):
-        fast += _sequential_counts(pool, shares, 7, np.random.default_rng(seed))
+        fast += sequential_counts(pool, shares, 7, np.random.default_rng(seed))
     for seed in range(repeats // 4):
         slow += one_by_one(pool, shares, 7, np.random.default_rng(10_000 + seed))
     # standard error of a mean of counts below 2: about 0.05 for the slow side
@@ -112,7 +112,7 @@ def test_batched_draws_have_the_law_of_single_draws():
 
 def test_draws_go_on_when_no_class_of_a_client_is_left():
     pool = Pool.of(np.repeat([0, 1], [5, 5]))
-    counts = _sequential_counts(pool, np.array([[1.0, 0.0], [1.0, 0.0]]), 5, np.random.default_rng(0))
+    counts = sequential_counts(pool, np.array([[1.0, 0.0], [1.0, 0.0]]), 5, np.random.default_rng(0))
     assert counts.tolist() == [[5, 0], [0, 5]]
 
 

@@ -12,9 +12,9 @@ from fedcohort.signals import Signal
 
 
 def tell(session, cohort, distance, status=None, norm=None):
-    metrics = {session.selector._distance: distance}
-    if norm is not None:
-        metrics[session.selector._norm] = norm
+    values = {"distance": distance, "norm": norm}
+    named = {signal: signal.value.rpartition("-")[2] for signal in session.selector.requires}
+    metrics = {signal: values[name] for signal, name in named.items() if values.get(name) is not None}
     session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
 
 

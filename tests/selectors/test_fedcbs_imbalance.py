@@ -308,7 +308,7 @@ def test_blocks_do_not_change_a_group(monkeypatch):
     rng = np.random.default_rng(6)
     labels = LabelCounts(rng.integers(0, 30, (500, 10)) * (rng.random((500, 1)) < 0.9))
     whole, parts = imbalance.group_of(labels), None
-    monkeypatch.setattr(imbalance, "_BLOCK", 64)
+    monkeypatch.setattr(imbalance, "BLOCK", 64)
     parts = imbalance.group_of(labels)
     for c in (3, 77, 499):
         assert np.array_equal(whole.extended(np.empty(500)), parts.extended(np.empty(500)))

@@ -161,7 +161,7 @@ def test_projection_picks_what_the_dense_posterior_picks(n, d, size, noise):
 def test_blocks_do_not_change_the_picks(monkeypatch):
     x, p, alpha, _ = random_case(7, 300, 15)
     whole = choice.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
-    monkeypatch.setattr(choice, "_BLOCK", 64)
+    monkeypatch.setattr(choice, "BLOCK", 64)
     parts = choice.pick_by_expected_drop(x, p @ x, alpha, 40, 1e-2)
     assert np.array_equal(whole.picks, parts.picks)
     assert np.allclose(whole.drop, parts.drop, rtol=1e-9, atol=1e-15)
@@ -174,7 +174,7 @@ def test_blocks_do_not_change_the_fit(monkeypatch):
     changes[:, 0] = rng.normal(size=200)
     options = {"noise": 0.1, "learning_rate": 0.01, "steps": 20}
     whole = process.fit_embedding(x, changes, np.ones(5), **options)
-    monkeypatch.setattr(process, "_BLOCK", 64)
+    monkeypatch.setattr(process, "BLOCK", 64)
     assert np.allclose(process.fit_embedding(x, changes, np.ones(5), **options), whole, rtol=1e-9, atol=1e-12)
 
 

@@ -32,7 +32,7 @@ def test_blocks_do_not_change_the_choice(monkeypatch):
     rng = np.random.default_rng(1)
     cost, owed = rng.random(300), 0.1 * rng.random(300)
     whole = quickest_fair(cost, owed, 12, np.random.default_rng(0))
-    monkeypatch.setattr(rbcs_f, "_BLOCK", 7)
+    monkeypatch.setattr(rbcs_f, "BLOCK", 7)
     assert quickest_fair(cost, owed, 12, np.random.default_rng(0)).tolist() == whole.tolist()
 
 

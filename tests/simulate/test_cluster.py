@@ -111,7 +111,7 @@ def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_pat
     from fedcohort.simulate import cluster as module
 
     killed = []
-    real = module._Driver.collect
+    real = module.Driver.collect
 
     def collect(self, future):
         number, _ = self.pending[future]
@@ -121,7 +121,7 @@ def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_pat
             killed.append(number)
             ray.kill(self.pending[again[0]][1])
 
-    monkeypatch.setattr(module._Driver, "collect", collect)
+    monkeypatch.setattr(module.Driver, "collect", collect)
     out = tmp_path / "x"
     assert Simulation(Experiment.from_dict(table(engine="ray")), out).run() == "finished"
     assert killed

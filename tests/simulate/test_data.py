@@ -354,7 +354,7 @@ def test_idx_checksum_is_that_of_the_file():
     import hashlib
 
     for array in (GREY["x_train"], GREY["y_train"]):
-        assert sources._idx_md5(array) == hashlib.md5(idx_bytes(array)).hexdigest()
+        assert sources.idx_md5(array) == hashlib.md5(idx_bytes(array)).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcohort.simulate.engine import device
+from fedcohort.simulate.engine import fused
 from fedcohort.simulate.engine.fused import FusedConvolution, Shape, usable
 
-
-def _load_common():
-    name = "fedcohort_test_engine_common"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name("test_engine.py"))
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-common = _load_common()
+from . import test_engine as common
 
 
 def test_which_shapes_are_fused():
@@ -114,7 +99,7 @@ def test_fused_kernels_compile_and_agree(precision):
 
 @pytest.fixture
 def without_triton(monkeypatch):
-    monkeypatch.setattr(device, "_fusible", lambda index, precision: False)
+    monkeypatch.setattr(fused, "usable", lambda index, precision: False)
 
 
 @pytest.mark.gpu
@@ -138,8 +123,8 @@ def test_tf32_stays_near_and_both_are_bit_identical_twice(model):
     results = []
     for tf32 in (True, True, False, False):
         with common.build(data, clients, model, common.LOCALS["momentum"], "cuda", tf32=tf32) as engine:
-            fused = [layer.fused for layer in engine._backend.net.layers if hasattr(layer, "fused")]
-            assert {kernels.precision for kernels in fused} == {"tf32" if tf32 else "tf32x3"}
+            found = [layer.fused for layer in engine.backend.net.layers if hasattr(layer, "fused")]
+            assert {kernels.precision for kernels in found} == {"tf32" if tf32 else "tf32x3"}
             start = engine.init(1)
             results.append(engine.train(start[None], common.jobs_of([0, 1, 2])).params.cpu())
     once, twice, exact, again = results

@@ -35,7 +35,7 @@ def test_many_models_in_one_batch(model, monkeypatch):
         for run in (everyone, 0 * everyone):
             want = engine.measure(models, run, zeros, everyone, measures, pseudo_models=teachers)
             with monkeypatch.context() as patch:
-                patch.setattr(engine, "_backend", device)
+                patch.setattr(engine, "backend", device)
                 got = engine.measure(models, run, zeros, everyone, measures, pseudo_models=teachers)
             for measure in measures:
                 np.testing.assert_allclose(got[measure], want[measure], rtol=1e-5, equal_nan=True)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -16,19 +12,9 @@ from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, stack
 from fedcohort.simulate.models import build_model
 
+from . import test_engine as common
 
-def _load_common():
-    name = "fedcohort_test_engine_common"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name("test_engine.py"))
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-common = _load_common()
-MODELS = ["mlp", "logistic", "lenet", "fedcor-cnn", "fedcohort_test_engine_common:Residual"]
+MODELS = ["mlp", "logistic", "lenet", "fedcor-cnn", f"{common.__name__}:Residual"]
 
 
 @pytest.fixture
@@ -38,10 +24,10 @@ def on_stack(monkeypatch):
 
     def build(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        self._backend.close()
+        self.backend.close()
         net = stack(FlatModel(build_model(self.model, self.sample, self.classes)), self.sample)
         assert isinstance(net, FunctionalNet if self.model.endswith("Residual") else LayerNet)
-        self._backend = DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device)
+        self.backend = DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device)
 
     monkeypatch.setattr(Engine, "__init__", build)
 
@@ -55,12 +41,12 @@ def test_stack_equals_plain_loop(on_stack, model, how, rule):
     common.check_against_plain(model, common.LOCALS[how], rule, "cpu")
 
 
-@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:Residual"])
+@pytest.mark.parametrize("model", ["mlp", "lenet", f"{common.__name__}:Residual"])
 def test_stack_evaluates(on_stack, model):
     common.check_evaluation(model, "cpu")
 
 
-@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:Residual"])
+@pytest.mark.parametrize("model", ["mlp", "lenet", f"{common.__name__}:Residual"])
 def test_stack_augments(on_stack, model):
     common.check_augmentation(model, "cpu")
 
@@ -73,7 +59,7 @@ def test_stack_normalises_batches(on_stack, how, rule):
 
 def check_normalised(device, how, rule):
     """Short batches, jobs of different lengths: every statistic is of the samples that are there."""
-    model = "fedcohort_test_engine_common:Normalised"
+    model = f"{common.__name__}:Normalised"
     data, clients = common.problem(model, sizes=(37, 5, 64, 20), validation=(0, 0, 4, 0))
     with common.build(data, clients, model, common.LOCALS[how], device) as engine:
         models = torch.stack([engine.init(1), engine.init(2)])
@@ -129,7 +115,7 @@ def test_cuda_equals_plain_loop(model, how, rule):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:WithBatchNorm"])
+@pytest.mark.parametrize("model", ["mlp", "lenet", f"{common.__name__}:WithBatchNorm"])
 def test_cuda_augments(model):
     common.check_augmentation(model, "cuda")
 
@@ -147,7 +133,7 @@ def test_cuda_evaluates(model):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("model", ["mlp", "lenet", "fedcohort_test_engine_common:WithBatchNorm"])
+@pytest.mark.parametrize("model", ["mlp", "lenet", f"{common.__name__}:WithBatchNorm"])
 def test_cuda_is_bit_identical_twice(model):
     data, clients = common.problem(model, sizes=(40, 24, 8), validation=(0, 0, 2))
     results = []
@@ -175,7 +161,7 @@ def test_cuda_follows_changing_shapes_and_rates():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("model", ["fedcohort_test_engine_common:WithBatchNorm"])
+@pytest.mark.parametrize("model", [f"{common.__name__}:WithBatchNorm"])
 def test_cuda_falls_back_for_stateful_models(model):
     data, clients = common.problem(model, sizes=(40, 24), validation=(0, 0))
     with common.build(data, clients, model, common.LOCALS["steps"], "cuda") as engine:

@@ -25,7 +25,7 @@ from fedcohort.simulate.local import LocalTraining, batch_plan
 
 @pytest.fixture(autouse=True)
 def fresh():
-    caches = (compiled, library._warn, library._passing_folder)
+    caches = (compiled, library.warn_once, library.passing_folder)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -217,7 +217,7 @@ def test_clang_computes_what_gcc_does(tmp_path, monkeypatch, compiler, zig):
         with Engine(
             x, y, x, y, classes=4, federations=[clients], model=model, local=local, device="cpu", workers=1
         ) as engine:
-            assert isinstance(engine._backend, native.NativeBackend)
+            assert isinstance(engine.backend, native.NativeBackend)
             trained = engine.train(engine.init(0)[None], Jobs(zeros, zeros, np.arange(3), zeros, zeros)).params
             found.append([trained, *map(torch.from_numpy, engine.evaluate(trained))])
     for one, other in zip(*found, strict=True):
@@ -238,7 +238,7 @@ class Network(nn.Sequential):
 def test_it_compiles_for_other_processors(tmp_path, zig, target):
     for name in ("plans", "train"):
         built = compile_library(
-            name, read_sources(), [*zig, *library._FLAGS, "-Wall", "-Wextra", "-Werror", "-target", target], tmp_path
+            name, read_sources(), [*zig, *library.FLAGS, "-Wall", "-Wextra", "-Werror", "-target", target], tmp_path
         )
         if target == "aarch64-linux-gnu":
             assert built.read_bytes()[18:20] == b"\xb7\x00"  # the machine in an ELF header
@@ -253,5 +253,5 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(tmp_path, monkeypatch, c
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86-64")
 @pytest.mark.parametrize("narrower", ["-mno-avx512f", "-mno-avx"])
 def test_narrower_vectors_compute_the_same(tmp_path, monkeypatch, compiler, narrower):
-    monkeypatch.setattr(library, "_FLAGS", (*library._FLAGS, narrower))
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, narrower))
     assert build("train", read_sources(), compiler, tmp_path, "kept").exists()  # tries it out

@@ -128,7 +128,7 @@ def test_the_number_of_threads_changes_nothing(loss):
     found = []
     for threads in (1, 2, 7, 600):
         with engine(threads, loss=loss) as one:
-            assert isinstance(one._backend, NativeBackend)
+            assert isinstance(one.backend, NativeBackend)
             models = torch.stack([one.init(0), one.init(1)])
             trained = one.train(models, jobs)
             measures = [Measure(part, loss) for part in ("train", "validation") for loss in ("label", "robust")]

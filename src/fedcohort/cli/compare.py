@@ -91,7 +91,7 @@ def supply(table: dict[str, Any]) -> list[str]:
     return said
 
 
-def _base(config: str | None, data: str | None, scenario: str | None, chosen: bool) -> tuple[dict[str, Any], str]:
+def base_table(config: str | None, data: str | None, scenario: str | None, chosen: bool) -> tuple[dict[str, Any], str]:
     """Return the configuration to start from, and where it is from when the user did not name it.
 
     Parameters
@@ -173,7 +173,7 @@ def compare(
     from fedcohort.simulate.sweep import parse_sweeps
     from fedcohort.simulate.tables import merged, override
 
-    table, origin = _base(config, data, scenario, selectors is not None)
+    table, origin = base_table(config, data, scenario, selectors is not None)
     base = copy.deepcopy(table)
     changes: dict[str, Any] = {}
     if data is not None:

@@ -66,7 +66,7 @@ def explain(  # the command line's options are this signature
         )
     if found.coverage is not None:
         console.print(f"Warning: {found.coverage}.", style="yellow", highlight=False, markup=False)
-    console.print(_table(why))
+    console.print(score_table(why))
     for shadow in as_json(why)["shadows"]:
         if shadow["note"]:
             line = f"shadow {shadow['name']}: {shadow['note']}"
@@ -99,7 +99,8 @@ def _history(journal: Path, client: str | None, format: Format) -> None:
     console.print(result)
 
 
-def _table(why: Why) -> Table:
+def score_table(why: Why) -> Table:
+    """Return the picked and those who were nearly picked, with their scores, for a terminal."""
     scored = any(row.score is not None for row in (*why.picked, *why.nearly))
     result = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     result.add_column("client")

@@ -21,8 +21,8 @@ from fedcohort.errors import InputError
 Score = Literal["accuracy", "loss"]
 
 # Numbers per chunk: small enough for a CPU's second-level cache, large enough to fill a GPU.
-_CPU_CHUNK = 1 << 20
-_DEVICE_CHUNK = 1 << 26
+CPU_CHUNK = 1 << 20
+DEVICE_CHUNK = 1 << 26
 
 
 def namespace(array: Any) -> Any:
@@ -123,7 +123,7 @@ def _all_sums(values: Any, xp: Any) -> Any:
 
 
 def _chunks(samples: int, per_sample: int, on_cpu: bool) -> list[slice]:
-    width = max(16, (_CPU_CHUNK if on_cpu else _DEVICE_CHUNK) // max(per_sample, 1))
+    width = max(16, (CPU_CHUNK if on_cpu else DEVICE_CHUNK) // max(per_sample, 1))
     return [slice(begin, min(begin + width, samples)) for begin in range(0, samples, width)]
 
 

@@ -32,7 +32,7 @@ Attribute = str | float | int | bool
 _LARGEST = 1e30  # up to here every selector is tested to keep its state finite
 
 # What clients measure and send as numbers; whatever else one claims to know is not looked at.
-_REPORTABLE = {s.value: s for s in REPORT_SIGNALS if s.by is Party.CLIENT and not isinstance(s.how, VectorOf)}
+REPORTABLE = {s.value: s for s in REPORT_SIGNALS if s.by is Party.CLIENT and not isinstance(s.how, VectorOf)}
 GRADIENT_SIGNALS = frozenset(vectors_of(REPORT_SIGNALS, "gradient"))
 """What the server takes from gradients, which clients send for it."""
 Value = float | FloatArray  # of a signal that is a number; of one that is a vector, (V,)
@@ -182,7 +182,7 @@ def reported(record: Mapping[str, object] | None) -> dict[Signal, Value]:
     if record is None:
         return found
     for key, value in record.items():
-        signal = _REPORTABLE.get(key)
+        signal = REPORTABLE.get(key)
         if signal is None:
             continue
         if signal.width is None:

@@ -15,7 +15,7 @@ from scipy.special import xlogy
 
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
 
-_BLOCK = 8_192  # rows worked on at a time, so that they stay in the cache
+BLOCK = 8_192  # rows worked on at a time, so that they stay in the cache
 _TIE = 1e-12  # divergences nearer than this are equal but for rounding
 
 
@@ -97,9 +97,9 @@ class GreedyBalance:
             self.add(best)
 
     def _best(self, free: BoolArray) -> int:
-        positions = self._promising(free) if len(free) > _BLOCK else np.flatnonzero(free)
-        for start in range(0, len(positions), _BLOCK):
-            block = positions[start : start + _BLOCK]
+        positions = self._promising(free) if len(free) > BLOCK else np.flatnonzero(free)
+        for start in range(0, len(positions), BLOCK):
+            block = positions[start : start + BLOCK]
             values = divergence_from_uniform(self._rows[block] + self._sum)
             self.seen[block] = np.where(self._sizes[block] > 0, values, np.inf)
         tried = self.seen[positions]

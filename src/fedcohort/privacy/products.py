@@ -60,7 +60,9 @@ class Row:
 
 
 @dataclass
-class _Block:
+class Block:
+    """The ciphertexts of some clients packed into one, so that another's products with all of them are one product."""
+
     names: tuple[str, ...]
     packed: Any = field(repr=False)  # with y replaced by 1/y
 
@@ -89,6 +91,11 @@ class SealedLabels:
     Parameters
     ----------
     key : EvaluationKey
+
+    Attributes
+    ----------
+    blocks : list of Block
+        Everybody who is here, packed.
     """
 
     def __init__(self, key: EvaluationKey) -> None:
@@ -99,7 +106,7 @@ class SealedLabels:
         self._elements = projections(self.classes)
         self._ciphertexts: dict[str, Any] = {}
         self._digests: dict[bytes, str] = {}
-        self._blocks: list[_Block] = []
+        self.blocks: list[Block] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,7 +140,7 @@ class SealedLabels:
             twice = next(name for name, data in sealed.items() if digests[_digest(data)] != name)
             raise CiphertextError(f"The sealed label counts of client {twice!r} are a copy of another client's.")
         names, most = list(news), capacity(self.classes)
-        self._blocks = [
+        self.blocks = [
             *self._tidied(),
             *(self._block({n: news[n] for n in names[i : i + most]}) for i in range(0, len(names), most)),
         ]
@@ -144,12 +151,12 @@ class SealedLabels:
         """Take the ciphertexts of new clients and return their rows: products with everybody there, and one another."""
         self.admit(sealed)
         found = []
-        for at, block in enumerate(self._blocks):
+        for at, block in enumerate(self.blocks):
             if block.names[0] not in sealed:
                 continue
-            others = [b for k, b in enumerate(self._blocks) if k >= at or b.names[0] not in sealed]
+            others = [b for k, b in enumerate(self.blocks) if k >= at or b.names[0] not in sealed]
             for name in block.names:
-                found += [self._row(name, self._ciphertexts[name], other) for other in others]
+                found += [self._row(name, other) for other in others]
         return found
 
     def forget(self, clients: Sequence[str]) -> None:
@@ -158,26 +165,26 @@ class SealedLabels:
         self._ciphertexts = {n: c for n, c in self._ciphertexts.items() if n not in gone}
         self._digests = {d: n for d, n in self._digests.items() if n not in gone}
         kept = []
-        for block in self._blocks:
+        for block in self.blocks:
             if gone.isdisjoint(block.names):
                 kept.append(block)
             elif rest := {n: self._ciphertexts[n] for n in block.names if n not in gone}:
                 kept.append(self._block(rest))
-        self._blocks = kept
+        self.blocks = kept
 
-    def _tidied(self) -> list[_Block]:
+    def _tidied(self) -> list[Block]:
         most = capacity(self.classes)
-        partial = [block for block in self._blocks if len(block.names) < most]
+        partial = [block for block in self.blocks if len(block.names) < most]
         if len(partial) <= _FRAGMENTS:
-            return self._blocks
+            return self.blocks
         names = [name for block in partial for name in block.names]
         parts = [names[start : start + most] for start in range(0, len(names), most)]
-        full = [block for block in self._blocks if len(block.names) == most]
+        full = [block for block in self.blocks if len(block.names) == most]
         return [*full, *(self._block({n: self._ciphertexts[n] for n in part}) for part in parts)]
 
     # -- on ciphertexts -------------------------------------------------------------------------------------------
 
-    def _block(self, members: Mapping[str, Any]) -> _Block:
+    def _block(self, members: Mapping[str, Any]) -> Block:
         level = list(members.values())
         for step, element in enumerate(self._elements):
             shift = sealapi().Plaintext(f"1x^{capacity(self.classes) >> (step + 1)}")
@@ -185,7 +192,7 @@ class SealedLabels:
                 self._merged(level[i], level[i + 1] if i + 1 < len(level) else None, shift, element)
                 for i in range(0, len(level), 2)
             ]
-        return _Block(tuple(members), self._mapped(level[0], INVERSION))
+        return Block(tuple(members), self._mapped(level[0], INVERSION))
 
     def _mapped(self, ciphertext: Any, element: int) -> Any:
         result = sealapi().Ciphertext(scheme().context)
@@ -206,18 +213,19 @@ class SealedLabels:
         evaluator.add_inplace(result, shifted)
         return result
 
-    def _row(self, client: str, ciphertext: Any, block: _Block) -> Row:
-        covered = self._covered(self._product(ciphertext, block), len(block.names))
+    def _row(self, client: str, block: Block) -> Row:
+        covered = self.covered(self.product(client, block), len(block.names))
         scheme().evaluator.mod_switch_to_inplace(covered, scheme().context.last_parms_id())
         return Row(client, block.names, dumped(covered))
 
-    def _product(self, ciphertext: Any, block: _Block) -> Any:
+    def product(self, client: str, block: Block) -> Any:
+        """Return the ciphertext in which a client's inner products with a block stand, as the product left it."""
         product = sealapi().Ciphertext(scheme().context)
-        scheme().evaluator.multiply(ciphertext, block.packed, product)
+        scheme().evaluator.multiply(self._ciphertexts[client], block.packed, product)
         scheme().evaluator.relinearize_inplace(product, self._relinearization)
         return product
 
-    def _covered(self, product: Any, members: int) -> Any:
+    def covered(self, product: Any, members: int) -> Any:
         """Return a product with fresh noise, far larger, and random coefficients wherever no inner product stands."""
         evaluator = scheme().evaluator
         hidden = sealapi().Ciphertext(scheme().context)

@@ -90,7 +90,7 @@ def _thin(count: int) -> AnyArray:
     return np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
 
 
-def _band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -> dict[str, list[float | None]] | None:
+def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -> dict[str, list[float | None]] | None:
     """Return mean and mean +- standard deviation of several (x, y) curves, on a common grid.
 
     The grid ends where the shortest curve ends, so the mean is always over the same seeds. ``stepwise`` holds the last
@@ -124,7 +124,7 @@ def _series(group: SelectorRuns, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"label": group.label, "color": group.color, "dash": group.dash, **data}
 
 
-def _smooth(values: FloatArray, window: int) -> FloatArray:
+def smoothed(values: FloatArray, window: int) -> FloatArray:
     """Return the trailing mean over ``window`` entries, shorter at the beginning."""
     if window <= 1:
         return values
@@ -154,7 +154,7 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
                 x = x_of(run)
                 seen = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
                 curves.append((x[seen], metric.natural(run.values["accuracy"][seen])))
-            band = _band(curves, stepwise)
+            band = seed_band(curves, stepwise)
             if band is not None:
                 series.append(_series(group, band))
         longest = max((s["x"][-1] or 0.0 for s in series), default=0.0)
@@ -284,7 +284,7 @@ def loss(setting: Setting) -> Figure | None:
     """Test loss over rounds."""
     series, last = [], {}
     for group in setting.groups:
-        band = _band([(x.astype(float), y) for x, y in (run.evaluated("loss") for run in group.runs)], False)
+        band = seed_band([(x.astype(float), y) for x, y in (run.evaluated("loss") for run in group.runs)], False)
         if band is not None:
             series.append(_series(group, band))
             last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
@@ -309,8 +309,8 @@ def balance(setting: Setting) -> Figure | None:
     window = max(1, setting.rounds // 25)
     series, means = [], {}
     for group in setting.groups:
-        curves = [(x.astype(float), _smooth(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
-        band = _band(curves, False)
+        curves = [(x.astype(float), smoothed(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
+        band = seed_band(curves, False)
         if band is not None:
             if "lo" in band:
                 band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]

@@ -83,7 +83,7 @@ def _redrawn(times: int, why: str) -> tuple[str, ...]:
     return (f"{times:,} draw{'s' if times > 1 else ''} {why} and {'were' if times > 1 else 'was'} repeated",)
 
 
-def _sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
+def sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
     """Draw ``size`` labels per client from its ``shares`` (N, B) without replacement, client after client.
 
     A label whose class is used up is drawn again from what is left, as if every sample were drawn by itself: a batch
@@ -128,7 +128,7 @@ class ClassHeterogeneity(Partition):
         """Draw a class distribution per client, then its samples."""
         size = equal_size(self.name, pool, self.clients, self.samples)
         shares = dirichlet(rng, np.full((self.clients, pool.classes), self.alpha))
-        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, who=self.name)
+        return deal(pool, sequential_counts(pool, shares, size, rng), rng, who=self.name)
 
 
 @PARTITIONS.register("dirichlet")
@@ -158,7 +158,7 @@ class DirichletLabels(Partition):
         size = equal_size(self.name, pool, self.clients, self.samples)
         prior = pool.counts / len(pool)
         shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
-        return deal(pool, _sequential_counts(pool, shares, size, rng), rng, who=self.name)
+        return deal(pool, sequential_counts(pool, shares, size, rng), rng, who=self.name)
 
 
 @PARTITIONS.register("dirichlet-qp")

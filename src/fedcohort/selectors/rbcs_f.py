@@ -19,7 +19,7 @@ from fedcohort.params import Interval, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.signals import Signal
 
-_BLOCK = 4096
+BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def quickest_fair(cost: FloatArray, owed: FloatArray, size: int, rng: np.random.
     total = float(debts[:size].sum())
     best, group = float(costs[size - 1]) - total, list(heap)
     heapq.heapify(heap)
-    for start in range(size, len(order), _BLOCK):
-        block = slice(start, start + _BLOCK)
+    for start in range(size, len(order), BLOCK):
+        block = slice(start, start + BLOCK)
         for i in (start + np.flatnonzero(debts[block] > heap[0][0])).tolist():
             debt = float(debts[i])
             if debt > heap[0][0]:

@@ -149,7 +149,7 @@ def connect(address: str | None) -> None:
         ) from error
 
 
-class _Driver:
+class Driver:
     """One attempt to make all unfinished groups."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -226,7 +226,7 @@ class _Driver:
 def drive(simulation: Simulation) -> str:
     """Make all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
     connect(simulation.address)
-    driver = _Driver(simulation)
+    driver = Driver(simulation)
     for number in simulation.prepared.groups:
         if not simulation.ended(number):
             driver.launch(number)

@@ -114,10 +114,10 @@ def server_samples(engine: Engine, dataset: Dataset, positions: IntArray, public
     """Return the samples of ``public``, a .npy file, or those of the training set at ``positions``."""
     if public is None:
         return ServerSamples(engine, engine.inputs(positions), np.asarray(dataset.y_train)[positions])
-    return ServerSamples(engine, _public(Path(public), dataset.x_train, engine.sample), None)
+    return ServerSamples(engine, public_samples(Path(public), dataset.x_train, engine.sample), None)
 
 
-def _public(path: Path, like: AnyArray, sample: tuple[int, ...]) -> torch.Tensor:
+def public_samples(path: Path, like: AnyArray, sample: tuple[int, ...]) -> torch.Tensor:
     """Read unlabelled samples that are shaped, and will be standardised, like the training set ``like``."""
     try:
         samples = np.load(path, allow_pickle=False)

@@ -10,7 +10,7 @@ from fedcohort.arrays import BoolArray, FloatArray, IntArray
 # How many arms should lie under the threshold of a block on average. Fewer make empty steps (which cost a draw per
 # arm) more frequent, more make every step dearer; the cost is flat between 6 and 16.
 _UNDER_THRESHOLD = 10
-_FIRST_BLOCK = 32  # steps; blocks double while they last
+FIRST_BLOCK = 32  # steps; blocks double while they last
 
 
 def repeated_argmax(alpha: FloatArray, beta: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
@@ -52,7 +52,7 @@ def repeated_argmax(alpha: FloatArray, beta: FloatArray, size: int, rng: np.rand
     group = group.reshape(-1)
     left = np.ones(n, np.bool_)
     threshold = 0.0  # of 1 - theta: nobody lies under 0, so the first step is unconditional
-    block = _FIRST_BLOCK
+    block = FIRST_BLOCK
     while len(taken) < size:
         arms = np.flatnonzero(left)
         draws = _above(alpha[arms], beta[arms], threshold, rng)

@@ -26,7 +26,7 @@ from fedcohort.errors import InputError
 RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 """QCID below this is rounding error of Theorem 3.1's difference and counts as 0."""
 
-_BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
+BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
 
 
 class ClassBalance(ABC):
@@ -54,7 +54,7 @@ class ClassBalance(ABC):
         self._own = own
         self._size = 0.0
         self._empty = np.flatnonzero(sizes == 0)
-        self._work = np.empty(min(self.n, _BLOCK))
+        self._work = np.empty(min(self.n, BLOCK))
 
     @abstractmethod
     def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
@@ -100,8 +100,8 @@ class ClassBalance(ABC):
         Values below :data:`RESOLUTION`, and negative ones of an inexact S, mean 0.
         """
         size, total, even = self._size, self.total, 1.0 / self.classes
-        for start in range(0, self.n, _BLOCK):
-            rows = slice(start, min(start + _BLOCK, self.n))
+        for start in range(0, self.n, BLOCK):
+            rows = slice(start, min(start + BLOCK, self.n))
             part, sizes = out[rows], self.sizes[rows]
             work = self._work[: len(part)]
             self._cross(2.0, rows, part)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
 
-_BLOCK = 32_768  # rows worked on at a time, so that what is computed of them stays in the cache
+BLOCK = 32_768  # rows worked on at a time, so that what is computed of them stays in the cache
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ def fit_embedding(
     for step in range(1, steps + 1):
         factors = _gradient_factors(x, groups, noise)
         length, spread = learning_rate / (1.0 - 0.9**step), math.sqrt(1.0 - 0.999**step)
-        for start in range(0, len(x), _BLOCK):
-            stop = min(start + _BLOCK, len(x))
+        for start in range(0, len(x), BLOCK):
+            stop = min(start + BLOCK, len(x))
             gradient = _gradient_rows(x, groups, factors, start, stop)
             m, v = first[start:stop], second[start:stop]
             m *= 0.9

@@ -274,7 +274,7 @@ def _verify(
             )
 
 
-def _idx_md5(array: AnyArray) -> str:
+def idx_md5(array: AnyArray) -> str:
     """Return the MD5 of the idx file that holds this array, which is what MNIST-like sets are known by."""
     head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     known = hashlib.md5(head, usedforsecurity=False)
@@ -333,7 +333,7 @@ class _MnistLike(_FileSource):
         data = _assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28))
         if self.check:
             sums = dict(zip(_PARTS, self.sums, strict=True))
-            _verify(where, arrays, official=60_000, sums=sums, digest=_idx_md5)
+            _verify(where, arrays, official=60_000, sums=sums, digest=idx_md5)
         return data
 
 

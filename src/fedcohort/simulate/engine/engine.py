@@ -89,6 +89,11 @@ class Engine:
         On CUDA, let matrix products round their inputs to TF32, which convolutional networks gain much from; False
         computes in full single precision, as the CPU does.
 
+    Attributes
+    ----------
+    backend : Backend
+        What trains this model here: machine code, a stack of models on a device, or the plain loop.
+
     Examples
     --------
     >>> x = np.linspace(0, 1, 80, dtype=np.float32).reshape(20, 4)
@@ -143,7 +148,7 @@ class Engine:
         self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
         self.store = Store(x_train, x_test, y_test, federations, None if self.task.has_classes else self.y_train)
-        self._backend = self._choose(module, flat, workers or usable_cores(), tf32)
+        self.backend = self._choose(module, flat, workers or usable_cores(), tf32)
 
     def _choose(self, module: nn.Module, flat: FlatModel, threads: int, tf32: bool) -> Backend:
         """Return the fastest backend this model can have here."""
@@ -214,7 +219,7 @@ class Engine:
                 f"Got {tuple(correction.shape)}."
             )
         table = JobTable.of(jobs, self.store, self.local)
-        return Trained(self._backend.train(table, models, prox, correction), table.steps)
+        return Trained(self.backend.train(table, models, prox, correction), table.steps)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -252,7 +257,7 @@ class Engine:
             spans = self._spans(run, federation, client, len(models), part)
             pseudo = any(measure.loss != "label" for measure in asked)
             columns = torch.full((len(asked), len(spans)), torch.nan, dtype=torch.float64, device=self.device)
-            scored = self._backend.cross_entropies(models, spans, pseudo, pseudo_models)
+            scored = self.backend.cross_entropies(models, spans, pseudo, pseudo_models)
             for some, by_label, by_pseudo in scored:
                 lengths = torch.from_numpy(spans.count[some]).to(self.device)
                 columns[:, torch.from_numpy(some)] = reduced(by_label, by_pseudo, lengths, asked, self.local)
@@ -264,12 +269,12 @@ class Engine:
     ) -> torch.Tensor:
         """Return the full-batch gradient (Q, P) of each client's mean cross-entropy at the given models (R, P)."""
         self._check_models(models)
-        return self._backend.gradients(models, self._spans(run, federation, client, len(models)))
+        return self.backend.gradients(models, self._spans(run, federation, client, len(models)))
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return the test loss (M,) and the task's metric (M,), accuracy for a classifier, of models (M, P)."""
         self._check_models(models)
-        return self._backend.evaluate(models)
+        return self.backend.evaluate(models)
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return the logits (M, V, C) of models (M, P) on training samples."""
@@ -277,7 +282,7 @@ class Engine:
         positions = np.asarray(positions, dtype=np.int64)
         if len(positions) and not 0 <= positions.min() <= positions.max() < self.store.n_train:
             raise InputError(f"Positions must be in [0, {self.store.n_train}), the training set.")
-        return self._backend.logits(models, positions)
+        return self.backend.logits(models, positions)
 
     def inputs(self, positions: IntArray) -> torch.Tensor:
         """Return training samples as a model sees them, ``(V, *sample)``: standardised, channels first."""
@@ -334,7 +339,7 @@ class Engine:
         """End the threads and let go of the data."""
         if not self._closed:
             self._closed = True
-            self._backend.close()
+            self.backend.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -10,6 +10,7 @@ asks for that.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -36,7 +37,7 @@ from fedcohort.arrays import AnyArray
 
 log = logging.getLogger(__name__)
 
-_FLAGS = ("-O2", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-O2", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _ADVICE = 'install a C compiler, or one from PyPI with: pip install "fedcohort[compiler]"'
 _pointer, _number = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: dict[str, dict[str, tuple[Any, list[Any]]]] = {
@@ -72,12 +73,12 @@ def compiled(name: str) -> ctypes.CDLL | None:
         kept = next((path for path in sorted(folder.glob(f"{start}-*.so")) if _sound(path)), None)
         return load(name, kept or build(name, sources, compiler, folder, start))
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-        _warn(f"the engine does without machine code and is several times slower: {error}; {_ADVICE}")
+        warn_once(f"the engine does without machine code and is several times slower: {error}; {_ADVICE}")
         return None
 
 
 @functools.cache
-def _warn(message: str) -> None:
+def warn_once(message: str) -> None:
     """Say something once, however many libraries it concerns."""
     log.warning(message)
 
@@ -103,7 +104,7 @@ def find_compiler() -> list[str]:
 def flags(compiler: Sequence[str]) -> tuple[str, ...]:
     """Return what the compiler is told, with its way to say: for this processor."""
     by_cpu = platform.machine() in ("aarch64", "arm64") or Path(compiler[0]).stem == "zig"
-    return (*_FLAGS, "-mcpu=native" if by_cpu else "-march=native")
+    return (*FLAGS, "-mcpu=native" if by_cpu else "-march=native")
 
 
 def read_sources() -> dict[str, bytes]:
@@ -130,23 +131,19 @@ def _fingerprint(sources: dict[str, bytes], compiler: Sequence[str]) -> str:
 def _cache_folder() -> Path:
     """Return a folder that only this user can write to; one that goes with the process where there is none."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcohort"
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return _passing_folder()
-    if not _ours(folder):
-        _warn(f"the cache folder {folder} can be written by somebody else: compiled code is kept nowhere")
-        return _passing_folder()
-    return folder if os.access(folder, os.W_OK) else _passing_folder()
+        if not _ours(folder):
+            warn_once(f"the cache folder {folder} can be written by somebody else: compiled code is kept nowhere")
+        elif os.access(folder, os.W_OK):
+            return folder
+    return Path(passing_folder().name)
 
 
 @functools.cache
-def _passing_folder() -> Path:
-    _passing.append(tempfile.TemporaryDirectory(prefix="fedcohort-"))
-    return Path(_passing[0].name)
-
-
-_passing: list[tempfile.TemporaryDirectory[str]] = []  # removed at the end of the process
+def passing_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return the folder that is removed at the end of the process."""
+    return tempfile.TemporaryDirectory(prefix="fedcohort-")
 
 
 def _ours(path: Path) -> bool:
