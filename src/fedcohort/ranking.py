@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import InputError
-from fedcohort.protocol import SELECTORS
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,3 @@ class Ranker(ABC):
     @abstractmethod
     def ranked(cls, state: Mapping[str, Any], level: float) -> Ranking:
         """Rank by the fields of a state, with credible intervals of this level."""
-
-
-def rankers() -> dict[str, type[Ranker]]:
-    """Return the selectors that can rank clients, by name."""
-    found = {name: SELECTORS.get(name) for name in SELECTORS.names()}
-    return {name: cls for name, cls in found.items() if isinstance(cls, type) and issubclass(cls, Ranker)}
-
-
-def default_ranker() -> tuple[str, type[Ranker]]:
-    """Return the first selector, by name, that can rank clients."""
-    found = rankers()
-    if not found:
-        raise InputError("No selector here can rank clients.", hint="derive one from fedcohort.ranking.Ranker")
-    return next(iter(found.items()))

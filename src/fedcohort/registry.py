@@ -28,6 +28,7 @@ from fedcohort.errors import InputError, ParameterError, RegistryError, UnknownN
 from fedcohort.params import parameters
 
 T = TypeVar("T")
+C = TypeVar("C")
 log = logging.getLogger(__name__)
 
 
@@ -181,6 +182,17 @@ class Registry(Generic[T]):
         if not self._fill():
             raise self._too_early(f"The names of all {self.kind}s")
         return sorted(self._items)
+
+    def able(self, capability: type[C]) -> dict[str, type[C]]:
+        """Return the classes that also derive from ``capability``, by name; an error where there is none."""
+        found = {name: self._items[name] for name in self.names()}
+        classes = {name: cls for name, cls in found.items() if isinstance(cls, type) and issubclass(cls, capability)}
+        if not classes:
+            raise UnknownNameError(
+                f"No {self.kind} here is a {capability.__name__}.",
+                hint=f"derive one from {capability.__module__}.{capability.__name__}",
+            )
+        return classes
 
     def get(self, name: str) -> Callable[..., T]:
         """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedcohort.cli.demo import companion, explanations, verdict
+from fedcohort.cli.demo import companion, explanations, remarks, verdict
 from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.results import load
 from fedcohort.simulate.tables import find_table
@@ -62,6 +62,12 @@ def test_who_does_badly_is_explained_and_nobody_else():
     assert explanations([chance], CONFIG) == []  # worse in one seed of two
     gone = board("skewed", uniform=[0.8], uniform_robust=[0.8], flash=[math.nan], fedacs=[0.8])
     assert explanations([gone], CONFIG) == []
+
+
+def test_every_remark_is_about_something_shown():
+    table = find_table("demo")
+    assert set(remarks()) == {setting["name"] for setting in table["settings"]}
+    assert {label for said in remarks().values() for label in said} <= set(table["selectors"])
 
 
 def test_uniform_selection_is_there_with_every_training():

@@ -4,7 +4,6 @@ import ast
 import importlib
 import inspect
 import pkgutil
-import tomllib
 from pathlib import Path
 
 import fedcohort
@@ -35,11 +34,7 @@ def test_nothing_outside_the_package_knows_a_selector_by_name():
                 known.append((str(path.relative_to(root)), node.value))
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedcohort.selectors"):
                 known += [(str(path.relative_to(root)), alias.name) for alias in node.names]
-    # The baseline everybody is compared with, the selector an app of Flower begins with unless told otherwise, the
-    # command that is FedCor's Appendix D, and what the demonstration says of the selectors in its own configuration.
-    shown = set(tomllib.loads((root / "simulate" / "configs" / "demo.toml").read_text())["selectors"])
-    known = [entry for entry in known if entry[0] != "cli/demo.py" or entry[1] not in shown]
+    # The baseline everybody is compared with, and the selector an app of Flower begins with unless told otherwise.
     assert {entry for entry in known if entry[1] not in ("uniform", "Uniform")} <= {
         ("cli/flower.py", "power-of-choice"),
-        *(("simulate/diagnose.py", name) for name in ("Normality", "normality", "stationarity")),
     }

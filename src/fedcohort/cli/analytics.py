@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedcohort.cli.options import (
     BaseArgument,
@@ -19,7 +18,7 @@ from fedcohort.cli.options import (
     ScenarioOption,
     SetOption,
 )
-from fedcohort.cli.output import Format, err, out, print_json, table
+from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, table
 from fedcohort.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,14 +29,15 @@ if TYPE_CHECKING:
 def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
     """Rank by what a session has on record, with a selector that can rank."""
     from fedcohort.journal import read_journal
-    from fedcohort.ranking import Ranker, rankers
+    from fedcohort.protocol import SELECTORS
+    from fedcohort.ranking import Ranker
     from fedcohort.specs import class_of
 
     with contextlib.closing(read_journal(path)) as journal:
         spec = journal.meta()["selector"]
         cls = class_of(spec)
         if cls is None or not issubclass(cls, Ranker):
-            known = ", ".join(rankers())
+            known = ", ".join(SELECTORS.able(Ranker))
             raise InputError(
                 f"The journal {path} is of the selector {spec['name'] or spec['class']!r}, which cannot rank clients.",
                 hint=f"rank with a session of one that can: {known}",
@@ -144,16 +144,5 @@ def settings_of(config: str | None, wanted: dict[str, Any], changes: list[str]) 
 def _simulated(settings: dict[str, Any], rounds: int | None, level: float, device: str | None, console: Any) -> Any:
     from fedcohort.simulate.analytics import rank_by_skewness
 
-    bar = Progress(
-        TextColumn("duels"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
-    with bar:
-        task = bar.add_task("rounds", total=None)
-        return rank_by_skewness(
-            settings,
-            rounds=rounds,
-            level=level,
-            device=device,
-            on_start=lambda total: bar.update(task, total=total),
-            on_round=lambda run, row: bar.advance(task),
-        )
+    with rounds_bar(console, "duels") as (start, advance):
+        return rank_by_skewness(settings, rounds=rounds, level=level, device=device, on_start=start, on_round=advance)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import math
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,21 +22,6 @@ from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, leaderboards
 from fedcohort.simulate.leaderboard.words import percent
 
 _BADLY = -0.01  # below uniform selection of the same training by more than this, in most seeds
-
-_WHY = {
-    ("power-of-choice", "noisy"): "it takes the clients with the highest losses, and here those have the wrong labels",
-    ("fedcbs", "noisy"): "it balances the labels that clients report, and here many of them are wrong",
-    ("fedcor", "noisy"): "it trusts losses to say where there is something to learn, and wrong labels raise them",
-    (
-        "fedacs",
-        "skewed",
-    ): "it looks for the few clients with less skewed data, and here everybody has two classes at most: "
-    "what it leaves out is missing, and nothing is gained",
-    ("flash", "skewed"): "it rewards clients that fit the present model, and here each has two classes of ten: "
-    "the model hears less of the others",
-    ("fedcm-ts", "skewed"): "it rewards clients whose models pass a filter, and here that favours some classes",
-    ("uniform-robust", "skewed"): "the robust loss learns from the model's own predictions, which are poor at first",
-}
 
 
 def companion(config: Mapping[str, Any], label: str, baseline: str) -> str:
@@ -75,9 +62,15 @@ def verdict(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[st
     return said
 
 
+def remarks() -> dict[str, dict[str, str]]:
+    """Return why a selector may do badly, by setting and label; written beside the configuration."""
+    folder = importlib.resources.files("fedcohort.simulate") / "configs" / "remarks"
+    return tomllib.loads((folder / "demo.toml").read_text())
+
+
 def explanations(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
     """Explain every selector that does badly somewhere: worse than uniform selection with the same training."""
-    said = []
+    said, known = [], remarks()
     for board in boards:
         rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
         for label, row in rows.items():
@@ -87,7 +80,7 @@ def explanations(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> li
                 continue
             difference, losses = _difference(row, rows[fair])
             if difference < _BADLY and losses > 0.5:
-                why = _WHY.get((label, board.setting), "with so few seeds that may be chance")
+                why = known.get(board.setting, {}).get(label, "with so few seeds that may be chance")
                 said.append(
                     f"{label} in {board.setting} ends {board.metric.difference(difference)} against {fair}: {why}."
                 )

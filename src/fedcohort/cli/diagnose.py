@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedcohort.cli.analytics import settings_of
 from fedcohort.cli.options import (
@@ -19,7 +18,7 @@ from fedcohort.cli.options import (
     ScenarioOption,
     SetOption,
 )
-from fedcohort.cli.output import Format, err, out, print_json, table
+from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, table
 
 
 def diagnose(
@@ -51,19 +50,9 @@ def diagnose(
     console = err(quiet or format is Format.JSON)
     wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
     settings = settings_of(config, wanted, set_ or [])
-    bar = Progress(
-        TextColumn("rounds"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
-    with bar:
-        task = bar.add_task("rounds", total=None)
+    with rounds_bar(console, "rounds") as (start, advance):
         found = look(
-            settings,
-            looks=looks,
-            every=every,
-            samples=samples,
-            device=device,
-            on_start=lambda total: bar.update(task, total=total),
-            on_round=lambda run, row: bar.advance(task),
+            settings, looks=looks, every=every, samples=samples, device=device, on_start=start, on_round=advance
         )
     if picture is not None:
         from fedcohort.report.diagnosis import diagnosis_svg

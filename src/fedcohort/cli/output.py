@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -67,6 +68,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
     for row in rows:
         result.add_row(*("" if cell is None else str(cell) for cell in row))
     return result
+
+
+@contextmanager
+def rounds_bar(console: Console, word: str) -> Iterator[tuple[Callable[[int], None], Callable[[Any, Any], None]]]:
+    """Show a bar of rounds; yield what to call with their number before the first, and after each with run and row."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(word), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(word, total=None)
+        yield lambda total: bar.update(task, total=total), lambda run, row: bar.advance(task)
 
 
 def print_tables(tables: Sequence[Shown], console: Console) -> None:

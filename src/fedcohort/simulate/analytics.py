@@ -11,7 +11,6 @@ gradient a round and nothing else. The mean step is taken (FedSGD), so that the 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,12 +21,13 @@ import numpy as np
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import InputError
 from fedcohort.journal.codec import state_fields
-from fedcohort.ranking import Ranking, default_ranker
+from fedcohort.protocol import SELECTORS
+from fedcohort.ranking import Ranker, Ranking
 from fedcohort.scenario import Federation
-from fedcohort.simulate.config import Experiment, values_of
+from fedcohort.simulate.alone import played
+from fedcohort.simulate.config import RunPlan, values_of
 from fedcohort.simulate.group import OnRound
 from fedcohort.simulate.local import LocalTraining
-from fedcohort.simulate.prepare import prepare
 
 ROUNDS_PER_CLIENT = 20  # in which a client duels, on average
 
@@ -104,36 +104,22 @@ def rank_by_skewness(
     """
     if not rate > 0:
         raise InputError(f"The learning rate of analytics must be positive. Got {rate!r}.")
-    config = copy.deepcopy({key: value for key, value in table.items() if key in ("data", "scenario", "model", "run")})
-    name, ranker = default_ranker()
-    config["selectors"] = {name: values_of(ranker.for_ranking())}
-    seeds = table.get("seeds", [0])
-    config["seeds"] = seeds[:1] if isinstance(seeds, list) else [0]
-    options = config.setdefault("run", {})
-    for key in ("baseline", "reference", "patience", "targets"):
-        options.pop(key, None)
-    options["eval_every"] = 10**9
-    prepared = prepare(Experiment.from_dict(config), device)
-    (plan,) = prepared.experiment.plans
-    federation = prepared.federations[prepared.federation_keys[0]]
-    cohort = len(federation) if plan.options.size is None else plan.options.size
-    if cohort < 2:
-        raise InputError(f"Clients duel with each other: analytics needs at least two a round. Got {cohort}.")
-    # The whole of every client's data in one batch: its step is its full-batch gradient.
-    local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=rate)
-    chosen = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
-    experiment = replace(prepared.experiment, plans=(replace(plan, local=local, options=chosen),))
-    prepared = replace(prepared, experiment=experiment)
-    group = prepared.group(0, journals=None, device=device or plan.options.device, workers=plan.options.workers)
-    try:
-        group.start()
-        if on_start is not None:
-            on_start(chosen.rounds)
-        while not group.done:
-            group.step(on_round)
-        state = dict(state_fields(group.runs[0].session.state))
+    name, ranker = next(iter(SELECTORS.able(Ranker).items()))
+
+    def planned(plan: RunPlan, federation: Federation) -> RunPlan:
+        cohort = len(federation) if plan.options.size is None else plan.options.size
+        if cohort < 2:
+            raise InputError(f"Clients duel with each other: analytics needs at least two a round. Got {cohort}.")
+        # The whole of every client's data in one batch: its step is its full-batch gradient.
+        local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=rate)
+        options = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
+        return replace(plan, local=local, options=options)
+
+    selectors = {name: values_of(ranker.for_ranking())}
+    sections = {key: value for key, value in table.items() if key != "local"}
+    with played(sections, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
+        (run,) = group.runs
         made, _ = group.drain()
         traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
-        return SkewnessReport(ranker.ranked(state, level), federation, group.runs[0].round, traffic / 1e6)
-    finally:
-        group.close()
+        ranking = ranker.ranked(dict(state_fields(run.session.state)), level)
+        return SkewnessReport(ranking, run.federation, run.round, traffic / 1e6)

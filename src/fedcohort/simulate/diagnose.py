@@ -10,7 +10,6 @@ is checked on the samples of one look, stationarity on those of neighbouring loo
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,13 +19,14 @@ import numpy as np
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError
+from fedcohort.gaussianity import GaussianLosses, Normality
 from fedcohort.params import Interval, param
-from fedcohort.protocol import Answer, Cohort, Outcome, Query, Selector, Slate, Trial
-from fedcohort.selectors.fedcor.diagnostics import Normality, normality, stationarity
+from fedcohort.protocol import SELECTORS, Answer, Cohort, Outcome, Query, Selector, Slate, Trial
+from fedcohort.scenario import Federation
 from fedcohort.signals import Signal
-from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.alone import played
+from fedcohort.simulate.config import RunPlan
 from fedcohort.simulate.group import OnRound
-from fedcohort.simulate.prepare import prepare
 
 FEWEST_SAMPLES = 20
 
@@ -130,35 +130,21 @@ def diagnose(
     """
     if looks < 2:
         raise InputError(f"Stationarity compares looks: at least 2 are needed. Got {looks}.")
-    config = copy.deepcopy({k: v for k, v in table.items() if k in ("data", "scenario", "model", "local", "run")})
-    config["selectors"] = {"trials": {"name": f"{__name__}:UniformTrials", "samples": samples, "every": every}}
-    seeds = table.get("seeds", [0])
-    config["seeds"] = seeds[:1] if isinstance(seeds, list) else [0]
-    options = config.setdefault("run", {})
-    for key in ("baseline", "reference", "patience", "targets"):
-        options.pop(key, None)
-    options["eval_every"] = 10**9
-    prepared = prepare(Experiment.from_dict(config), device)
-    (plan,) = prepared.experiment.plans
-    chosen = replace(plan.options, rounds=(looks - 1) * every + 1)
-    prepared = replace(prepared, experiment=replace(prepared.experiment, plans=(replace(plan, options=chosen),)))
-    group = prepared.group(0, journals=None, device=device or plan.options.device, workers=plan.options.workers)
-    try:
-        group.start()
-        if on_start is not None:
-            on_start(chosen.rounds)
-        while not group.done:
-            group.step(on_round)
+    checker = next(iter(SELECTORS.able(GaussianLosses).values()))
+
+    def planned(plan: RunPlan, federation: Federation) -> RunPlan:
+        return replace(plan, options=replace(plan.options, rounds=(looks - 1) * every + 1))
+
+    selectors = {"trials": {"name": f"{__name__}:UniformTrials", "samples": samples, "every": every}}
+    with played(table, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
         state: TrialState = group.runs[0].session.state
         changes = list(state.changes)
-    finally:
-        group.close()
     if len(changes) < 2:
         raise InputError(
             f"Only {len(changes)} of {looks} looks came about: the run ended early.", hint="lower the learning rate"
         )
     return Diagnosis(
         rounds=np.arange(len(changes)) * every,
-        normality=[normality(part, components) for part in changes],
-        similarity=stationarity(changes),
+        normality=[checker.normality(part, components) for part in changes],
+        similarity=checker.stationarity(changes),
     )

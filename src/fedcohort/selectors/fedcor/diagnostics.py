@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import InputError
+from fedcohort.gaussianity import Normality
 
 _FEWEST = 8  # samples below which the skewness of a component says nothing, and its test is not defined
 
@@ -37,32 +37,6 @@ def _samples(changes: FloatArray, least: int) -> FloatArray:
             hint="sample more cohorts; the paper takes 1000",
         )
     return np.asarray(complete - complete.mean(axis=0))
-
-
-@dataclass(frozen=True)
-class Normality:
-    """How Gaussian each principal component of the loss changes is.
-
-    Attributes
-    ----------
-    components : (T, k) float array
-        Coordinates of the T samples along the k first principal components, each of mean 0.
-    explained : (k,) float array
-        Share of the total variance in each component.
-    skewness, excess_kurtosis : (k,) float arrays
-        Both are 0 for a Gaussian.
-    distance : (k,) float array
-        Kolmogorov's distance to the Gaussian with the component's mean and variance, the red line of Figs. 12 and 13.
-    p_value : (k,) float array
-        Of the omnibus test of D'Agostino and Pearson; small values speak against a Gaussian.
-    """
-
-    components: FloatArray
-    explained: FloatArray
-    skewness: FloatArray
-    excess_kurtosis: FloatArray
-    distance: FloatArray
-    p_value: FloatArray
 
 
 def normality(changes: FloatArray, components: int = 5) -> Normality:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable
+from fedcohort.gaussianity import GaussianLosses, Normality
 from fedcohort.params import Interval, OneOf, Optional, param
 from fedcohort.pictures import Picture, Points, Record
 from fedcohort.protocol import (
@@ -29,6 +31,7 @@ from fedcohort.protocol import (
     per_client,
     register,
 )
+from fedcohort.selectors.fedcor import diagnostics
 from fedcohort.selectors.fedcor.choice import Greedy, pick_by_expected_drop
 from fedcohort.selectors.fedcor.process import fit_embedding
 from fedcohort.signals import Signal
@@ -85,7 +88,7 @@ def _same_neighbour(points: FloatArray, label: IntArray, most: int = 600) -> tup
 
 @register("fedcor")
 @dataclass(frozen=True, kw_only=True)
-class FedCor(Selector[CorrelationState]):
+class FedCor(Selector[CorrelationState], GaussianLosses):
     r"""Pick by the expected drop of the global loss under a Gaussian process ([Tang2022]_, Algorithms 1 and 2).
 
     The loss changes of one round are modelled as :math:`\Delta l \sim N(0, X X^T + s^2 I)`. Until the cohort is full,
@@ -170,6 +173,16 @@ class FedCor(Selector[CorrelationState]):
         if self.interval is not None and self.samples == "trial":
             needed.add(Signal.TRIAL_QUERY)
         return frozenset(needed)
+
+    @classmethod
+    def normality(cls, changes: FloatArray, components: int) -> Normality:
+        """Check the loss changes of one look ([Tang2022]_, Appendix D.2)."""
+        return diagnostics.normality(changes, components)
+
+    @classmethod
+    def stationarity(cls, changes: Sequence[FloatArray]) -> FloatArray:
+        """Compare the covariances of neighbouring looks ([Tang2022]_, Appendix D.3)."""
+        return diagnostics.stationarity(changes)
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> CorrelationState:
         """Embeddings start as N(0, 1/d)."""
