@@ -128,11 +128,9 @@ def test_exact_labels_beside_a_noised_model_never_leave(labels: Any, fleet: Any,
     app = kit.client_app(mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
     wrapped = cohort_client(app, Answers(facts=lambda context: Facts(size=3, **labels)))
     fleet.grid.nodes[fleet.grid.node_of("client-0")].app = wrapped
-    replies: list[Any] = []
-    work = fleet.grid._work
-    fleet.grid._work = lambda sent: replies.append(work(sent)) or replies[-1]
     fleet.strategy("uniform", FedAvg(), cohort_size=3).start(fleet.grid, kit.model(), 2)
     assert "takes no part for now" in caplog.text and "exact label counts" in caplog.text
+    replies = fleet.grid.replies
     sent = [r.content["fedcohort"] for r in replies if not r.has_error() and "fedcohort" in r.content]
     assert len([r for r in sent if "label-counts" in r]) == 5 and not any("sealed-labels" in r for r in sent)
 
