@@ -57,7 +57,8 @@ def excluded_by_definition(
     if any(round_ - p < rules.min_separation for p in past):
         return True
     bounds = [] if rules.max_participations is None else [rules.max_participations]
-    bounds += [int(rules.budget[kind] / rules.cost[kind]) for kind in rules.budget or {}]
+    budget = {**(rules.budget or {}), **(rules.budgets or {}).get(str(client), {})}
+    bounds += [int(limit / {"rounds": 1.0, **(rules.cost or {})}[kind]) for kind, limit in budget.items()]
     if bounds and len(past) >= min(bounds):
         return True
     if rules.max_in_window is not None and sum(round_ - p < rules.window for p in past) >= rules.max_in_window:
@@ -90,6 +91,7 @@ def random_rules(rng: np.random.Generator, n: int) -> Rules:
             "quotas": maybe(lambda: {"region": int(rng.integers(1, 3))}),
             **({"budget": {"epsilon": 4.0, "bytes": 100.0}, "cost": {"epsilon": 0.9, "bytes": 30.0}}
                if rng.random() < 0.3 else {}),
+            "budgets": maybe(lambda: {names[-1]: {"rounds": 2.0}, names[-2]: {"rounds": 3.5}, "nobody": {"rounds": 1}}),
         }.items() if v is not None}
     )  # fmt: skip
 
@@ -259,10 +261,29 @@ def test_rules_that_contradict_themselves_are_refused() -> None:
         Rules(blocked=("a",), pinned=("a",))
     with pytest.raises(ParameterError, match="need 'window'"):
         Rules(max_in_window=2)
-    with pytest.raises(ParameterError, match="same kinds"):
+    with pytest.raises(ParameterError, match="must name the kinds"):
         Rules(budget={"bytes": 3})
     with pytest.raises(InputError, match="condition"):
         Rules(eligible="open('x')")
+
+
+def test_budgets_differ_from_client_to_client(tmp_path: Path) -> None:
+    """A budget of one's own replaces the kinds it names; the others stay."""
+    rules = Rules(
+        budget={"epsilon": 4.0, "bytes": 1e6},
+        cost={"epsilon": 1.0, "bytes": 1e5},
+        budgets={"anna": {"epsilon": 2.0}, "cem": {"epsilon": 40.0, "rounds": 6}},
+    )
+    assert [rules.most_of(name) for name in ("anna", "ben", "cem")] == [2, 4, 6]
+    with Session(Uniform(), ClientTable(names=["anna", "ben", "cem"]), journal=tmp_path / "j", rules=rules) as session:
+        took = [name for _ in range(8) for name in played(session, 3).names]
+        assert {name: took.count(name) for name in ("anna", "ben", "cem")} == {"anna": 2, "ben": 4, "cem": 6}
+        assert str(session.explain(3, "anna")).endswith("it took part 2 times, all it may.")
+        assert str(session.explain(5, "ben")).endswith("it took part 4 times, all it may.")
+    assert verify(tmp_path / "j").holds
+    assert Rules(**rules.to_dict()) == rules
+    with pytest.raises(ParameterError, match="'cost' parameter of Rules must name the kinds"):
+        Rules(budgets={"anna": {"epsilon": 3}})
 
 
 def test_rules_without_effect_change_no_cohort() -> None:
@@ -306,3 +327,66 @@ def test_rules_hold_in_the_simulator(tmp_path: Path) -> None:
     for journal in journals:
         proof = verify(journal)
         assert proof.holds and proof.most <= 2 and (proof.least_separation or 3) >= 3
+
+
+def test_attributes_of_a_scenario_are_what_rules_go_by(tmp_path: Path) -> None:
+    """Regions from a file, batteries that change: eligibility and quotas hold in every simulated round."""
+    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.runner import run_experiment
+
+    regions = [REGIONS[c % 3] for c in range(9)]
+    rows = "\n".join(f"{c},{regions[c]}" for c in reversed(range(9)))
+    (tmp_path / "clients.csv").write_text(f"client,region\n{rows}\n")
+    table = {
+        "seeds": [1, 2],
+        "run": {"rounds": 12, "cohort": 4},
+        "scenario": {
+            "partition": {"name": "dirichlet", "clients": 9, "alpha": 0.5},
+            "attributes": {
+                "file": str(tmp_path / "clients.csv"),
+                "battery": {"low": 0, "high": 100, "changes": True},
+                "device": {"values": ["phone", "kiosk"], "shares": [3, 1]},
+            },
+        },
+        "rules": {"eligible": "battery >= 30", "quotas": {"region": 1}},
+        "selectors": {"uniform": {}, "power-of-choice": {}},
+    }
+    experiment = Experiment.from_dict(table)
+    (tmp_path / "clients.csv").unlink()  # its values are in the configuration by now
+    assert Experiment.from_dict(experiment.table).plans[0].scenario == experiment.plans[0].scenario
+    assert run_experiment(experiment.table, tmp_path / "x") == "finished"
+    scenario = experiment.plans[0].scenario
+    names = tuple(map(str, range(9)))
+    seen = set()
+    for journal in sorted((tmp_path / "x").rglob("*.sqlite")):
+        record = read_journal(journal)
+        seed = int(record.meta()["seed"])
+        for row in record.cohorts():
+            said = scenario.said(names, seed=seed, round=row.round)
+            assert [said[n]["region"] for n in names] == regions
+            fit = [n for n in names if int(said[n]["battery"]) >= 30]
+            picked = [str(c) for c in row.clients.tolist()]
+            assert set(picked) <= set(fit) and len(picked) == min(4, len(fit))
+            assert {said[n]["region"] for n in picked} == {said[n]["region"] for n in fit}
+            seen.add(tuple(fit))
+        record.close()
+    assert len(seen) > 12  # batteries change from round to round and differ from seed to seed
+    many = dataclasses.replace(scenario, attributes={"device": scenario.attributes["device"]})
+    drawn = [v["device"] for v in many.said(tuple(map(str, range(4000))), seed=1, round=0).values()]
+    assert 0.22 < drawn.count("kiosk") / 4000 < 0.28
+
+
+def test_attributes_that_do_not_fit_the_federation_are_refused() -> None:
+    from fedcohort.errors import ScenarioError
+    from fedcohort.scenario import Scenario
+
+    names = ("anna", "ben")
+    short = Scenario(attributes={"region": ["north"]})
+    with pytest.raises(ParameterError, match="'region' of the scenario has 1 values for 2 clients"):
+        short.said(names, seed=0, round=0)
+    with pytest.raises(ScenarioError, match="'ben' of the federation is not among them"):
+        Scenario(attributes={"client": ["anna", "bob"], "region": ["n", "s"]}).said(names, seed=0, round=0)
+    with pytest.raises(ParameterError, match="a table of attributes, each a list"):
+        Scenario(attributes={"battery": {"low": 5}})
+    with pytest.raises(ScenarioError, match=r"nowhere.csv cannot be read"):
+        Scenario.from_dict({"attributes": {"file": "nowhere.csv"}})

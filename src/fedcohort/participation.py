@@ -105,8 +105,9 @@ def _broken(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[st
         found.append("it is blocked")
     if earlier and round_ - earlier[-1] < rules.min_separation:
         found.append(f"{round_ - earlier[-1]} rounds after the last, at least {rules.min_separation} are asked for")
-    if rules.most is not None and len(earlier) >= rules.most:
-        found.append(f"participation {len(earlier) + 1} of at most {rules.most}")
+    most = rules.most_of(name)
+    if most is not None and len(earlier) >= most:
+        found.append(f"participation {len(earlier) + 1} of at most {most}")
     if rules.max_in_window is not None and rules.window is not None:
         inside = sum(round_ - past < rules.window for past in earlier) + 1
         if inside > rules.max_in_window:

@@ -22,6 +22,7 @@ AUGMENTATION = "augmentation"
 MODEL = "model"
 RULES = "rules"
 LABELS = "labels"
+ATTRIBUTES = "attributes"
 
 
 def stream(seed: int, name: str, *position: int) -> np.random.Generator:

@@ -5,7 +5,8 @@ first, and quotas are mended afterwards. Every exclusion is recorded with its re
 for nothing. The words, for a round r and a client's participations P (the earlier rounds whose cohorts it was in):
 
 - ``min_separation`` b: no p in P with r - p < b;
-- ``max_participations`` m: fewer than m rounds in P; a budget that admits fewer participations counts alike;
+- ``max_participations`` m: fewer than m rounds in P; a budget that admits fewer participations counts alike: of each
+  kind, the client's own from ``budgets`` or else ``budget``, divided by ``cost``;
 - ``max_in_window`` x of ``window`` w: fewer than x of P among the w - 1 rounds before r;
 - ``min_in_window`` x of ``window`` w: every w rounds in a row, from when it joined, hold x participations, as long as
   it is available and there is room;
@@ -38,6 +39,7 @@ from fedcohort.params import Sequence as ListOf
 from fedcohort.protocol import Cohort, Status
 
 _NEVER = np.iinfo(np.int64).min // 2
+_NO_BOUND = np.iinfo(np.int64).max
 _COUNT = Interval(int, 1, None)
 
 
@@ -60,6 +62,29 @@ class _Numbers(Constraint):
     def bad_values(self) -> list[object]:
         """Return things that are no such table."""
         return [3, {"x": -1}, {3: 1}]
+
+
+@dataclass(frozen=True)
+class _Tables(Constraint):
+    """A table of names, each with such a table of numbers."""
+
+    inner: _Numbers
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is such a table of tables."""
+        return isinstance(value, Mapping) and all(isinstance(k, str) and self.inner.admits(v) for k, v in value.items())
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return f"a table of clients, each with {self.inner.describe()}"
+
+    def bad_values(self) -> list[object]:
+        """Return things that are no such table."""
+        return [3, {"anna": 3}, {"anna": {"epsilon": -1}}]
+
+
+_AMOUNTS = _Numbers(Interval(float, 0, None, "neither"))
+ROUNDS = "rounds"  # the kind of budget of which a participation always costs 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +111,13 @@ class Rules(Parameterized):
         None, Optional(_Numbers(_COUNT)), "by attribute, how many of each of its values a cohort has at least"
     )
     budget: Mapping[str, float] | None = param(
-        None,
-        Optional(_Numbers(Interval(float, 0, None, "neither"))),
-        "by kind (bytes, epsilon), what a client may spend",
+        None, Optional(_AMOUNTS), "by kind (rounds, bytes, epsilon), what a client may spend"
+    )
+    budgets: Mapping[str, Mapping[str, float]] | None = param(
+        None, Optional(_Tables(_AMOUNTS)), "by client, where its budget is another; kinds it does not name stay"
     )
     cost: Mapping[str, float] | None = param(
-        None, Optional(_Numbers(Interval(float, 0, None, "neither"))), "by kind, what one participation spends"
+        None, Optional(_AMOUNTS), "by kind, what one participation spends; 1 of rounds"
     )
 
     def __post_init__(self) -> None:
@@ -106,10 +132,11 @@ class Rules(Parameterized):
                 f"The window of Rules must have min_in_window <= max_in_window <= window. "
                 f"Got {self.min_in_window}, {self.max_in_window}, {self.window}."
             )
-        if set(self.budget or {}) != set(self.cost or {}):
+        kinds = set(self.budget or {}).union(*(self.budgets or {}).values())
+        if kinds - {ROUNDS} != set(self.cost or {}) - {ROUNDS}:
             raise ParameterError(
-                f"The 'budget' and 'cost' parameters of Rules must name the same kinds. "
-                f"Got {sorted(self.budget or {})} and {sorted(self.cost or {})}."
+                "The 'cost' parameter of Rules must name the kinds of 'budget' and 'budgets' ('rounds', which costs 1, "
+                f"may be left out). Got {sorted(self.cost or {})} for {sorted(kinds)}."
             )
         both = set(self.blocked) & set(self.pinned)
         if both:
@@ -123,9 +150,17 @@ class Rules(Parameterized):
 
     @property
     def most(self) -> int | None:
-        """Participations at most in the whole run, by count and budget; None: no bound."""
-        cost = self.cost or {}
-        bounds = [math.floor(limit / cost[kind] + 1e-9) for kind, limit in (self.budget or {}).items()]
+        """Participations at most in the whole run of a client without a budget of its own; None: no bound."""
+        return self._most(self.budget or {})
+
+    def most_of(self, name: str) -> int | None:
+        """Participations at most of one client, by count and by its budget; None: no bound."""
+        own = (self.budgets or {}).get(name)
+        return self.most if own is None else self._most({**(self.budget or {}), **own})
+
+    def _most(self, budget: Mapping[str, float]) -> int | None:
+        cost = {ROUNDS: 1.0, **(self.cost or {})}
+        bounds = [math.floor(limit / cost[kind] + 1e-9) for kind, limit in budget.items()]
         if self.max_participations is not None:
             bounds.append(self.max_participations)
         return min(bounds) if bounds else None
@@ -236,6 +271,13 @@ class Referee:
         names = {name: i for i, name in enumerate(table.names)} if self.rules.blocked or self.rules.pinned else {}
         self._blocked = np.array([names[n] for n in self.rules.blocked if n in names], np.int64)
         self._pinned = np.array([names[n] for n in self.rules.pinned if n in names], np.int64)
+        self._most: IntArray | None = None  # (N,) participations at most
+        if self.rules.most is not None or self.rules.budgets:
+            self._most = np.full(table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
+            for name in self.rules.budgets or {}:
+                if _knows(table, name):
+                    own = self.rules.most_of(name)
+                    self._most[table.index(name)] = _NO_BOUND if own is None else own
         self._judge_attributes(range(table.n))
 
     def set_table(self, table: ClientTable, round_: int) -> None:
@@ -299,8 +341,10 @@ class Referee:
         since = round_ - ledger.last[candidates]
         if rules.min_separation > 1:
             exclude(since < rules.min_separation, f"fewer than {rules.min_separation} rounds since it last took part")
-        if rules.most is not None:
-            exclude(ledger.count[candidates] >= rules.most, f"it took part {rules.most} times, all it may")
+        if self._most is not None:
+            spent = ledger.count[candidates] >= self._most[candidates]
+            for bound in np.unique(self._most[candidates][spent]).tolist():
+                exclude(spent & (self._most[candidates] == bound), f"it took part {bound} times, all it may")
         if rules.max_in_window is not None and rules.window is not None:
             often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
             exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")

@@ -58,6 +58,8 @@ def _print(proof: Proof) -> None:
     rules = proof.rules
     lines = [f"{proof.rounds} rounds, {proof.clients} clients."]
     bound = "" if rules is None or rules.most is None else f", at most {rules.most} allowed"
+    if rules is not None and rules.budgets:
+        bound += f", {len(rules.budgets)} clients have bounds of their own"
     lines.append(f"Most participations of one client: {proof.most}{bound}.")
     if proof.least_separation is None:
         lines.append("Nobody took part twice.")

@@ -16,6 +16,7 @@ from fedcohort.errors import ParameterError, ScenarioError
 from fedcohort.params import Interval, Optional, Parameterized, param, parameters
 from fedcohort.protocol import Status
 from fedcohort.registry import Registry, nearest
+from fedcohort.scenario.attributes import AttributeTable, attributes_of, read_attributes
 from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
 from fedcohort.scenario.classwise import Iid
 from fedcohort.scenario.counter import uniforms
@@ -87,6 +88,9 @@ class Scenario(Parameterized):
     validation: float = param(0.0, Interval(float, 0, 1, "left"), "share of each client's data held out for validation")
     server_validation: int = param(
         0, Interval(int, 0, None), "samples of each class kept at the server, taken from the training set"
+    )
+    attributes: Mapping[str, Any] | None = param(
+        None, Optional(AttributeTable()), "what clients say about themselves, for an operator's rules"
     )
 
     def __post_init__(self) -> None:
@@ -217,6 +221,24 @@ class Scenario(Parameterized):
             seconds = min(seconds, self.deadline)
         return RoundEvents(durations, status, seconds)
 
+    def said(
+        self, names: tuple[str, ...], *, seed: int, round: int, changing: bool = False
+    ) -> dict[str, dict[str, str | float | int | bool]]:
+        """Return what clients say about themselves in a round, by name; empty without ``attributes``.
+
+        Parameters
+        ----------
+        names : tuple of str
+            All clients.
+        seed, round : int
+            Which experiment, which round.
+        changing : bool
+            Whether nothing is returned when it is the same in every round.
+        """
+        if self.attributes is None:
+            return {}
+        return attributes_of(self.attributes, names, seed=seed, round=round, changing=changing)
+
     def describe(self) -> str:
         """Return the scenario as a few lines of text."""
         lines = [
@@ -233,6 +255,8 @@ class Scenario(Parameterized):
             lines.append(f"validation    {self.validation:.0%} of each client's data")
         if self.server_validation:
             lines.append(f"server        keeps {self.server_validation:,} samples of each class for validation")
+        if self.attributes:
+            lines.append(f"attributes    {', '.join(self.attributes)}")
         return "\n".join(lines)
 
     @classmethod
@@ -269,7 +293,9 @@ class Scenario(Parameterized):
         for key, value in table.items():
             if key == "preset":
                 continue
-            if key == "noise":
+            if key == "attributes":
+                changes[key] = read_attributes(value)
+            elif key == "noise":
                 changes[key] = _noise_from(value, base.noise)
             elif key in _REGISTRIES:
                 changes[key] = _part_from(key, value, _REGISTRIES[key], getattr(base, key))

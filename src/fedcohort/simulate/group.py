@@ -230,6 +230,7 @@ class Group:
                 if available is None:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
+            run.hear_attributes(changing=True)
             request = RoundRequest(run.size, available)
             turns.append(Asked(run, request, available, run.session.query(request) if run.asks else None))
         return turns

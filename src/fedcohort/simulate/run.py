@@ -216,6 +216,16 @@ class Run:
             rules=self.plan.rules,
             commit="manual",
         )
+        self.hear_attributes()
+
+    def hear_attributes(self, *, changing: bool = False) -> None:
+        """Let the rules know what clients say about themselves now; ``changing``: only if it changes at all."""
+        if self.plan.rules is None:
+            return
+        names = self.session.table.names
+        said = self.plan.scenario.said(names, seed=self.plan.seed, round=self.round, changing=changing)
+        if said:
+            self.session.set_attributes(said)
 
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""

@@ -1,0 +1,171 @@
+"""What simulated clients say about themselves, for an operator's rules: region, device class, battery.
+
+An attribute is a list (one value for each client), a draw from some values, or a number from an interval; numbers may
+change from round to round, as a battery does. A table of one's own comes from a CSV file.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort import rng
+from fedcohort.arrays import FloatArray
+from fedcohort.errors import ParameterError, ScenarioError
+from fedcohort.params import Constraint, Interval
+from fedcohort.scenario.counter import uniforms
+
+Value = str | float | int | bool
+_FILE = "file"
+_CLIENT = "client"  # the column that names the client; without it, rows are in the clients' order
+_NUMBER = Interval(float, None, None)
+
+
+class AttributeTable(Constraint):
+    """A table of attributes.
+
+    >>> AttributeTable().admits({"region": {"values": ["north", "south"], "shares": [0.8, 0.2]}, "size": [1, 2]})
+    True
+    >>> AttributeTable().admits({"battery": {"low": 80, "high": 20}})
+    False
+    """
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is such a table."""
+        return isinstance(value, Mapping) and all(isinstance(k, str) and _is_attribute(v) for k, v in value.items())
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return (
+            "a table of attributes, each a list of one value per client, {values, shares} or {low, high, changes}; "
+            "or {file} with a CSV file"
+        )
+
+    def bad_values(self) -> list[object]:
+        """Return things that are no such table."""
+        return [3, {"region": "north"}, {"battery": {"low": 3, "high": 1}}, {"region": {"values": []}}]
+
+
+def _is_attribute(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) > 0 and all(isinstance(v, (str, int, float, bool)) for v in value)
+    if not isinstance(value, Mapping):
+        return False
+    if set(value) <= {"values", "shares"}:
+        values, shares = value.get("values", ()), value.get("shares")
+        if not isinstance(values, (list, tuple)) or not _is_attribute(values):
+            return False
+        return shares is None or (
+            isinstance(shares, (list, tuple))
+            and len(shares) == len(values)
+            and all(_NUMBER.admits(s) and s >= 0 for s in shares)
+            and sum(shares) > 0
+        )
+    if not set(value) <= {"low", "high", "changes"} or not {"low", "high"} <= set(value):
+        return False
+    low, high = value["low"], value["high"]
+    return (
+        _NUMBER.admits(low) and _NUMBER.admits(high) and low <= high and isinstance(value.get("changes", False), bool)
+    )
+
+
+def read_attributes(table: Any) -> Any:
+    """Return a table of attributes with the columns of its CSV file in place of the file's name.
+
+    A row is one client, in their order or named in a column ``client``; numbers are read as numbers.
+    """
+    if not isinstance(table, Mapping) or _FILE not in table:
+        return table
+    path = Path(str(table[_FILE]))
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ScenarioError(f"The attributes in {path} cannot be read: {error}.") from error
+    if not rows or any(None in row or None in row.values() for row in rows):
+        raise ScenarioError(
+            f"The attributes in {path} must be a CSV table: a line of names, then as many values for each client."
+        )
+    columns = {str(name): [_parsed(str(row[name])) for row in rows] for name in rows[0]}
+    return {**columns, **{key: value for key, value in table.items() if key != _FILE}}
+
+
+def _parsed(text: str) -> Value:
+    """Return a cell as what it looks like.
+
+    >>> [_parsed(cell) for cell in ("3", "0.5", "true", "north")]
+    [3, 0.5, True, 'north']
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def attributes_of(
+    table: Mapping[str, Any], names: Sequence[str], *, seed: int, round: int, changing: bool = False
+) -> dict[str, dict[str, Value]]:
+    """Return what each client says about itself in a round, by name.
+
+    Parameters
+    ----------
+    table : mapping
+        As :class:`AttributeTable` admits it.
+    names : sequence of str
+        The clients.
+    seed, round : int
+        Which experiment, which round. Only numbers that change depend on the round.
+    changing : bool
+        Whether nothing is returned where no attribute changes from round to round.
+
+    Examples
+    --------
+    >>> attributes_of({"region": ["north", "south"]}, ["0", "1"], seed=0, round=0)
+    {'0': {'region': 'north'}, '1': {'region': 'south'}}
+    """
+    if changing and not any(isinstance(entry, Mapping) and entry.get("changes") for entry in table.values()):
+        return {}
+    order = list(map(str, table.get(_CLIENT, names)))
+    if len(set(order)) != len(order) or (_CLIENT in table and not set(names) <= set(order)):
+        lacking = sorted(set(names) - set(order))
+        raise ScenarioError(
+            f"The attributes name {len(order)} clients in their column 'client'; "
+            + (f"{lacking[0]!r} of the federation is not among them." if lacking else "one of them twice.")
+        )
+    where = [order.index(name) for name in names] if _CLIENT in table else list(range(len(names)))
+    found: dict[str, dict[str, Value]] = {name: {} for name in names}
+    for attribute, entry in table.items():
+        if attribute == _CLIENT:
+            continue
+        for name, value in zip(names, _column(attribute, entry, where, len(order), seed, round), strict=True):
+            found[name][attribute] = value
+    return found
+
+
+def _column(attribute: str, entry: Any, where: list[int], count: int, seed: int, round: int) -> list[Value]:
+    if not isinstance(entry, Mapping):
+        if len(entry) != count:
+            raise ParameterError(
+                f"The attribute {attribute!r} of the scenario has {len(entry)} values for {count} clients."
+            )
+        return [entry[i] for i in where]
+    position = (zlib.crc32(attribute.encode()), 1 + round if entry.get("changes") else 0)
+    draws: FloatArray = uniforms(seed, rng.ATTRIBUTES, np.arange(len(where)), *position)
+    if "values" in entry:
+        values = list(entry["values"])
+        shares = np.asarray(entry.get("shares") or [1.0] * len(values), np.float64)
+        edges = np.cumsum(shares / shares.sum())[:-1]
+        return [values[i] for i in np.searchsorted(edges, draws, side="right").tolist()]
+    low, high = entry["low"], entry["high"]
+    if isinstance(low, int) and isinstance(high, int):
+        return [int(v) for v in np.floor(low + draws * (high - low + 1)).tolist()]
+    return [float(v) for v in (low + draws * (high - low)).tolist()]
