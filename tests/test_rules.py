@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError, ParameterError
 from fedcohort.expressions import Condition
-from fedcohort.journal import read_journal
+from fedcohort.journal import Journal, read_journal
 from fedcohort.participation import verify
 from fedcohort.protocol import Cohort, RoundReport, RoundRequest, Status
 from fedcohort.rules import Rules
@@ -205,7 +206,8 @@ def test_a_breach_is_found_in_the_journal(tmp_path: Path) -> None:
     with Session(Uniform(), ClientTable(n=3), seed=1, journal=tmp_path / "j") as session:
         for _ in range(4):
             played(session, 2)
-        session.note("rules", {"round": 0, "rules": Rules(min_separation=2, max_participations=2).to_dict()})
+    with closing(Journal.open(tmp_path / "j")) as journal, journal.event():
+        journal.add_event("rules", {"round": 0, "rules": Rules(min_separation=2, max_participations=2).to_dict()})
     proof = verify(tmp_path / "j")
     assert not proof.holds and proof.least_separation == 1
     assert any("rounds after the last" in b.what for b in proof.breaches)

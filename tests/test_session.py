@@ -23,11 +23,14 @@ from fedcohort import (
 from fedcohort.errors import (
     DuplicateReportError,
     InputError,
+    JournalError,
     SignalError,
     TicketError,
     UnknownNameError,
 )
+from fedcohort.rules import Rules
 from fedcohort.testing import ScriptedHost
+from fedcohort.testing.snapshot import differences, full_disk, recorded, standing
 
 NAMES = ["anna", "ben", "cem", "dora", "emil", "fay"]
 
@@ -443,3 +446,49 @@ def test_another_selector_goes_on_from_the_journals_history(tmp_path):
         assert (body["round"], body["from"]["name"], body["to"]["name"]) == (6, "uniform", "fedcm-ts")
     with pytest.raises(SignalError, match="label"):
         Session(create("uniform"), ClientTable(n=3)).change_selector(create("fedcbs"))
+
+
+@pytest.mark.parametrize("kind", ["abandoned", "rules", "selector", "shadow", "join", "excluded", "cohort"])
+def test_notes_cannot_pass_for_events_of_the_session(kind):
+    session = named()
+    with pytest.raises(InputError, match="session's own"):
+        session.note(kind, {"round": 0})
+    session.note("flower", {"anything": 1})
+    session.ask(RoundRequest(1))
+    assert session.explain(0).round == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.add_shadow("more", create("fedacs")),
+        lambda s: s.remove_shadow("watcher"),
+        lambda s: s.set_attributes({name: {"region": "x" * 3000} for name in NAMES}),
+        lambda s: s.set_rules(Rules(blocked=tuple("x" * 3000 + str(i) for i in range(5)))),
+        lambda s: s.leave(["ben"]),
+        lambda s: s.join(ClientTable(names=["gil"], sizes=[7])),
+        lambda s: s.change_selector(create("size-weighted")),
+    ],
+)
+def test_on_a_full_disk_nothing_changes(change, tmp_path):
+    path = tmp_path / "journal.sqlite"
+    rules = Rules(eligible="region != 'x'")
+    session = named("active-fl", journal=path, shadows={"watcher": create("uniform")}, rules=rules)
+    with full_disk(session):
+        for i in range(1000):  # until the pages that are there are full
+            try:
+                session.note("filling", {"with": "x" * 300, "number": i})
+            except JournalError:
+                break
+        before, record = standing(session), recorded(session)
+        try:
+            change(session)
+            worked = True  # it fitted into what was left of a page
+        except JournalError:
+            worked = False
+        changed = differences(before, standing(session)) + differences(record, recorded(session))
+        assert bool(changed) == worked
+    now = standing(session)
+    session.close()
+    with Session.open(path) as again:
+        assert not differences(now, standing(again))

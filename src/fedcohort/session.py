@@ -29,7 +29,8 @@ from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, expla
 from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import pack_many, sealed_state
 from fedcohort.journal.explain import ABANDONED, recorded_scores
-from fedcohort.journal.store import Commit
+from fedcohort.journal.store import EXCLUDED, Commit
+from fedcohort.journal.upkeep import FORGOTTEN
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
@@ -41,6 +42,11 @@ from fedcohort.views import in_cohort_order, outcome_for
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
+OWN_EVENTS = frozenset({
+    ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, watchers.EVENT,
+    "join", "leave", "rejoin", "facts", "attributes", "pruned",
+    "start", "table", "answer", "cohort", "replies", "close",  # links of an audited journal's chain
+})  # fmt: skip
 
 
 @dataclass
@@ -212,9 +218,7 @@ class Session(Standing):
         self._round = last_round if again else last_round + 1
         self._attempt = len(given_up) if again else 0
         self._ticket = last_ticket + 1
-        self._open = {}
-        for row in journal.cohorts(pending=True):
-            self._open[row.ticket] = _Open(self._cohort_from(row), journal.reply_blocks(row.ticket))
+        self._reopen()
         self._prepared = None
         self._host_state = meta["host"]
         self._resume_shadows(meta["shadows"], shadows)
@@ -248,6 +252,11 @@ class Session(Standing):
             commit=commit,
             audit=audit,
         )
+
+    def _reopen(self) -> None:
+        self._open = {}
+        for row in self._journal.cohorts(pending=True):
+            self._open[row.ticket] = _Open(self._cohort_from(row), self._journal.reply_blocks(row.ticket))
 
     def _cohort_from(self, row: CohortRow) -> Cohort:
         return Cohort(
@@ -411,7 +420,7 @@ class Session(Standing):
             self._record_failed(failed)
             if verdict is not None and verdict.reasons:
                 self._journal.add_exclusions(cohort.ticket, verdict.codes, verdict.reasons)
-        if self._referee is not None:
+        if self._referee is not None and cohort.size:
             self._referee.ledger.picked(cohort.ticket, cohort.round, cohort.clients)
         self._states = states
         self._forget_shadows(failed)
@@ -450,7 +459,8 @@ class Session(Standing):
                 self._journal.set_meta("host", host)
         if host is not None:
             self._host_state = host
-        item.told.append(news)
+        if len(news.clients):
+            item.told.append(news)
 
     def abandon(self, ticket: int, reason: str) -> None:
         """Close a cohort without counting its round: its clients are free, and the next request chooses anew.
@@ -534,7 +544,14 @@ class Session(Standing):
             self._journal.add_metrics(round_, metrics)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Put something of the host's own on record, for example why clients failed; changes no state."""
+        """Put something of the host's own on record, for example why clients failed; changes no state.
+
+        The session goes by events of its own, so their kinds are not for others.
+        """
+        if kind in OWN_EVENTS:
+            raise InputError(
+                f"Notes of the kind {kind!r} are the session's own.", hint="give the note a kind that says whose it is"
+            )
         with self._journal.event():
             self._journal.add_event(kind, body)
 

@@ -20,7 +20,7 @@ from fedcohort.errors import InputError
 from fedcohort.expressions import Attributes
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import sealed_state
-from fedcohort.journal.upkeep import forget
+from fedcohort.journal.upkeep import erase
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Selector, is_per_client
@@ -48,6 +48,7 @@ class Standing:
     _granted: dict[str, ClientTable]
     _referee: Referee | None = None  # without rules there is none
     _prepared: Any
+    _host_state: Any
 
     # -- opening again ----------------------------------------------------------------------------------------------
 
@@ -211,9 +212,9 @@ class Standing:
         """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
         if self._referee is None or all(self._referee.attributes.get(n) == dict(v) for n, v in attributes.items()):
             return
-        self._referee.set_attributes(attributes)
         with self._journal.event():
-            self._journal.set_attributes(self._referee.attributes, attributes)
+            self._journal.set_attributes({**self._referee.attributes, **attributes}, attributes)
+        self._referee.set_attributes(attributes)
         self._prepared = None
 
     def update_facts(self, table: ClientTable) -> None:
@@ -233,23 +234,49 @@ class Standing:
         selector's state go; that somebody took part in these rounds stays, so that participation can be proved.
         """
         index = self.table.index(client)
-        stand_in = forget(self._journal, client)
-        self._set_membership_to(Membership(*self._journal.table()))
+        with self._journal.event():
+            stand_in = erase(self._journal, client)
+            members = Membership(*self._journal.table())
+            states, failed = self._states_without(index, members.table)
+            self._record_states(states)
+            self._record_failed(failed)
+            meta = self._journal.meta()
+        self._set_membership_to(members)
+        self._states = states
+        self._forget_shadows(failed)
+        self._rename(meta)
+        self._journal.compact()
+        return stand_in
+
+    def _states_without(self, index: int, table: ClientTable) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return every selector's state in which a client is as new, and which shadows cannot tell it."""
+        states: dict[str, Any] = {}
+        failed: dict[str, str] = {}
         for name, selector in self._everybody.items():
             start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
-            fresh: Any = selector.init(self._granted[name], start)
-            changes = {}
-            for f in dataclasses.fields(fresh):
-                if is_per_client(f):
-                    changes[f.name] = getattr(self._states[name], f.name).copy()
-                    changes[f.name][index] = getattr(fresh, f.name)[index]
-            self._states[name] = sealed_state(dataclasses.replace(self._states[name], **changes))
-        with self._journal.event():
-            self._record_states(self._states)
+            before = self._states[name]
+            own = [f.name for f in dataclasses.fields(before) if is_per_client(f)]
+            try:
+                # As if everybody had just joined: how wide a row is may have turned out only while rounds passed.
+                nobody = dataclasses.replace(before, **{field: getattr(before, field)[:0] for field in own})
+                fresh = selector.grow(nobody, table.granting(selector.requires), start)
+                changes = {field: getattr(before, field).copy() for field in own}
+                for field, rows in changes.items():
+                    rows[index] = getattr(fresh, field)[index]
+                states[name] = sealed_state(dataclasses.replace(before, **changes))
+            except Exception as error:
+                if name == "":
+                    raise
+                failed[name] = f"failed: {error}"
+        return states, failed
+
+    def _rename(self, meta: Mapping[str, Any]) -> None:
+        """Take over names as the journal has them now, in rules, pending cohorts and what the host stored."""
+        self._host_state = meta["host"]
         if self._referee is not None:
-            self._referee = participation.resumed(self._referee.rules, self._journal)
+            self._referee = participation.resumed(Rules(**meta["rules"]), self._journal)
+        self._reopen()
         self._prepared = None
-        return stand_in
 
     # -- the selector -------------------------------------------------------------------------------------------------
 
@@ -288,13 +315,13 @@ class Standing:
         check_signals(shadow, self.table, None, who=f"shadow {name!r}")
         start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
         state = watchers.replayed(shadow, self.table.granting(shadow.requires), self._journal, start)
+        with self._journal.event():
+            self._journal.set_meta("shadows", {**self._shadow_specs(), name: describe(shadow)})
+            self._journal.save_state(name, state)
+            self._journal.add_event(watchers.EVENT, {"name": name, "what": "added", "round": self._round})
         self._shadows[name] = shadow
         self._set_membership_to(self._membership)
         self._states = {**self._states, name: state}
-        with self._journal.event():
-            self._journal.set_meta("shadows", self._shadow_specs())
-            self._journal.save_state(name, state)
-            self._journal.add_event(watchers.EVENT, {"name": name, "what": "added", "round": self._round})
 
     def remove_shadow(self, name: str) -> None:
         """Let a shadow watch no longer; what it would have picked so far stays on record."""
@@ -306,9 +333,9 @@ class Standing:
         return {name: describe(shadow) for name, shadow in self._shadows.items()}
 
     def _drop_shadow(self, name: str, what: str, reason: str) -> None:
-        self._forget_shadows([name])
         with self._journal.event():
             self._record_dropped(name, what, reason)
+        self._forget_shadows([name])
 
     def _record_dropped(self, name: str, what: str, reason: str) -> None:
         log.warning("the shadow selector %r was dropped in round %d: %s", name, self._round, reason)
@@ -320,6 +347,10 @@ class Standing:
     def _record_failed(self, failed: Mapping[str, str]) -> None:
         for name, reason in failed.items():
             self._record_dropped(name, "failed", reason)
+
+    def _reopen(self) -> None:
+        """Read the pending cohorts from the journal."""
+        raise NotImplementedError(type(self).__name__)
 
     def _record_states(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():

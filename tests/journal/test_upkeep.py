@@ -19,11 +19,13 @@ from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.exposition import METRICS, exposition
 from fedcohort.journal.upkeep import prune, tables
 from fedcohort.participation import verify
-from fedcohort.protocol import RoundReport, RoundRequest, Status, is_per_client
+from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest, Status, is_per_client
 from fedcohort.rules import Rules
 from fedcohort.selectors import ActiveFL
 from fedcohort.session import Session
 from fedcohort.signals import Signal
+from fedcohort.testing import ScriptedHost
+from fedcohort.testing.snapshot import differences, standing
 
 NAMES = ["anna", "ben", "cem", "dora", "emil"]
 
@@ -120,3 +122,33 @@ def test_a_chained_journal_is_not_changed(tmp_path: Path) -> None:
         session.forget("ben")
     with closing(Journal.open(tmp_path / "j")) as record, pytest.raises(JournalError, match="chained"):
         prune(record, 3)
+
+
+def test_a_session_that_goes_on_knows_no_forgotten_name(tmp_path: Path) -> None:
+    """What the journal forgets the living session forgets too: it equals one that is opened again."""
+    table = ClientTable(names=NAMES, sizes=[10, 20, 30, 40, 50])
+    rules = Rules(blocked=("emil",), pinned=("ben",))
+    with Session(ActiveFL(), table, seed=1, journal=tmp_path / "run.sqlite", rules=rules) as session:
+        session.set_attributes({"ben": {"city": "Ulm"}})
+        cohort = session.ask(RoundRequest(2))
+        assert "ben" in cohort.names
+        session.tell(RoundReport(cohort.ticket, [], complete=False), host={"best": "ben"})
+        stand_in = session.forget("ben")
+        session.forget("emil")
+        assert session.rules is not None and session.rules.pinned == (stand_in,)
+        assert stand_in in session.pending[0].names and session.host_state == {"best": stand_in}
+        before = standing(session)
+        assert "ben" not in str(before) and "emil" not in str(before)
+    with Session.open(tmp_path / "run.sqlite") as again:
+        assert not differences(before, standing(again))
+
+
+@pytest.mark.parametrize("name", ["fed-cucb", "fedcbs-blind", "fedcor", "divfl", "hics-fl", "balanced", "e3cs"])
+def test_any_selector_can_forget(name: str) -> None:
+    """Also one that finds out only while rounds pass how many numbers it keeps of a client."""
+    host = ScriptedHost(n=6)
+    table = ClientTable(names=list("abcdef"), sizes=host.table.sizes, labels=host.table.labels)
+    session = Session(SELECTORS.create(name), table, signals=host.signals)
+    host.play(session, 3, size=2)
+    session.forget("c")
+    assert not host.play(session, 2, size=5).count(2)

@@ -99,12 +99,12 @@ def prune(journal: Journal, keep: int) -> int:
     return len(old)
 
 
-def forget(journal: Journal, client: str) -> str:
-    """Remove what is known about a client and return the name that stands for it from now on.
+def erase(journal: Journal, client: str) -> str:
+    """Remove what is known about a client and return the name that stands for it from now on; within an event.
 
     Its name, facts, attributes, reported numbers, scores and reasons of failure go. That some client took part in these
     rounds stays, under another name, so that participation rules can still be proved. The selector's state is not
-    touched here: see :meth:`fedcohort.session.Session.forget`.
+    touched here, nor is the file written anew: see :meth:`fedcohort.session.Session.forget`.
     """
     _refuse_audited(journal, "forgetting a client")
     table, active = journal.table()
@@ -113,41 +113,39 @@ def forget(journal: Journal, client: str) -> str:
     index = table.index(client)
     stand_in = f"{FORGOTTEN}-{index}"
     db = journal._db
-    with journal.event():
-        facts: dict[str, bytes] = dict(db.execute("SELECT name, data FROM facts"))
-        names = [stand_in if name == client else name for name in table.names]
-        changed = {"names": zlib.compress(json.dumps(names).encode(), 1)}
-        for key in _FACTS:
-            if key in facts:
-                rows = unpack(facts[key]).copy()
-                rows[index] = 0
-                if key == "label_gram":
-                    rows[:, index] = 0
-                changed[key] = pack(rows)
-        gone = active.copy()
-        gone[index] = False
-        changed["active"] = pack(np.packbits(gone))
-        said = journal.attributes()
-        said.pop(client, None)
-        if "attributes" in facts:
-            changed["attributes"] = zlib.compress(json.dumps(said).encode(), 1)
-        db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", changed.items())
-        _blank_replies(db, index)
-        _blank_scores(db, index)
-        for row_id, body in db.execute("SELECT id, body FROM events").fetchall():
-            clean = _without(json.loads(body), client, stand_in)
-            text = json.dumps(clean)
-            if text != body:
-                db.execute("UPDATE events SET body = ? WHERE id = ?", (text, row_id))
-        for ticket, text in db.execute("SELECT ticket, notes FROM cohorts").fetchall():
-            notes = {k: v for k, v in json.loads(text).items() if client not in str(v)}
-            db.execute("UPDATE cohorts SET notes = ? WHERE ticket = ?", (json.dumps(notes), ticket))
-        for key, value in journal.meta().items():
-            clean = _without(value, client, stand_in)
-            if clean != value:
-                journal.set_meta(key, clean)
-        journal.add_event(FORGOTTEN, {"client": index})
-    journal.compact()
+    facts: dict[str, bytes] = dict(db.execute("SELECT name, data FROM facts"))
+    names = [stand_in if name == client else name for name in table.names]
+    changed = {"names": zlib.compress(json.dumps(names).encode(), 1)}
+    for key in _FACTS:
+        if key in facts:
+            rows = unpack(facts[key]).copy()
+            rows[index] = 0
+            if key == "label_gram":
+                rows[:, index] = 0
+            changed[key] = pack(rows)
+    gone = active.copy()
+    gone[index] = False
+    changed["active"] = pack(np.packbits(gone))
+    said = journal.attributes()
+    said.pop(client, None)
+    if "attributes" in facts:
+        changed["attributes"] = zlib.compress(json.dumps(said).encode(), 1)
+    db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", changed.items())
+    _blank_replies(db, index)
+    _blank_scores(db, index)
+    for row_id, body in db.execute("SELECT id, body FROM events").fetchall():
+        clean = _without(json.loads(body), client, stand_in)
+        text = json.dumps(clean)
+        if text != body:
+            db.execute("UPDATE events SET body = ? WHERE id = ?", (text, row_id))
+    for ticket, text in db.execute("SELECT ticket, notes FROM cohorts").fetchall():
+        notes = {k: v for k, v in json.loads(text).items() if client not in str(v)}
+        db.execute("UPDATE cohorts SET notes = ? WHERE ticket = ?", (json.dumps(notes), ticket))
+    for key, value in journal.meta().items():
+        clean = _without(value, client, stand_in)
+        if clean != value:
+            journal.set_meta(key, clean)
+    journal.add_event(FORGOTTEN, {"client": index})
     return stand_in
 
 
