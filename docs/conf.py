@@ -49,6 +49,7 @@ PACKAGES = {
     "journal": ("Journal", "fedcohort.journal"),
     "simulate": ("Simulator", "fedcohort.simulate"),
     "benchmark": ("Benchmark", "fedcohort.benchmark"),
+    "reproduce": ("Reproductions", "fedcohort.reproduce"),
     "report": ("Reports", "fedcohort.report"),
     "flower": ("Flower", "fedcohort.flower"),
     "privacy": ("Privacy", "fedcohort.privacy"),

@@ -1,5 +1,7 @@
 """Partitions drawn from Dirichlet distributions, against their laws and the papers' numbers."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from fedcohort.scenario import (
     ClientHeterogeneity,
     DirichletLabels,
     DirichletQp,
+    MixedHeterogeneity,
     Pool,
     Scenario,
     Skewness,
@@ -237,3 +240,19 @@ def test_skewness_odd_number_and_bad_layers():
     assert (federation.traits["beta"] <= 0.2).sum() == 3
     with pytest.raises(ScenarioError, match=r"median < maximum\. Got 3 and 1"):
         Skewness(median=3.0, maximum=1.0)
+
+
+def test_groups_of_mixed_heterogeneity_are_equal_and_skewed_as_they_say():
+    partition = MixedHeterogeneity(clients=50, alphas=(0.001, 100.0), samples=100)
+    pool = Pool.of(CIFAR)
+    part = partition.assign(pool, np.random.default_rng(0))
+    alpha = part.traits["alpha"]
+    assert (alpha == 0.001).sum() == (alpha == 100.0).sum() == 25
+    largest = np.array(
+        [
+            np.bincount(pool.labels[part.places[a:b]], minlength=10).max() / 100
+            for a, b in itertools.pairwise(part.offsets)
+        ]
+    )
+    assert largest[alpha == 0.001].min() > 0.9
+    assert largest[alpha == 100.0].max() < 0.3

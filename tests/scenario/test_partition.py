@@ -31,6 +31,7 @@ WITHOUT_REPLACEMENT = [
     "classes-per-client",
     "client-heterogeneity",
     "class-heterogeneity",
+    "mixed-heterogeneity",
     "dirichlet-qp",
     "dirichlet",
     "imbalanced",

@@ -28,6 +28,7 @@ from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
 from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
+from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.rules import rules_app
 from fedcohort.cli.run import run
 from fedcohort.errors import FedcohortError
@@ -64,6 +65,7 @@ for _command in (
     demo,
     compare,
     bench,
+    reproduce,
     init,
     run,
     extend,

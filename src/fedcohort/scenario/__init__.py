@@ -15,6 +15,7 @@ from fedcohort.scenario.dirichlet import (
     ClientHeterogeneity,
     DirichletLabels,
     DirichletQp,
+    MixedHeterogeneity,
     Skewness,
 )
 from fedcohort.scenario.federation import ClientSamples, Federation
@@ -50,6 +51,7 @@ __all__ = [
     "Imbalanced",
     "LabelNoise",
     "Latency",
+    "MixedHeterogeneity",
     "Natural",
     "NoLatency",
     "Partition",

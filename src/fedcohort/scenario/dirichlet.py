@@ -1,4 +1,4 @@
-"""Partitions drawn from Dirichlet distributions: FedCM's two, FedCor's, Fed-CBS's and FedACS's.
+"""Partitions drawn from Dirichlet distributions: FedCM's two, FedCor's, Fed-CBS's, FedACS's and HiCS-FL's.
 
 .. [Kim2020] T. Kim et al., "Accurate and Fast Federated Learning via Combinatorial Multi-Armed Bandits", Section 3.
 .. [Hsu2019] T.-M. H. Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
@@ -9,6 +9,8 @@
    Class-Imbalance Reduction", ICML 2023, Section 5.1.
 .. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
    Definitions 1 and 2.
+.. [Chen2024] H. Chen, H. Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
+   Learning", NeurIPS 2024.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import ScenarioError
-from fedcohort.params import Interval, Optional, param
+from fedcohort.params import Interval, Optional, Sequence, param
 from fedcohort.scenario.partition import (
     PARTITIONS,
     Assignment,
@@ -129,6 +131,37 @@ class ClassHeterogeneity(Partition):
         size = equal_size(self.name, pool, self.clients, self.samples)
         shares = dirichlet(rng, np.full((self.clients, pool.classes), self.alpha))
         return deal(pool, sequential_counts(pool, shares, size, rng), rng, who=self.name)
+
+
+@PARTITIONS.register("mixed-heterogeneity")
+@dataclass(frozen=True, kw_only=True)
+class MixedHeterogeneity(Partition):
+    r"""Groups of different skew: per client, classes :math:`q \sim Dir(\alpha_g \cdot 1)`, equal sizes ([Chen2024]_).
+
+    Every concentration has as many clients as the others, to within one, drawn at random; samples are dealt out as in
+    "class-heterogeneity", in random order of the clients, so that the last ones are not all of one group.
+
+    >>> pool = Pool.of(np.repeat(np.arange(10), 100))
+    >>> part = MixedHeterogeneity(clients=4, alphas=(0.01, 100.0)).assign(pool, np.random.default_rng(0))
+    >>> part.offsets
+    array([   0,  250,  500,  750, 1000])
+    >>> np.sort(part.traits["alpha"])
+    array([1.e-02, 1.e-02, 1.e+02, 1.e+02])
+    """
+
+    clients: int = param(50, _CLIENTS, "number of clients (K)")
+    alphas: tuple[float, ...] = param(
+        (0.001, 0.002, 0.005, 0.01, 0.5), Sequence(_POSITIVE, least=1), "concentration of each group (alpha)"
+    )
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw everybody's group and class distribution, then the samples."""
+        size = equal_size(self.name, pool, self.clients, self.samples)
+        alpha = rng.permutation(np.resize(np.asarray(self.alphas, np.float64), self.clients))
+        shares = dirichlet(rng, np.repeat(alpha[:, None], pool.classes, axis=1))
+        counts = _sequential_counts(pool, shares, size, rng)
+        return deal(pool, counts, rng, who=self.name, traits={"alpha": alpha})
 
 
 @PARTITIONS.register("dirichlet")

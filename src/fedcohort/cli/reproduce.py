@@ -1,0 +1,97 @@
+"""``fedcohort reproduce``: a paper's tables and figures, run and shown beside what was published."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcohort.cli.experiment import LiveProgress, graceful
+from fedcohort.cli.options import DeviceOption, FormatOption, QuietOption, listed
+from fedcohort.cli.output import Format, err, out, print_json, print_tables, table
+
+_STOPPED = 75  # there is more to do: the same command goes on
+
+
+def _complete(incomplete: str) -> list[str]:
+    from fedcohort.reproduce import EXHIBITS
+
+    return [name for name in EXHIBITS if name.startswith(incomplete)]
+
+
+def reproduce(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A table or figure, or a paper for all of its own.", autocompletion=_complete),
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Show all names.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Digits, one seed, few rounds: does everything run? No result to show.")
+    ] = False,
+    out_dir: Annotated[
+        Path, typer.Option("--out", "-o", help="Where records, pages and runs go; what is there is continued.")
+    ] = Path("runs/reproduce"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, instead of the paper's.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the paper's.")] = None,
+    parts: Annotated[str | None, typer.Option(help="Only these parts, separated by commas.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly after so many; the same command goes on.")
+    ] = None,
+    folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
+    device: DeviceOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Make a paper's table or figure: published figures beside ours, ratio by ratio, and which claims hold.
+
+    Writes NAME.md, NAME.html and NAME.json, and a record of the runs that tables share. Ends with status 75 when it
+    stopped before everything was made.
+
+    Examples: fedcohort reproduce --list; fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
+    """
+    from fedcohort.reproduce import EXHIBITS, find, judge
+    from fedcohort.reproduce import reproduce as make
+    from fedcohort.reproduce.page import tables_of
+    from fedcohort.reproduce.verdicts import to_dict
+
+    if show or name is None:
+        if format is Format.JSON:
+            print_json(
+                [{"name": e.name, "paper": e.paper, "place": e.place, "title": e.title} for e in EXHIBITS.values()]
+            )
+        else:
+            rows = [(e.name, f"{e.paper}, {e.place}: {e.title}", ", ".join(e.study.parts)) for e in EXHIBITS.values()]
+            out().print(table(["name", "what", "parts"], rows))
+        return
+    console = err(quiet)
+    exhibits = find(name)
+    outcome = make(
+        exhibits,
+        out_dir,
+        seeds=seeds,
+        rounds=rounds,
+        parts=listed(parts, "--parts") if parts else (),
+        quick=quick,
+        device=device,
+        minutes=minutes,
+        folder=folder,
+        listener=lambda: LiveProgress(console),
+        guard=lambda simulation: graceful(simulation, console),
+        say=lambda text: console.print(text, highlight=False, markup=False),
+        command=" ".join(["fedcohort", *sys.argv[1:]]),
+    )
+    if format is Format.JSON:
+        print_json([to_dict(exhibit, outcome.records[exhibit.study.name]) for exhibit in exhibits])
+    else:
+        for exhibit in exhibits:
+            record = outcome.records[exhibit.study.name]
+            print_tables(tables_of(exhibit, record), out())
+            held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
+            console.print(
+                f"{exhibit.name}: {held} claims hold; pages beside {out_dir / exhibit.name}.md", highlight=False
+            )
+    if not outcome.finished:
+        console.print("stopped; the same command goes on where it stopped", highlight=False)
+        raise typer.Exit(_STOPPED)

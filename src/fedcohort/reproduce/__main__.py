@@ -1,0 +1,90 @@
+"""``python -m fedcohort.reproduce``: the command ``fedcohort reproduce`` where its terminal is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from fedcohort.errors import FedcohortError
+from fedcohort.reproduce.catalogue import EXHIBITS, find
+from fedcohort.reproduce.page import overview, summary
+from fedcohort.reproduce.run import reproduce
+from fedcohort.reproduce.verdicts import judge
+from fedcohort.simulate.runner import Simulation
+
+STOPPED = 75  # of sysexits: try again
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
+    parser = argparse.ArgumentParser(prog="python -m fedcohort.reproduce", description=__doc__)
+    parser.add_argument("name", nargs="?", help="a table or figure, or a paper for all of its own")
+    parser.add_argument("--list", action="store_true", help="show all names")
+    parser.add_argument("--quick", action="store_true", help="digits, one seed, few rounds: does everything run?")
+    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where records, pages and runs go")
+    parser.add_argument("--seeds", type=int, help="how many, instead of the paper's")
+    parser.add_argument("--rounds", type=int, help="instead of the paper's")
+    parser.add_argument("--parts", default="", help="only these parts, separated by commas")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
+    parser.add_argument("--folder", help="where the datasets are")
+    parser.add_argument("--page", type=Path, help="print the page about all records in this folder")
+    given = parser.parse_args(arguments)
+    if given.page is not None:
+        print(overview(given.page), end="")
+        return 0
+    if given.list or given.name is None:
+        for exhibit in EXHIBITS.values():
+            print(f"{exhibit.name}\t{exhibit.paper}, {exhibit.place}: {exhibit.title}")
+        return 0
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        outcome = reproduce(
+            find(given.name),
+            given.out,
+            seeds=given.seeds,
+            rounds=given.rounds,
+            parts=[part for part in given.parts.split(",") if part],
+            quick=given.quick,
+            device=given.device,
+            minutes=given.minutes,
+            folder=given.folder,
+            guard=_guard,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+            command=" ".join(["fedcohort reproduce", *words]),
+        )
+    except FedcohortError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for exhibit in find(given.name):
+        print(f"{exhibit.name}: {summary(judge(exhibit, outcome.records[exhibit.study.name]))}")
+    print("\n".join(str(path) for path in outcome.files))
+    if not outcome.finished:
+        print("stopped; the same command goes on where it stopped", file=sys.stderr)
+        return STOPPED
+    return 0
+
+
+@contextmanager
+def _guard(simulation: Simulation) -> Iterator[None]:
+    """Stop cleanly on the first SIGINT or SIGTERM."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        simulation.stop()
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

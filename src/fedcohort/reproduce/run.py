@@ -1,0 +1,288 @@
+"""Make a study's runs, in pieces that end when they are told to and go on where they stopped."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from fedcohort.errors import InputError, UnknownNameError
+from fedcohort.registry import nearest
+from fedcohort.reproduce.declare import Exhibit, Study
+from fedcohort.reproduce.page import html_page, markdown
+from fedcohort.reproduce.record import Record, record_of
+from fedcohort.reproduce.verdicts import to_dict
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.results import RunInfo, load, write_atomically, write_json
+from fedcohort.simulate.runner import Simulation
+
+FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
+QUICK_ROUNDS = 18  # beyond FedCor's warm-up
+_LINE_SECONDS = 10.0
+Guard = Callable[[Simulation], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far it got.
+
+    Attributes
+    ----------
+    finished : bool
+        Whether everything that was asked for is made.
+    records : dict of str to Record
+        By study.
+    files : list of Path
+        Pages and comparisons.
+    """
+
+    finished: bool
+    records: dict[str, Record]
+    files: list[Path]
+
+
+class LineProgress(Listener):
+    """A line every ten seconds; for places without a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._done = self._first = self._total = 0
+        self._began = self._due = 0.0
+
+    def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
+        """Begin to count."""
+        self._done = self._first = rounds_done
+        self._total = rounds_total
+        self._began = time.monotonic()
+        self._due = self._began + _LINE_SECONDS
+
+    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
+        """Count; say where it stands now and then."""
+        self._done += 1
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _LINE_SECONDS
+            pace = (self._done - self._first) / max(now - self._began, 1e-9)
+            left = (self._total - self._done) / max(pace, 1e-9)
+            line = f"{self._done:,} of {self._total:,} rounds, {pace:.3g} a second, about {left:.0f} s left"
+            print(line, file=self._stream or sys.stderr, flush=True)
+
+
+class _Deadline(Listener):
+    def __init__(self, simulation: Simulation, until: float) -> None:
+        self._simulation, self._until = simulation, until
+
+    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
+        if time.monotonic() >= self._until:
+            self._simulation.stop()
+
+
+def reproduce(
+    exhibits: Sequence[Exhibit],
+    out: Path,
+    *,
+    seeds: int | None = None,
+    rounds: int | None = None,
+    parts: Sequence[str] = (),
+    quick: bool = False,
+    device: str | None = None,
+    minutes: float | None = None,
+    folder: str | None = None,
+    listener: Callable[[], Listener] = LineProgress,
+    guard: Guard = lambda simulation: nullcontext(),
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "",
+) -> Outcome:
+    """Run what tables and figures need and write their pages.
+
+    Parameters
+    ----------
+    exhibits : sequence of Exhibit
+        Studies that several of them share are run once.
+    out : Path
+        Where records (records/STUDY.json), comparisons (NAME.json), pages (NAME.md, NAME.html) and runs go. What is
+        there is continued; a record that was brought there from elsewhere counts as run.
+    seeds : int, optional
+        How many, instead of the study's.
+    rounds : int, optional
+        Instead of the study's.
+    parts : sequence of str
+        Only these parts of the studies.
+    quick : bool
+        One seed, few rounds and the small digits in place of the data: does everything run?
+    device : str, optional
+    minutes : float, optional
+        Stop cleanly after so many.
+    folder : str, optional
+        Where the datasets are.
+    listener : callable
+        Makes what watches one part's runs.
+    guard : callable
+        Makes a context for one simulation, in which a signal may call its ``stop``.
+    say : callable
+        Takes messages.
+    command : str
+        For the record.
+    """
+    if quick:
+        seeds, rounds = 1, rounds or QUICK_ROUNDS
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
+    _check_parts(studies.values(), parts)
+    end = "-quick" if quick else ""
+    paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
+    records = {name: Record.read(paths[name], study) for name, study in studies.items()}
+    finished = True
+    for study in studies.values():
+        path, record = paths[study.name], records[study.name]
+        for part in study.parts:
+            if parts and part not in parts:
+                continue
+            if _is_made(record, study, part, seeds, rounds):
+                say(f"{study.name}, {part}: is on record in {path}")
+                continue
+            if until is not None and time.monotonic() >= until:
+                finished = False
+                break
+            say(f"{study.name}, {part}: {', '.join(study.settings(part))}")
+            done, found = _one_part(
+                study, part, out, seeds=seeds, rounds=rounds, quick=quick, device=device, until=until, folder=folder,
+                listener=listener(), guard=guard, command=command,
+            )  # fmt: skip
+            record.add(found)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record.write(path)
+            if not done:
+                finished = False
+                break
+        if not finished:
+            break
+    files = [file for exhibit in exhibits for file in write_pages(exhibit, records[exhibit.study.name], out, end)]
+    return Outcome(finished, records, files)
+
+
+def write_pages(exhibit: Exhibit, record: Record, out: Path, end: str = "") -> list[Path]:
+    """Write an exhibit's comparison and pages; return where."""
+    out.mkdir(parents=True, exist_ok=True)
+    stem = out / f"{exhibit.name}{end}"
+    files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html")]
+    write_json(files[0], to_dict(exhibit, record))
+    write_atomically(files[1], markdown(exhibit, record).encode())
+    write_atomically(files[2], html_page(exhibit, record).encode())
+    return files
+
+
+def _check_parts(studies: Any, parts: Sequence[str]) -> None:
+    known = list(dict.fromkeys(part for study in studies for part in study.parts))
+    for part in parts:
+        if part not in known:
+            near = nearest(part, known)
+            raise UnknownNameError(
+                f"There is no part {part!r}. Known: {', '.join(known)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+
+
+def _is_made(record: Record, study: Study, part: str, seeds: int | None, rounds: int | None) -> bool:
+    for setting in study.settings(part):
+        found = record.settings.get(setting)
+        wanted = rounds or study.rounds[setting]
+        if found is None or not found["finished"] or len(found["seeds"]) < (seeds or study.seeds):
+            return False
+        if found["rounds"] < min(wanted, found["planned"]):
+            return False
+    return True
+
+
+def table_of(
+    study: Study,
+    part: str,
+    *,
+    seeds: int | None = None,
+    rounds: int | None = None,
+    quick: bool = False,
+    folder: str | None = None,
+) -> dict[str, Any]:
+    """Return the experiment of one part.
+
+    >>> from fedcohort.reproduce.hicsfl import STUDY
+    >>> table_of(STUDY, "all", seeds=2)["seeds"]
+    [100, 101]
+    """
+    table = copy.deepcopy(dict(study.parts[part]))
+    count = seeds or study.seeds
+    if count < 1:
+        raise InputError(f"The number of seeds must be 1 or more. Got {count}.")
+    table |= {"name": f"{study.name}-{part}", "seeds": list(range(FIRST_SEED, FIRST_SEED + count))}
+    if quick:
+        _shrink(table)
+    if rounds is not None:
+        table["run"]["rounds"] = rounds
+        for setting in table["settings"]:
+            setting.get("run", {}).pop("rounds", None)
+    if folder is not None and not quick:
+        table["data"]["folder"] = folder
+    return table
+
+
+def _shrink(table: dict[str, Any]) -> None:
+    """Make an experiment small: digits, a small network, few steps, targets that are reached."""
+    table["data"] = {"name": "digits"}
+    table["model"] = {"name": "mlp"}
+    keep = {key: value for key, value in table["local"].items() if key in ("loss", "momentum", "weight_decay")}
+    table["local"] = {**keep, "batch_size": 16, "steps": 5, "lr": 0.1}
+    table["run"]["eval_every"] = 1
+    table["run"].pop("terminal", None)
+    for place in (table, *table["settings"]):
+        if "targets" in place.get("run", {}):
+            place["run"]["targets"] = [0.3]
+        scenario = place.get("scenario", {})
+        if scenario.get("partition", {}).get("name") == "natural":
+            scenario["partition"] = {"name": "class-heterogeneity", "clients": 60, "alpha": 0.5}
+        if "server_validation" in scenario or str(scenario.get("preset", "")).startswith("fedcm"):
+            scenario["server_validation"] = 5
+        if str(scenario.get("preset", "")).startswith("fedacs"):
+            scenario["partition"] = {"samples": 40}
+        if "samples" in scenario.get("partition", {}) and place is table:
+            scenario["partition"].pop("samples")
+
+
+def _one_part(
+    study: Study,
+    part: str,
+    out: Path,
+    *,
+    seeds: int | None,
+    rounds: int | None,
+    quick: bool,
+    device: str | None,
+    until: float | None,
+    folder: str | None,
+    listener: Listener,
+    guard: Guard,
+    command: str,
+) -> tuple[bool, Record]:
+    table = table_of(study, part, seeds=seeds, rounds=rounds, quick=quick, folder=folder)
+    place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
+    began = time.monotonic()
+    if (place / "meta.json").is_file():
+        known = {run.seed for run in load(place).runs}
+        missing = [seed for seed in table["seeds"] if seed not in known]
+        if missing:
+            simulation = Simulation.extend(place, seeds=missing, device=device, command=command)
+        else:
+            simulation = Simulation.open(place, device=device)
+    else:
+        simulation = Simulation(Experiment.from_dict(table), place, device=device, command=command)
+    simulation.listeners.append(listener)
+    if until is not None:
+        simulation.listeners.append(_Deadline(simulation, until))
+    with guard(simulation):
+        state = simulation.run()
+    return state == "finished", record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)
