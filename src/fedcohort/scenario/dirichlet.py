@@ -160,7 +160,7 @@ class MixedHeterogeneity(Partition):
         size = equal_size(self.name, pool, self.clients, self.samples)
         alpha = rng.permutation(np.resize(np.asarray(self.alphas, np.float64), self.clients))
         shares = dirichlet(rng, np.repeat(alpha[:, None], pool.classes, axis=1))
-        counts = _sequential_counts(pool, shares, size, rng)
+        counts = sequential_counts(pool, shares, size, rng)
         return deal(pool, counts, rng, who=self.name, traits={"alpha": alpha})
 
 
