@@ -155,7 +155,7 @@ def marks(session: Session) -> tuple:
     digest = hashlib.sha256()
     for name, value in state_fields(session.state):
         digest.update(name.encode() + (value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()))
-    count = session.journal._db.execute("SELECT COUNT(*), MAX(id) FROM replies").fetchone()
+    count = session.journal.database.fetch("SELECT COUNT(*), MAX(id) FROM replies")[0]
     pending = [(c.ticket, c.clients.tobytes()) for c in session.pending]
     return (
         session.round,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,28 @@ def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundRepor
     if not len(clients):
         raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")
     return clients
+
+
+def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return numbers about the global model as the journal keeps them; None stands for one that is not known."""
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not name.isprintable():
+            raise InputError(f"What is recorded about the model must be named by a printable text. Got {name!r}.")
+        number = value
+        if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+            number = value.item()
+        if number is not None and not isinstance(number, numbers.Real):
+            raise InputError(
+                f"The metric {name!r} of the model must be one number or None. Got {value!r:.80} "
+                f"({type(value).__name__}).",
+                hint="record several numbers under several names; a tensor's number is tensor.item()",
+            )
+        try:
+            found[name] = None if number is None else float(number)
+        except OverflowError as error:
+            raise InputError(f"The metric {name!r} of the model is too large a number: {str(value)[:40]}...") from error
+    return found
 
 
 def _check_reported(

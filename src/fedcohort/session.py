@@ -10,43 +10,38 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcohort import participation
+from fedcohort import continuing, participation
 from fedcohort import rng as streams
 from fedcohort import shadows as watchers
 from fedcohort.arrays import IntArray
-from fedcohort.checks import check_answer, check_cohort, check_late, check_report, check_signals
+from fedcohort.checks import check_answer, check_cohort, check_late, check_numbers, check_report, check_signals
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Guard
 from fedcohort.errors import InputError, TicketError
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
 from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import pack_many, sealed_state
+from fedcohort.journal.database import Commit
 from fedcohort.journal.explain import ABANDONED, recorded_scores
-from fedcohort.journal.store import EXCLUDED, Commit
-from fedcohort.journal.upkeep import FORGOTTEN
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
 from fedcohort.rules import Referee, Rules, Verdict
 from fedcohort.signals import Signal
 from fedcohort.specs import describe, rebuilt, selector_name
-from fedcohort.standing import SELECTOR, Standing
+from fedcohort.standing import OWN_EVENTS, SELECTOR, Standing
 from fedcohort.views import in_cohort_order, outcome_for
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
-OWN_EVENTS = frozenset({
-    ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, watchers.EVENT,
-    "join", "leave", "rejoin", "facts", "attributes", "pruned",
-    "start", "table", "answer", "cohort", "replies", "close",  # links of an audited journal's chain
-})  # fmt: skip
 
 
 @dataclass
@@ -147,14 +142,19 @@ class Session(Standing):
             "rules": None if rules is None else rules.to_dict(),
             "host": None,
             "audit": new_nonce() if audit else None,
+            continuing.CLIENTS: None if journal is None else continuing.digests(clients),
         }
-        self._journal = Journal.create(journal, meta, commit)
         self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
-        self._journal.set_table(clients, self.active)
-        self._record_states(self._states)
-        if rules is not None:
-            self._journal.add_event(CHANGED, {"round": 0, "rules": rules.to_dict()})
-        self._journal.created()
+        self._journal = Journal.create(journal, meta, commit)
+        try:
+            self._journal.set_table(clients, self.active)
+            self._record_states(self._states)
+            if rules is not None:
+                self._journal.add_event(CHANGED, {"round": 0, "rules": rules.to_dict()})
+            self._journal.created()
+        except BaseException:
+            self._journal.close()
+            raise
 
     # -- opening again ----------------------------------------------------------------------------------------------
 
@@ -183,11 +183,25 @@ class Session(Standing):
             The rules from now on; a change is recorded. Default: those of the journal.
         commit : "always" or "manual"
         """
-        journal = Journal.open(path, commit)
+        return cls._continued(Journal.open(path, commit), selector, shadows, rules, quiet=commit == "manual")
+
+    @classmethod
+    def _continued(
+        cls,
+        journal: Journal,
+        selector: Selector[Any] | None,
+        shadows: Mapping[str, Selector[Any]] | None,
+        rules: Rules | None,
+        *,
+        quiet: bool,
+        check: Callable[[Journal], None] | None = None,
+    ) -> Session:
         try:
+            if check is not None:
+                check(journal)
             self = cls._opened(journal, selector, shadows)
             self._resume_rules(rules)
-            self._guard = Guard(selector_name(self._selector), self.table.n, journal.picks(), quiet=commit == "manual")
+            self._guard = Guard(selector_name(self._selector), self.table.n, journal.picks(), quiet=quiet)
             return self
         except BaseException:
             journal.close()
@@ -238,9 +252,14 @@ class Session(Standing):
         commit: Commit = "always",
         audit: bool = False,
     ) -> Session:
-        """Continue the session at ``path`` or, when there is none, start it."""
+        """Continue the session at ``path`` or, when there is none, start it.
+
+        A journal that was started with another seed, other clients or other signals is refused, with what differs.
+        """
         if not is_blank(path):
-            return cls.open(path, selector, shadows=shadows, rules=rules, commit=commit)
+            same = partial(continuing.check_same, seed=seed, clients=clients, signals=signals, audit=audit)
+            journal = Journal.open(path, commit)
+            return cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,
             clients,
@@ -537,11 +556,12 @@ class Session(Standing):
             self._journal.add_replies(ReplyBlock.alike(report.ticket, time.time(), clients, Status.LATE, late=True))
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
-        """Record numbers about the global model after ``round_``, for reports and the dashboard."""
-        if not 0 <= round_ < self._round:
-            raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self._round}.")
+        """Record numbers about the global model after ``round_``, for reports and the dashboard; NaN is no number."""
+        if isinstance(round_, bool) or not isinstance(round_, (int, np.integer)) or not 0 <= round_ < self._round:
+            raise InputError(f"There is no round {round_!r} to record numbers for; rounds so far: {self._round}.")
+        numbers = check_numbers(metrics)
         with self._journal.event():
-            self._journal.add_metrics(round_, metrics)
+            self._journal.add_metrics(int(round_), numbers)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
         """Put something of the host's own on record, for example why clients failed; changes no state.

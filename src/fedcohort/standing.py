@@ -20,7 +20,9 @@ from fedcohort.errors import InputError
 from fedcohort.expressions import Attributes
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import sealed_state
-from fedcohort.journal.upkeep import erase
+from fedcohort.journal.explain import ABANDONED
+from fedcohort.journal.reading import EXCLUDED
+from fedcohort.journal.upkeep import FORGOTTEN, RECOVERED, erase
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Selector, is_per_client
@@ -30,6 +32,11 @@ from fedcohort.specs import describe, rebuilt
 
 log = logging.getLogger(__name__)
 SELECTOR = "selector"  # the event of a selector that goes on in the place of another
+OWN_EVENTS = frozenset({
+    ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, watchers.EVENT,
+    "join", "leave", "rejoin", "facts", "attributes", "pruned",
+    "start", "table", "answer", "cohort", "replies", "close",  # links of an audited journal's chain
+})  # fmt: skip
 
 
 class Standing:

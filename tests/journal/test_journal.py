@@ -72,7 +72,7 @@ def test_another_schema_and_a_foreign_database_are_errors(tmp_path):
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 1")
     for opened in (Session.open, read_journal):
-        with pytest.raises(JournalError, match=r"schema version 1; this fedcohort .* reads version 2"):
+        with pytest.raises(JournalError, match=r"schema version 1; this fedcohort .* reads versions 2 and 3"):
             opened(path)
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as database:
@@ -165,27 +165,6 @@ def test_states_are_saved_by_rows(tmp_path):
     with Session.open(path) as session:
         assert np.array_equal(session.state.valuation, valuation, equal_nan=True)
         host.play(session, 5, size=10)
-
-
-def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
-    path = tmp_path / "j.sqlite"
-    host = ScriptedHost()
-    session = host.session(create("active-fl"), journal=path)
-    trace = host.play(session, 3)
-    pages = session.journal._db.execute("PRAGMA page_count").fetchone()[0]
-    session.journal._db.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite sees when the disk is full
-
-    def until_full():
-        for _ in range(200):
-            trace.append(tuple(host.play_round(session).clients.tolist()))
-
-    with pytest.raises(JournalError, match="full"):
-        until_full()
-    done = len(trace)
-    session.close()
-    with Session.open(path) as session:
-        recorded = [tuple(c.clients.tolist()) for c in session.journal.cohorts()]
-        assert recorded[:done] == trace and len(recorded) <= done + 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

@@ -1,4 +1,4 @@
-"""``fedcohort journal``: what an operator does to the record of a run that is not running."""
+"""``fedcohort journal``: what an operator does to the record of a run."""
 
 from __future__ import annotations
 
@@ -8,20 +8,92 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.output import out
+from fedcohort.cli.options import FormatOption
+from fedcohort.cli.output import Format, out, print_json
 from fedcohort.errors import InputError
 from fedcohort.journal import Journal, read_journal
-from fedcohort.journal.upkeep import export, prune
+from fedcohort.journal.opening import copy
+from fedcohort.journal.upkeep import RECOVERED, export, prune
 from fedcohort.protocol import SELECTORS
 from fedcohort.session import Session
 from fedcohort.specs import selector_name
+from fedcohort.verification import examine
 
-journal_app = typer.Typer(help="The record of a run, while the run is stopped.", no_args_is_help=True)
+journal_app = typer.Typer(
+    help="The record of a run: check it, copy it, change it while the run is stopped.", no_args_is_help=True
+)
 
 
 @journal_app.callback()
 def _root() -> None:
-    """The record of a run, while the run is stopped."""
+    """The record of a run: check it, copy it, change it while the run is stopped."""
+
+
+@journal_app.command("verify")
+def verify(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    replay: Annotated[
+        bool, typer.Option("--replay/--no-replay", help="Play the session again and compare every cohort.")
+    ] = True,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Check all there is to check: file, checksums, commits, order, rules, and that the cohorts follow from the seed.
+
+    Nothing is changed, and a read-only folder will do. What the record does not allow to be checked is said. Exits
+    with 1 when something is wrong.
+
+    Example: fedcohort journal verify run.sqlite
+    """
+    found = examine(journal, again=replay)
+    if format is Format.JSON:
+        print_json(
+            {
+                "sound": found.sound,
+                "version": found.version,
+                "commits": None if found.seal is None else found.seal.commits,
+                "generation": None if found.seal is None else found.seal.generation,
+                "in_use": None if found.seal is None else found.seal.in_use,
+                "checks": [{"check": f.check, "sound": f.sound, "text": f.text} for f in found.findings],
+            }
+        )
+    else:
+        words = {True: "ok", False: "WRONG", None: "-"}
+        for finding in found.findings:
+            line = f"{finding.check:8} {words[finding.sound]:6} {finding.text}"
+            out().print(line, highlight=False, markup=False)
+        verdict = "nothing is wrong" if found.sound else "something is WRONG"
+        out().print(f"{journal}: {verdict}.", highlight=False, markup=False)
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+@journal_app.command("copy")
+def copy_journal(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; it must not exist yet.")],
+) -> None:
+    """Make a copy that is whole by itself, while the run goes on; copying the file alone would lose its newest rounds.
+
+    Example: fedcohort journal copy run.sqlite backup.sqlite
+    """
+    copy(journal, to)
+    with closing(read_journal(to)) as record:
+        out().print(f"{to} has {record.last()[0] + 1} rounds.", highlight=False, markup=False)
+
+
+@journal_app.command("recover")
+def recover(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+) -> None:
+    """Go on from what is there, when a journal's newest commits are lost for good; the loss is put on record.
+
+    Example: fedcohort journal recover run.sqlite
+    """
+    with closing(Journal.open(journal, accept_loss=True)) as record:
+        last, _ = record.last()
+        with record.event():
+            record.add_event(RECOVERED, {"round": last + 1})
+        out().print(f"{journal} goes on from round {last + 1}.", highlight=False, markup=False)
 
 
 @journal_app.command("selector")

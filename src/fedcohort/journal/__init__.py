@@ -5,8 +5,11 @@ written. Resume, explanations, shadow selectors, reports and the dashboard all r
 """
 
 from fedcohort.journal.explain import Explanation, ScoreRow, explain_round
+from fedcohort.journal.opening import is_blank
+from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.replies import ReplyBlock, ReplyRow
-from fedcohort.journal.store import SCHEMA_VERSION, CohortRow, Journal, is_blank, read_journal
+from fedcohort.journal.schema import SCHEMA_VERSION
+from fedcohort.journal.store import Journal, read_journal
 
 __all__ = [
     "SCHEMA_VERSION",

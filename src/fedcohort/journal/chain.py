@@ -10,18 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedcohort.arrays import AnyArray
 from fedcohort.journal.codec import pack_many
+from fedcohort.journal.database import Database
 
-_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS chain "
-    "(id INTEGER PRIMARY KEY, kind TEXT NOT NULL, ref INTEGER NOT NULL, data BLOB, link BLOB NOT NULL)"
-)
 _START = b"fedcohort chain 1"
 
 
@@ -81,16 +77,15 @@ def replies_payload(ticket: int, late: bool, data: bytes) -> bytes:
 class Chain:
     """Adds links to a journal's database, in the transaction of what they are about."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._tip: bytes | None = None
         self._facts: dict[str, bytes] = {}  # digests of the table's facts as last chained
 
     @classmethod
-    def started(cls, db: sqlite3.Connection, meta: Mapping[str, Any]) -> Chain:
+    def started(cls, database: Database, meta: Mapping[str, Any]) -> Chain:
         """Start a chain in a new journal."""
-        db.execute(_SCHEMA)
-        chain = cls(db)
+        chain = cls(database)
         chain._tip = _START
         chain.add("start", 0, start_payload(meta))
         return chain
@@ -99,7 +94,8 @@ class Chain:
     def tip(self) -> bytes:
         """The newest link."""
         if self._tip is None:
-            self._tip = self._db.execute("SELECT link FROM chain ORDER BY id DESC LIMIT 1").fetchone()[0]
+            ((tip,),) = self._database.fetch("SELECT link FROM chain ORDER BY id DESC LIMIT 1")
+            self._tip = bytes(tip)
         return self._tip
 
     def forget(self) -> None:
@@ -110,7 +106,7 @@ class Chain:
     def add(self, kind: str, ref: int, payload: bytes, data: bytes | None = None) -> None:
         """Add a link over ``payload``."""
         link = joined(self.tip, kind, payload)
-        self._db.execute("INSERT INTO chain (kind, ref, data, link) VALUES (?,?,?,?)", (kind, ref, data, link))
+        self._database.append("chain", kind, ref, data, link)
         self._tip = link
 
     def add_answer(self, ticket: int, values: Mapping[str, AnyArray]) -> None:
@@ -142,8 +138,8 @@ def unpacked_facts(data: bytes) -> dict[str, bytes]:
     return found
 
 
-def links(db: sqlite3.Connection) -> Iterator[Link]:
+def links(database: Database) -> Iterator[Link]:
     """Yield the links of a journal in order; none when it has no chain."""
-    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'chain'").fetchone():
-        for kind, ref, data, link in db.execute("SELECT kind, ref, data, link FROM chain ORDER BY id"):
+    if database.fetch("SELECT 1 FROM sqlite_master WHERE name = 'chain'"):  # one of version 2 may have no such table
+        for kind, ref, data, link in database.fetch("SELECT kind, ref, data, link FROM chain ORDER BY id"):
             yield Link(kind, ref, data, link)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray, IntArray, sealed
-from fedcohort.errors import SelectorError
+from fedcohort.errors import InputError, SelectorError
 
 Scalar = int | float | bool | str | None
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -53,6 +53,27 @@ def unpack_many(data: bytes) -> dict[str, AnyArray]:
         found[name] = unpack(rest[at : at + length])
         at += length
     return found
+
+
+def as_json(value: Any, what: str) -> str:
+    """Return JSON-like data as text; numpy's numbers are numbers.
+
+    >>> as_json({"loss": np.float32(0.5), "count": np.int64(3)}, "The event 'mine'")
+    '{"loss": 0.5, "count": 3}'
+    """
+
+    def number(item: Any) -> Any:
+        if isinstance(item, np.generic) and not isinstance(item, np.void | np.datetime64 | np.timedelta64):
+            return item.item()
+        raise TypeError(f"a {type(item).__name__} is no JSON: {item!r:.80}")
+
+    try:
+        return json.dumps(value, default=number)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{what} must be made of texts, numbers, lists and mappings by text; {error}.",
+            hint="turn it into one of those first, an array for example with .tolist()",
+        ) from error
 
 
 def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:

@@ -13,7 +13,8 @@ from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Tally
 from fedcohort.errors import InputError
-from fedcohort.journal.store import CohortRow, Journal
+from fedcohort.journal.reading import CohortRow
+from fedcohort.journal.store import Journal
 from fedcohort.numerics.top import top_k
 from fedcohort.protocol import Cohort, Status
 

@@ -12,11 +12,14 @@ import numpy as np
 
 from fedcohort.errors import InputError, JournalError, MissingExtraError
 from fedcohort.journal.codec import pack, pack_many, unpack, unpack_many
+from fedcohort.journal.database import Database
+from fedcohort.journal.reading import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock
-from fedcohort.journal.store import EXCLUDED, Journal
+from fedcohort.journal.store import Journal
 from fedcohort.protocol import Status
 
 FORGOTTEN = "forgotten"
+RECOVERED = "recovered"  # the event of a journal that goes on without its newest commits
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
 
 
@@ -49,7 +52,7 @@ def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
     }
     numbers = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
     metrics = {key: [line[i] for line in numbers] for i, key in enumerate(("round", "metric", "value"))}
-    happened = list(journal._db.execute("SELECT at, kind, body FROM events ORDER BY id"))
+    happened = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
     events = {key: [line[i] for line in happened] for i, key in enumerate(("at", "kind", "body"))}
     return {"picks": picks, "replies": replies, "metrics": metrics, "events": events}
 
@@ -90,9 +93,8 @@ def prune(journal: Journal, keep: int) -> int:
     old = [row.ticket for row in journal.cohorts() if row.round <= last - keep]
     with journal.event():
         for ticket in old:
-            journal._db.execute("DELETE FROM scores WHERE ticket = ?", (ticket,))
-            where = "kind = ? AND json_extract(body, '$.ticket') = ?"
-            journal._db.execute(f"DELETE FROM events WHERE {where}", (EXCLUDED, ticket))
+            journal.database.delete("scores", "ticket = ?", (ticket,))
+            journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
         if old:
             journal.add_event("pruned", {"upto": last - keep})
     journal.compact()
@@ -112,8 +114,8 @@ def erase(journal: Journal, client: str) -> str:
         raise InputError("The clients of this journal have no names to forget.")
     index = table.index(client)
     stand_in = f"{FORGOTTEN}-{index}"
-    db = journal._db
-    facts: dict[str, bytes] = dict(db.execute("SELECT name, data FROM facts"))
+    database = journal.database
+    facts: dict[str, bytes] = dict(database.fetch("SELECT name, data FROM facts"))
     names = [stand_in if name == client else name for name in table.names]
     changed = {"names": zlib.compress(json.dumps(names).encode(), 1)}
     for key in _FACTS:
@@ -130,17 +132,20 @@ def erase(journal: Journal, client: str) -> str:
     said.pop(client, None)
     if "attributes" in facts:
         changed["attributes"] = zlib.compress(json.dumps(said).encode(), 1)
-    db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", changed.items())
-    _blank_replies(db, index)
-    _blank_scores(db, index)
-    for row_id, body in db.execute("SELECT id, body FROM events").fetchall():
+    for name, data in changed.items():
+        database.put("facts", name, data)
+    _blank_replies(database, index)
+    _blank_scores(database, index)
+    for number, body in database.fetch("SELECT id, body FROM events"):
         clean = _without(json.loads(body), client, stand_in)
         text = json.dumps(clean)
         if text != body:
-            db.execute("UPDATE events SET body = ? WHERE id = ?", (text, row_id))
-    for ticket, text in db.execute("SELECT ticket, notes FROM cohorts").fetchall():
+            database.change("events", (number,), body=text)
+    for ticket, text in database.fetch("SELECT ticket, notes FROM cohorts"):
         notes = {k: v for k, v in json.loads(text).items() if client not in str(v)}
-        db.execute("UPDATE cohorts SET notes = ? WHERE ticket = ?", (json.dumps(notes), ticket))
+        if len(notes) < len(json.loads(text)):
+            database.change("cohorts", (ticket,), notes=json.dumps(notes))
+    journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
     for key, value in journal.meta().items():
         clean = _without(value, client, stand_in)
         if clean != value:
@@ -158,8 +163,8 @@ def _without(value: Any, client: str, stand_in: str) -> Any:
     return stand_in if value == client else value
 
 
-def _blank_replies(db: Any, index: int) -> None:
-    for row_id, ticket, at, late, data in db.execute("SELECT id, ticket, at, late, data FROM replies").fetchall():
+def _blank_replies(database: Database, index: int) -> None:
+    for number, ticket, at, late, data in database.fetch("SELECT id, ticket, at, late, data FROM replies"):
         block = ReplyBlock.decoded(ticket, at, bool(late), data)
         where = np.flatnonzero(block.clients == index)
         if len(where) and block.metrics:
@@ -167,14 +172,14 @@ def _blank_replies(db: Any, index: int) -> None:
             for column in metrics.values():
                 column[where] = np.nan
             blank = ReplyBlock(ticket, at, bool(late), block.clients, block.status, block.kept, metrics)
-            db.execute("UPDATE replies SET data = ? WHERE id = ?", (blank.encoded(), row_id))
+            database.change("replies", (number,), data=blank.encoded())
 
 
-def _blank_scores(db: Any, index: int) -> None:
-    rows = db.execute("SELECT ticket, selector, arrays FROM scores WHERE arrays IS NOT NULL").fetchall()
+def _blank_scores(database: Database, index: int) -> None:
+    rows = database.fetch("SELECT ticket, selector, arrays FROM scores WHERE arrays IS NOT NULL")
     for ticket, selector, data in rows:
         arrays = unpack_many(data)
         keep = arrays["client"] != index
         if not keep.all():
             less = pack_many({name: values[keep] for name, values in arrays.items()})
-            db.execute("UPDATE scores SET arrays = ? WHERE ticket = ? AND selector = ?", (less, ticket, selector))
+            database.change("scores", (ticket, selector), arrays=less)

@@ -9,7 +9,6 @@ more than the rounds since their last hand-over. How many runs make a group is `
 from __future__ import annotations
 
 import logging
-import sqlite3
 import tempfile
 import time
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.errors import FedcohortError, MissingExtraError
+from fedcohort.journal.opening import snapshot
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.results import RunInfo, write_atomically
 
@@ -103,7 +103,7 @@ class GroupHost:
         point = group.checkpoint()
         rounds, clients = group.drain()
         group.commit()
-        journals = {path.name: _snapshot(path) for path in sorted(self._home.glob("*.sqlite"))}
+        journals = {path.name: snapshot(path) for path in sorted(self._home.glob("*.sqlite"))}
         return HandOver(rounds, clients, point.round, point.to_bytes(), journals, self._group.infos(), self._group.done)
 
     def stop(self) -> None:
@@ -115,17 +115,6 @@ class GroupHost:
         if self._group is not None:
             self._group.close()
         self._folder.cleanup()
-
-
-def _snapshot(path: Path) -> bytes:
-    """Return a journal as one file's bytes, whatever is still in its write-ahead log."""
-    source, copy = sqlite3.connect(path), sqlite3.connect(":memory:")
-    try:
-        source.backup(copy)
-        return copy.serialize()
-    finally:
-        source.close()
-        copy.close()
 
 
 def _ray() -> Any:
@@ -189,7 +178,7 @@ class Driver:
         journals = {}
         if saved:
             simulation.writer.forget(simulation.journal_rounds(number))
-            journals = {path.name: path.read_bytes() for path in simulation.journal_files(number)}
+            journals = {path.name: snapshot(path) for path in simulation.journal_files(number)}
         actor = (
             self.ray.remote(GroupHost)
             .options(max_concurrency=2, **self.resources)

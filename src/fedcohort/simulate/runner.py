@@ -18,6 +18,7 @@ import torch
 import fedcohort
 from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.journal import read_journal
+from fedcohort.journal.beside import remove
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.cluster import HandOver, drive, write_journals
 from fedcohort.simulate.config import MEMORY_FILE, Experiment, values_of
@@ -348,8 +349,7 @@ class Simulation:
         found = checkpoints.found(self.out / "checkpoint", number)
         if not found and self._resume:
             for path in self.journal_files(number):
-                for file in path.parent.glob(f"{path.name}*"):
-                    file.unlink()
+                remove(path)
             self.writer.forget({self.experiment.plans[i].id: 0 for i in self.prepared.groups[number]})
         return [path.read_bytes() for path in found.values()]
 

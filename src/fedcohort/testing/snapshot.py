@@ -13,6 +13,7 @@ from fedcohort.arrays import AnyArray
 from fedcohort.clients import ClientTable, label_rows
 from fedcohort.journal import ReplyBlock
 from fedcohort.journal.codec import state_fields
+from fedcohort.journal.schema import TABLES
 from fedcohort.protocol import Cohort
 from fedcohort.session import Session
 from fedcohort.specs import describe
@@ -40,9 +41,8 @@ def standing(session: Session) -> Plain:
 
 def recorded(session: Session) -> Plain:
     """Return all that a session's journal holds, by table."""
-    db = session.journal._db
-    tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-    return {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in tables}
+    fetch = session.journal.database.fetch
+    return {name: fetch(f"SELECT {table.names} FROM {name}") for name, table in TABLES.items()}
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
@@ -62,7 +62,7 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
 @contextlib.contextmanager
 def full_disk(session: Session) -> Iterator[None]:
     """Let nothing more fit into a session's journal, as on a full disk."""
-    db = session.journal._db
+    db = session.journal.database.connection
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count = {pages}")
     try:

@@ -1,0 +1,153 @@
+"""What lies beside a journal: SQLite's companion, and a lock that also says how far the journal had come.
+
+A session holds the lock for as long as it lives, and after each commit notes the journal's identity and number of
+commits in it. Whoever opens the journal later can so tell that its newest commits are missing: because SQLite's
+companion file was not copied along, was lost, or is damaged, which SQLite takes for the end of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcohort.errors import JournalError
+
+try:
+    import fcntl
+except ImportError:  # no advisory locks on this platform; SQLite still guards single writes
+    fcntl = None  # type: ignore[assignment]
+
+COMPANIONS = ("-wal", "-shm", "-journal")  # SQLite's own names
+NEW = ".new"  # a journal that is being created
+LOCK = ".lock"
+
+
+def target(path: str | Path) -> Path:
+    """Return the file a path leads to, through symbolic links, so that all names of a journal share one lock."""
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError) as error:
+        raise JournalError(f"The journal {path} cannot be reached: {error}.") from error
+
+
+def companion(path: Path) -> Path:
+    """Return where SQLite keeps the newest commits of a journal that is in use."""
+    return path.with_name(path.name + "-wal")
+
+
+def has_companion(path: Path) -> bool:
+    """Whether that file is there and holds anything; an empty one is what a reader may leave behind."""
+    try:
+        return companion(path).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def remove(path: str | Path) -> None:
+    """Delete a journal with all that lies beside it; the companion goes first, because alone it would be in the way."""
+    file = target(path)
+    for end in (*COMPANIONS, "", *(f"{NEW}{end}" for end in ("", *COMPANIONS)), LOCK):
+        file.with_name(file.name + end).unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a file's new name durable, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a journal has come at least.
+
+    Parameters
+    ----------
+    id : str
+        Which journal.
+    commits : int
+    """
+
+    id: str
+    commits: int
+
+    def encoded(self) -> bytes:
+        """Return the line that stands in the lock file, always of the same length."""
+        text = f"{self.id} {self.commits:020d}"
+        return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Mark | None:
+        """Return what :meth:`encoded` wrote; None for anything else, as a lock file of an older version."""
+        text, _, check = data.decode("ascii", "replace").removesuffix("\n").rpartition(" ")
+        id_, _, commits = text.partition(" ")
+        if not commits.isdecimal() or f"{zlib.crc32(text.encode()):08x}" != check:
+            return None
+        return cls(id_, int(commits))
+
+    @classmethod
+    def of(cls, path: Path) -> Mark | None:
+        """Return the mark beside a journal, if there is one."""
+        try:
+            return cls.decoded(_lock_file(path).read_bytes())
+        except OSError:
+            return None
+
+
+class Lock:
+    """The lock of a journal that is being written; it dies with its process.
+
+    Parameters
+    ----------
+    path : the journal, as :func:`target` returns it
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(_lock_file(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        except OSError as error:
+            raise JournalError(
+                f"The journal {path} cannot be written: {error.strerror or error} ({_lock_file(path)}).",
+                hint="a session needs a folder it can write to; reading is possible with read_journal(path)",
+            ) from error
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self._file)
+                raise JournalError(
+                    f"The journal {path} is in use by another process.",
+                    hint="stop the other session first; reading is possible at any time with read_journal(path)",
+                ) from None
+        self._held = True
+
+    def mark(self, mark: Mark, *, sync: bool = False) -> None:
+        """Note how far the journal has come."""
+        with contextlib.suppress(OSError):  # a mark that lags behind says less, but nothing wrong
+            os.lseek(self._file, 0, os.SEEK_SET)
+            os.write(self._file, mark.encoded())
+            if sync:
+                os.fsync(self._file)
+
+    def release(self) -> None:
+        """Let go, also of what children made by fork have of it."""
+        if self._held:
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.drop()
+
+    def drop(self) -> None:
+        """In a child made by fork: leave the lock to the parent alone."""
+        if self._held:
+            self._held = False
+            os.close(self._file)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(path.name + LOCK)

@@ -1,0 +1,127 @@
+"""Is a journal what was written? Everything that is checked whenever one is opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import fedcohort
+from fedcohort.errors import JournalError
+from fedcohort.journal.beside import Mark
+from fedcohort.journal.database import Seal
+from fedcohort.journal.schema import APPLICATION_ID, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
+
+COPY = "restore it from a copy; `fedcohort journal copy` makes one that is whole, also of a journal in use"
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """Return a journal's version; :class:`JournalError` for what is none, or one that cannot be read."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise JournalError(
+            f"The file {path} is not a fedcohort journal.",
+            hint="delete it if you know that it is not needed, and start again",
+        )
+    if version not in READABLE:
+        raise JournalError(
+            f"The journal {path} has schema version {version}; this fedcohort ({fedcohort.__version__}) reads versions "
+            f"{' and '.join(map(str, READABLE))}.",
+            hint="use the version of fedcohort that wrote it, or start a new journal",
+        )
+    return int(version)
+
+
+def file_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+    """Yield what SQLite finds wrong with the file, and what is declared otherwise than it should be."""
+    try:
+        yield from (line for (line,) in connection.execute("PRAGMA integrity_check(10)") if line != "ok")
+        yield from _schema_problems(connection, version)
+    except sqlite3.Error as error:
+        yield str(error)
+
+
+def row_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+    """Yield what is not as it was written, in words; nothing for version 2, which cannot say."""
+    if version < SCHEMA_VERSION:
+        return
+    try:
+        yield from _row_problems(connection)
+    except (sqlite3.Error, JournalError, ValueError, TypeError, KeyError) as error:
+        yield error.message if isinstance(error, JournalError) else str(error)
+
+
+def _schema_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+    found = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+    if version < SCHEMA_VERSION:
+        if "seal" in found:
+            yield f"its header says version {version}, its tables are of version {SCHEMA_VERSION}"
+        return
+    for name, sql in SCHEMA.items():
+        if found.get(name) != sql:
+            yield f"the table or index {name!r} is not declared as version {SCHEMA_VERSION} declares it"
+
+
+def _row_problems(connection: sqlite3.Connection) -> Iterator[str]:
+    sealed = Seal.read(connection).tables
+    for name, table in TABLES.items():
+        count = total = 0
+        for *row, check in connection.execute(f"SELECT {table.names}, sum FROM {name}"):
+            if table.sum(row) != check:
+                key = dict(zip(table.columns, row, strict=True))
+                where = ", ".join(f"{column} {key[column]!r}" for column in table.key)
+                yield f"the row of {name} with {where} is not as it was written"
+            count, total = count + 1, total + check
+        if (count, total % (1 << 64)) != sealed[name]:
+            yield f"the table {name} has other rows than were written: {count}, and {sealed[name][0]} were"
+
+
+def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str | None:
+    """Return what speaks for it that a journal's newest commits are gone, in words, or None.
+
+    Parameters
+    ----------
+    path : Path
+    seal : Seal
+        That of the newest commit found.
+    mark : Mark, optional
+        What is noted beside the journal.
+    companion : bool
+        Whether SQLite's companion file was there before the journal was opened.
+    """
+    known = mark if mark is not None and mark.id == seal.id else None
+    if known is not None and known.commits > seal.commits:
+        lost = known.commits - seal.commits
+        why = "is damaged, or both are an older copy" if companion else "is missing, or this is an older copy"
+        newest = f"The journal {path} lacks its newest {lost} of {known.commits} commits"
+        return f"{newest}: its companion {path.name}-wal {why}."
+    if known is None and seal.in_use and not companion:
+        return (
+            f"The journal {path} was in use when it was copied, and its companion {path.name}-wal, which holds the "
+            "newest commits, is missing."
+        )
+    return None
+
+
+LOST_HINT = (
+    "put the -wal file (and the .lock) from where it was back beside it, or take a copy made with `fedcohort journal "
+    "copy`; if they are lost, `fedcohort journal recover` goes on from what is there"
+)
+
+
+def check(
+    connection: sqlite3.Connection, path: Path, mark: Mark | None, companion: bool, *, accept_loss: bool = False
+) -> tuple[int, Seal | None]:
+    """Check a whole journal and return its version and seal; :class:`JournalError` says what is wrong with it."""
+    version = version_of(connection, path)
+    for problem in chain(file_problems(connection, version), row_problems(connection, version)):
+        raise JournalError(f"The journal {path} is damaged: {problem}.", hint=COPY)
+    if version < SCHEMA_VERSION:
+        return version, None
+    seal = Seal.read(connection)
+    lost = missing(path, seal, mark, companion)
+    if lost is not None and not accept_loss:
+        raise JournalError(lost, hint=LOST_HINT)
+    return version, seal

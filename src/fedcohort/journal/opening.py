@@ -1,0 +1,276 @@
+"""How a journal comes to be, and how an existing one is opened: for writing, or for reading wherever it lies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedcohort.errors import JournalError
+from fedcohort.journal.beside import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
+from fedcohort.journal.database import Commit, Database, Seal, connect, opened
+from fedcohort.journal.integrity import COPY, check, version_of
+from fedcohort.journal.schema import APPLICATION_ID, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
+
+log = logging.getLogger(__name__)
+
+
+def is_blank(path: str | Path) -> bool:
+    """Whether a path holds no journal yet: no file, or one that nothing was written to."""
+    path = target(path)
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return True
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        return False  # not a database: certainly not ours to overwrite
+    return bool(tables == 0)
+
+
+# -- creating ---------------------------------------------------------------------------------------------------------
+
+
+def in_memory(commit: Commit) -> Database:
+    """Return an empty journal that no file keeps, in its first transaction."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    _declare(connection)
+    return Database(connection, "in memory", commit=commit)
+
+
+def create(path: Path, commit: Commit) -> Database:
+    """Return an empty journal in its first transaction, which :meth:`Database.establish` ends.
+
+    Until then it lies under another name, so that a kill leaves nothing that could be taken for a journal.
+    """
+    file = target(path)
+    if not is_blank(file):
+        raise JournalError(
+            f"The journal {path} exists already; a new session would overwrite it.",
+            hint="continue it with Session.open(path), or choose another file",
+        )
+    if not file.parent.is_dir():
+        raise JournalError(f"The folder {file.parent} of the journal does not exist.")
+    lock = Lock(file)
+    try:
+        if not file.exists() and has_companion(file):
+            raise JournalError(
+                f"There is no journal {path}, but its companion {companion(file).name}, which holds the newest commits "
+                "of one.",
+                hint="put the journal back beside it, or delete the companion if you know that it is not needed",
+            )
+        new = file.with_name(file.name + NEW)
+        for end in ("", *COMPANIONS):  # what a creation left that was killed
+            new.with_name(new.name + end).unlink(missing_ok=True)
+        connection = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = OFF")  # nothing to go back to, and synced as a whole
+        connection.execute("PRAGMA synchronous = OFF")
+        _declare(connection)
+    except BaseException as error:
+        lock.release()
+        if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, JournalError):
+            raise JournalError(f"The journal {path} cannot be created: {error}.") from error
+        raise
+    return opened(Database(connection, str(path), seal=Seal.fresh(), lock=lock, commit=commit, being_created=new))
+
+
+def _declare(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in SCHEMA.values():
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+
+def open_for_writing(path: Path, commit: Commit, *, accept_loss: bool = False) -> Database:
+    """Return an existing journal, checked and marked as in use; one of version 2 is brought to this version.
+
+    Parameters
+    ----------
+    path : Path
+    commit : "always" or "manual"
+    accept_loss : bool
+        Whether to go on although the newest commits are missing.
+    """
+    file = _existing(path)
+    if not os.access(file, os.W_OK):
+        raise JournalError(
+            f"The journal {path} is read-only, so no session can continue it.",
+            hint="make it writable, or read it with read_journal(path)",
+        )
+    lock = Lock(file)
+    connection = None
+    try:
+        mark, beside = Mark.of(file), has_companion(file)
+        with _errors(path):
+            connection = connect(file)
+            version, seal = check(connection, path, mark, beside, accept_loss=accept_loss)
+            connection.execute("PRAGMA journal_mode = WAL")
+            if seal is None:
+                seal = upgrade(connection)
+                log.info("the journal %s was brought from version %d to %d", path, version, SCHEMA_VERSION)
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        lock.release()
+        raise
+    database = opened(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
+    try:
+        database.resealed(in_use=True, generation=seal.generation + 1)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def open_for_reading(path: Path) -> Database:
+    """Return an existing journal, checked, while a session may be writing it, or where nothing can be written."""
+    database, mark, beside = open_unchecked(path)
+    try:
+        with _errors(path):
+            database.connection.execute("BEGIN")  # all of the check sees one moment
+            check(database.connection, path, mark, beside)
+            database.connection.execute("COMMIT")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def open_unchecked(path: Path) -> tuple[Database, Mark | None, bool]:
+    """Return an existing journal for reading as it is, the mark beside it, and whether it had a companion."""
+    file = _existing(path)
+    mark, beside = Mark.of(file), has_companion(file)
+    with _errors(path):
+        connection, folder = _readable(file)
+    return opened(Database(connection, str(path), folder=folder)), mark, beside
+
+
+def _existing(path: Path) -> Path:
+    file = target(path)
+    if not file.exists():
+        raise JournalError(f"There is no journal {path}.", hint="start one with Session(..., journal=path)")
+    if not file.is_file():
+        raise JournalError(f"{path} is not a file, so it cannot be a journal.")
+    return file
+
+
+def _readable(file: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirectory[str] | None]:
+    """Return a connection for reading.
+
+    SQLite reads a journal together with its companion only where it can create files. Elsewhere a journal without a
+    companion is opened as one that does not change, and one with a companion is read from a copy of both.
+    """
+    try:
+        return _connected(file, "mode=ro"), None
+    except sqlite3.OperationalError as error:
+        with open(file, "rb"):  # what the system says to a file it does not let us read is clearer
+            pass
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            raise
+    if not has_companion(file):
+        return _connected(file, "immutable=1"), None
+    folder = tempfile.TemporaryDirectory(prefix="fedcohort-")
+    try:
+        for original in (file, companion(file)):
+            shutil.copyfile(original, Path(folder.name) / original.name)
+        return _connected(Path(folder.name) / file.name, "mode=ro"), folder
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+def _connected(file: Path, how: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{file.as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise JournalError(f"The journal {path} cannot be opened: {error}.") from error
+    except sqlite3.Error as error:
+        raise JournalError(f"The journal {path} is damaged: {error}.", hint=COPY) from error
+    except OSError as error:
+        if isinstance(error, JournalError):
+            raise
+        raise JournalError(f"The journal {path} cannot be read: {error.strerror or error}.") from error
+
+
+# -- from version 2 ---------------------------------------------------------------------------------------------------
+
+
+def upgrade(connection: sqlite3.Connection) -> Seal:
+    """Give every row of a journal of version 2 its checksum, in one transaction, and return the seal over them."""
+    seal = Seal.fresh()
+    database = Database(connection, "of version 2", seal=seal)
+    with database.transaction():
+        for name in INDEXES:
+            connection.execute(f"DROP INDEX {name}")
+        old = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for name in TABLES.keys() & old:
+            connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
+        for statement in SCHEMA.values():
+            connection.execute(statement)
+        for name in TABLES.keys() & old:
+            for row in connection.execute(f"SELECT {TABLES[name].names} FROM old_{name}").fetchall():
+                database.add(name, *row)
+            connection.execute(f"DROP TABLE old_{name}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    return database.seal
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+def copy(path: Path, to: Path) -> None:
+    """Write a journal as one file that is whole by itself, while a session may be writing the original."""
+    if to.exists():
+        raise JournalError(f"The file {to} exists already; a copy would overwrite it.", hint="choose another file")
+    new = to.with_name(to.name + NEW)
+    try:
+        new.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            _copy(path, connection)
+        with open(new, "rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(new, to)
+        sync_folder(to.parent)
+    except (OSError, sqlite3.Error) as error:
+        new.unlink(missing_ok=True)
+        if isinstance(error, JournalError):
+            raise
+        raise JournalError(f"The copy {to} cannot be written: {error}.") from error
+
+
+def snapshot(path: Path) -> bytes:
+    """Return a journal as the bytes of a file that is whole by itself, while a session may be writing it."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+        _copy(path, memory)
+        return memory.serialize()
+
+
+def _copy(path: Path, to: sqlite3.Connection) -> None:
+    source = open_for_reading(path)
+    try:
+        source.connection.backup(to)
+    finally:
+        source.close()
+    if version_of(to, path) == SCHEMA_VERSION:
+        dataclasses.replace(Seal.read(to), in_use=False).write(to)

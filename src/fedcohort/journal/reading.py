@@ -1,0 +1,194 @@
+"""What a journal says: everything that can be read from one, while it is written or afterwards."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.clients import ClientTable
+from fedcohort.journal.chain import Link, cohort_payload, links, replies_payload, start_payload
+from fedcohort.journal.codec import decode_scalar, unpack, unpack_many
+from fedcohort.journal.database import Database
+from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
+from fedcohort.journal.tables import table_of
+
+EXCLUDED = "excluded"  # the event that says whom rules kept from a cohort
+
+
+@dataclass(frozen=True)
+class CohortRow:
+    """One recorded cohort."""
+
+    ticket: int
+    round: int
+    asked_at: float
+    told_at: float | None
+    wanted: int | None
+    n_candidates: int
+    clients: IntArray
+    weights: FloatArray | None
+    work: FloatArray | None
+    notes: Mapping[str, Any]
+    stop: str | None
+
+
+def _optional(data: bytes | None) -> AnyArray | None:
+    return None if data is None else unpack(data)
+
+
+class Record:
+    """The reading half of a journal."""
+
+    def __init__(self, database: Database, path: Path | None) -> None:
+        self.database = database
+        self.path = path
+
+    def close(self) -> None:
+        """Close the file; in manual mode what was not committed is dropped."""
+        self.database.close()
+
+    def meta(self) -> dict[str, Any]:
+        """Return everything stored with :meth:`set_meta`."""
+        return {key: json.loads(value) for key, value in self.database.fetch("SELECT key, value FROM meta")}
+
+    def table(self) -> tuple[ClientTable, AnyArray]:
+        """Return the client table and the (N,) mask of members."""
+        return table_of(dict(self.database.fetch("SELECT name, data FROM facts")))
+
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        """Return what clients said about themselves, by name."""
+        rows = self.database.fetch("SELECT data FROM facts WHERE name = 'attributes'")
+        return dict(json.loads(zlib.decompress(rows[0][0]))) if rows else {}
+
+    def exclusions(self, ticket: int) -> dict[int, str]:
+        """Return whom rules excluded from a cohort, each with the reason."""
+        query = "SELECT body FROM events WHERE kind = ? AND json_extract(body, '$.ticket') = ?"
+        rows = self.database.fetch(query, (EXCLUDED, ticket))
+        if not rows:
+            return {}
+        body = json.loads(rows[0][0])
+        codes = np.frombuffer(zlib.decompress(base64.b64decode(body["codes"])), "<i2")
+        return {int(c): str(body["reasons"][codes[c] - 1]) for c in np.flatnonzero(codes)}
+
+    def state(self, selector: str) -> dict[str, Any]:
+        """Return the fields of a selector's state as last saved."""
+        found: dict[str, Any] = {}
+        for name, scalar, data in self.database.fetch(
+            "SELECT field, scalar, data FROM states WHERE selector = ?", (selector,)
+        ):
+            found[name] = decode_scalar(scalar) if data is None else unpack(data)
+        for name, data in self.database.fetch(
+            "SELECT field, data FROM deltas WHERE selector = ? ORDER BY id", (selector,)
+        ):
+            block = unpack_many(data)
+            if not found[name].flags.writeable:
+                found[name] = found[name].copy()
+            found[name][block["rows"]] = block["values"]
+        for value in found.values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+        return found
+
+    def links(self) -> list[tuple[Link, bytes]]:
+        """Return the links of the chain, each with the bytes on record that it should be over."""
+        found = []
+        for link in links(self.database):
+            match link.kind:
+                case "start":
+                    payload = start_payload(self.meta())
+                case "cohort":
+                    rows = self.database.fetch(
+                        "SELECT ticket, round, wanted, n_candidates, candidates, clients, weights, work FROM cohorts "
+                        "WHERE ticket = ?",
+                        (link.ref,),
+                    )
+                    payload = cohort_payload(rows[0] if rows else ())
+                case "replies":
+                    rows = self.database.fetch("SELECT ticket, late, data FROM replies WHERE id = ?", (link.ref,))
+                    payload = replies_payload(*rows[0]) if rows else b""
+                case "close":
+                    payload = str(link.ref).encode()
+                case _:
+                    payload = link.data or b""
+            found.append((link, payload))
+        return found
+
+    def cohorts(self, *, round_: int | None = None, pending: bool = False, after: int = -1) -> list[CohortRow]:
+        """Return cohorts in order: all, of one round, those not yet told, or those with a ticket above ``after``."""
+        where = "WHERE ticket > ?" + (" AND round = ?" if round_ is not None else "")
+        where += " AND told_at IS NULL" if pending else ""
+        arguments = (after,) if round_ is None else (after, round_)
+        rows = self.database.fetch(
+            "SELECT ticket, round, asked_at, told_at, wanted, n_candidates, clients, weights, work, notes, stop "
+            f"FROM cohorts {where} ORDER BY ticket",
+            arguments,
+        )
+        return [
+            CohortRow(t, r, asked, told, wanted, n, unpack(c), _optional(w), _optional(k), json.loads(notes), stop)
+            for t, r, asked, told, wanted, n, c, w, k, notes, stop in rows
+        ]
+
+    def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray]]:
+        """Yield the round and the clients of every cohort in order, up to a round."""
+        last = self.last()[0] if upto is None else upto
+        rows = self.database.fetch("SELECT round, clients FROM cohorts WHERE round <= ? ORDER BY ticket", (last,))
+        for round_, clients in rows:
+            yield round_, unpack(clients)
+
+    def candidates(self, ticket: int, n: int) -> IntArray:
+        """Return who could have been picked for a cohort."""
+        ((mask,),) = self.database.fetch("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,))
+        if mask is None:
+            return np.arange(n)
+        bits = np.unpackbits(np.frombuffer(zlib.decompress(mask), np.uint8))
+        return np.flatnonzero(bits[:n])
+
+    def reply_blocks(self, ticket: int | None = None) -> list[ReplyBlock]:
+        """Return the replies as they were reported, of one cohort or all, oldest first."""
+        where, arguments = ("", ()) if ticket is None else ("WHERE ticket = ?", (ticket,))
+        rows = self.database.fetch(f"SELECT ticket, at, late, data FROM replies {where} ORDER BY id", arguments)
+        return [ReplyBlock.decoded(t, at, bool(late), data) for t, at, late, data in rows]
+
+    def replies(self, ticket: int | None = None) -> list[ReplyRow]:
+        """Return what became of each client, of one cohort or all, ordered by ticket and client."""
+        return newest(self.reply_blocks(ticket))
+
+    def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
+        """Return by selector ('' is the session's own): picked clients, stored score arrays, note."""
+        rows = self.database.fetch("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
+        found = {s: (unpack(p), {} if a is None else unpack_many(a), note) for s, p, a, note in rows}
+        if "" not in found:  # a selector that gave no scores; whom it picked is in the cohort's own row
+            for (clients,) in self.database.fetch("SELECT clients FROM cohorts WHERE ticket = ?", (ticket,)):
+                found[""] = (unpack(clients), {}, None)
+        return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the bodies of all events of a kind, oldest first."""
+        return [body for _, body in self.timed_events(kind)]
+
+    def timed_events(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
+        """Return when events of a kind happened, in seconds since 1970, and their bodies, oldest first."""
+        rows = self.database.fetch("SELECT at, body FROM events WHERE kind = ? ORDER BY id", (kind,))
+        return [(at, json.loads(body)) for at, body in rows]
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """Return the recorded numbers about the global model by round."""
+        found: dict[int, dict[str, float]] = {}
+        for round_, key, value in self.database.fetch("SELECT round, key, value FROM metrics ORDER BY round"):
+            found.setdefault(round_, {})[key] = value
+        return found
+
+    def last(self) -> tuple[int, int]:
+        """Return the highest round and ticket recorded, -1 when there is none."""
+        ((round_, ticket),) = self.database.fetch(
+            "SELECT COALESCE(MAX(round), -1), COALESCE(MAX(ticket), -1) FROM cohorts"
+        )
+        return int(round_), int(ticket)

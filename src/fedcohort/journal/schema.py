@@ -1,0 +1,136 @@
+"""The tables of a journal, and the checksum every row carries.
+
+The checksum is a CRC-32 over all other columns of the row, their types and the table's name, so that a row that comes
+back otherwise than it was written is noticed. It guards against disks, not against people; those are what the chain of
+digests is for (:mod:`fedcohort.journal.chain`).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+SCHEMA_VERSION = 3
+READABLE = (2, 3)  # 1 kept a row for each client's reply, 2 had no checksums
+APPLICATION_ID = 0x46434A31  # "FCJ1"
+_TYPES: dict[str, type] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
+
+
+class Table:
+    """One table.
+
+    Parameters
+    ----------
+    name : str
+    columns : str
+        As SQL declares them, without the checksum.
+    key : str
+        The columns of a primary key of several.
+    compact : bool
+        Whether rows lie in the key's own tree, without a row number.
+    """
+
+    def __init__(self, name: str, columns: str, *, key: str = "", compact: bool = False) -> None:
+        self.name = name
+        declared = [column.split() for column in columns.split(", ")]
+        self.columns = tuple(words[0] for words in declared)
+        self.types = tuple(_TYPES[words[1]] for words in declared)
+        self.key = tuple(key.split(", ")) if key else (self.columns[0],)
+        end = f", PRIMARY KEY ({key}))" if key else ")"
+        self.create = f"CREATE TABLE {name} ({columns}, sum INTEGER NOT NULL{end}" + " WITHOUT ROWID" * compact
+        self._seed = zlib.crc32(name.encode())
+
+    @cached_property
+    def names(self) -> str:
+        """The columns without the checksum, for a statement."""
+        return ", ".join(self.columns)
+
+    @cached_property
+    def insert(self) -> str:
+        """The statement that adds a row."""
+        return f"INSERT INTO {self.name} VALUES ({', '.join('?' * (len(self.columns) + 1))})"
+
+    @cached_property
+    def replace(self) -> str:
+        """The statement that adds a row in the place of the one with its key."""
+        return self.insert.replace("INSERT", "INSERT OR REPLACE", 1)
+
+    @cached_property
+    def where_key(self) -> str:
+        """The condition for one row."""
+        return " AND ".join(f"{column} = ?" for column in self.key)
+
+    def typed(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return a row in the types it will be read back in, so that its checksum is that of what comes back."""
+        return tuple([_plain(value, kind) for value, kind in zip(values, self.types, strict=True)])
+
+    def sum(self, row: Sequence[Any]) -> int:
+        """Return the checksum of a row as :meth:`typed` returns it, or as it was read."""
+        crc = self._seed
+        shape: list[Any] = []
+        for value in row:
+            if type(value) is bytes:
+                crc = zlib.crc32(value, crc)
+                shape.append([len(value)])
+            elif type(value) is str:
+                data = value.encode()
+                crc = zlib.crc32(data, crc)
+                shape.append((len(data),))
+            else:
+                shape.append(value)
+        return zlib.crc32(repr(shape).encode(), crc)
+
+
+def _plain(value: Any, kind: type) -> Any:
+    if value is None:
+        return None
+    if kind is float:
+        number = float(value) + 0.0  # SQLite keeps no minus zero
+        return None if math.isnan(number) else number  # nor NaN
+    return value if type(value) is kind else kind(value)
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        Table("meta", "key TEXT PRIMARY KEY, value TEXT NOT NULL", compact=True),
+        Table("facts", "name TEXT PRIMARY KEY, data BLOB NOT NULL"),
+        Table(
+            "cohorts",
+            "ticket INTEGER PRIMARY KEY, round INTEGER NOT NULL, asked_at REAL NOT NULL, told_at REAL, wanted INTEGER, "
+            "n_candidates INTEGER NOT NULL, candidates BLOB, clients BLOB NOT NULL, weights BLOB, work BLOB, "
+            "notes TEXT NOT NULL, stop TEXT",
+        ),
+        Table(
+            "replies",
+            "id INTEGER PRIMARY KEY, ticket INTEGER NOT NULL, at REAL NOT NULL, late INTEGER NOT NULL, "
+            "data BLOB NOT NULL",
+        ),
+        Table(
+            "scores",
+            "ticket INTEGER NOT NULL, selector TEXT NOT NULL, picked BLOB NOT NULL, arrays BLOB, note TEXT",
+            key="ticket, selector",
+        ),
+        Table(
+            "states",
+            "selector TEXT NOT NULL, field TEXT NOT NULL, scalar TEXT, data BLOB",
+            key="selector, field",
+        ),
+        Table("deltas", "id INTEGER PRIMARY KEY, selector TEXT NOT NULL, field TEXT NOT NULL, data BLOB NOT NULL"),
+        Table("metrics", "round INTEGER NOT NULL, key TEXT NOT NULL, value REAL", key="round, key", compact=True),
+        Table("events", "id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL"),
+        Table(
+            "chain",
+            "id INTEGER PRIMARY KEY, kind TEXT NOT NULL, ref INTEGER NOT NULL, data BLOB, link BLOB NOT NULL",
+        ),
+    )
+}
+SEAL = Table("seal", "id INTEGER PRIMARY KEY, body TEXT NOT NULL")
+INDEXES = {
+    "cohorts_round": "CREATE INDEX cohorts_round ON cohorts (round)",
+    "replies_ticket": "CREATE INDEX replies_ticket ON replies (ticket)",
+}
+SCHEMA = {table.name: table.create for table in (*TABLES.values(), SEAL)} | INDEXES

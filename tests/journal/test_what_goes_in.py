@@ -1,0 +1,123 @@
+"""What a journal takes, and what a host must bring to go on with one."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from fedcohort import ClientTable, LabelCounts, RoundRequest, Session, Signal, create
+from fedcohort.errors import InputError, JournalError
+from fedcohort.journal import read_journal
+from fedcohort.testing import ScriptedHost
+from fedcohort.verification import examine
+
+HOST = ScriptedHost()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    path = tmp_path / "j.sqlite"
+    numbers = {
+        "f4": np.float32(0.5),
+        "i8": np.int64(3),
+        "bool": np.bool_(True),
+        "0-d": np.array(2.5),
+        "nan": float("nan"),
+        "none": None,
+        "big": 10**30,
+        "zero": -0.0,
+    }
+    with HOST.session(create("active-fl"), journal=path) as session:
+        HOST.play(session, 1)
+        session.record(np.int64(0), numbers)
+        session.note("mine", {"loss": np.float32(0.5), "where": [np.int16(4)]})
+        cohort = session.ask(RoundRequest(size=2))
+        session.tell(HOST.report(cohort), host={"at": np.int64(7)})
+    with closing(read_journal(path)) as journal:
+        expected = {"f4": 0.5, "i8": 3.0, "bool": 1.0, "0-d": 2.5, "nan": None, "none": None, "big": 1e30, "zero": 0.0}
+        assert journal.metrics() == {0: expected}
+        assert all(type(value) in (float, type(None)) for value in journal.metrics()[0].values())
+        assert journal.events("mine") == [{"loss": 0.5, "where": [4]}]
+        assert journal.meta()["host"] == {"at": 7}
+    assert examine(path).sound
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"loss": "0.5"}, r"metric 'loss' of the model must be one number or None. Got '0.5' \(str\)"),
+        ({"loss": np.ones(2)}, r"must be one number or None. Got array\(\[1., 1.\]\) \(ndarray\)"),
+        ({"loss": [1.0]}, "must be one number"),
+        ({"loss": 1j}, "must be one number"),
+        ({"loss": 10**400}, "too large"),
+        ({3: 1.0}, "named by a printable text. Got 3"),
+        ({"a\ud800": 1.0}, "named by a printable text"),
+    ],
+)
+def test_what_is_no_number_is_refused(metrics, message):
+    session = HOST.session(create("uniform"))
+    HOST.play(session, 1)
+    with pytest.raises(InputError, match=message):
+        session.record(0, {"accuracy": 0.5, **metrics})
+    assert session.journal.metrics() == {}
+    with pytest.raises(InputError, match=r"no round 0\.5"):
+        session.record(0.5, {"accuracy": 0.5})
+    for value in (np.ones(2), {1, 2}, object(), b"x"):
+        with pytest.raises(InputError, match=r"The event 'mine' must be made of texts, numbers(.|\n)*tolist"):
+            session.note("mine", {"value": value})
+    assert session.journal.events("mine") == []
+
+
+# -- continue or start ------------------------------------------------------------------------------------------------
+
+TABLE = ClientTable(names=["a", "b", "c"], sizes=[1, 2, 3])
+GIVEN = {"selector": create("active-fl"), "clients": TABLE, "seed": 4, "signals": {Signal.LOSS, Signal.DURATION}}
+
+
+def continued(path, **changes):
+    return Session.open_or_create(path, **(GIVEN | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 5}, "it has the seed 4, given is 5"),
+        ({"signals": {Signal.LOSS}}, "its host supplies duration, loss, given are loss"),
+        ({"signals": None}, r"duration, loss, given are whatever the selector requires"),
+        ({"audit": True}, "not chained for an audit"),
+        ({"clients": ClientTable(names=["a", "b"], sizes=[1, 2])}, "it has 3 clients, given are 2"),
+        ({"clients": ClientTable(names=["a", "x", "c"], sizes=[1, 2, 3])}, "client 1 is named 'b', given is 'x'"),
+        ({"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 9])}, "sizes or labels of its client 'c' are"),
+        (
+            {"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 3], labels=LabelCounts([[1], [2], [3]]))},
+            "of its clients are known sizes, given are label-counts, label-products, sizes",
+        ),
+    ],
+)
+def test_another_session_is_not_continued(tmp_path, changes, message):
+    path = tmp_path / "j.sqlite"
+    continued(path).close()
+    before = read_journal(path).meta()
+    with pytest.raises(JournalError, match=f"is of another session: .*{message}"):
+        continued(path, shadows={"new": create("uniform")}, **changes)
+    assert read_journal(path).meta() == before  # nothing was changed by the attempt, the shadow not added
+    with continued(path) as session:
+        assert session.round == 0
+
+
+def test_a_federation_that_changed_is_continued_with_its_first_or_its_present_table(tmp_path):
+    path = tmp_path / "j.sqlite"
+    with continued(path) as session:
+        session.join(ClientTable(names=["d"], sizes=[4]))
+        session.update_facts(ClientTable(names=["a", "b", "c", "d"], sizes=[1, 2, 3, 5]))
+    continued(path).close()
+    continued(path, clients=ClientTable(names=["a", "b", "c", "d"], sizes=[1, 2, 3, 5])).close()
+    with pytest.raises(JournalError, match="client 'd' are other"):
+        continued(path, clients=ClientTable(names=["a", "b", "c", "d"], sizes=[1, 2, 3, 4]))
+    with continued(path) as session:
+        session.forget("b")
+    continued(path).close()  # a host may still have it, or not
+    continued(path, clients=ClientTable(names=["a", "c", "d"], sizes=[1, 3, 5])).close()
+    with pytest.raises(JournalError, match="it has the client 'c'"):
+        continued(path, clients=ClientTable(names=["a", "d"], sizes=[1, 5]))
+    with pytest.raises(JournalError, match="does not have 2 of the clients given"):
+        continued(path, clients=ClientTable(names=["a", "c", "d", "x", "y"], sizes=[1] * 5))
