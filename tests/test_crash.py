@@ -108,7 +108,7 @@ def test_kills_by_the_clock(tmp_path, commit):
         if child == 0:
             work(path, commit).close()
             os._exit(0)
-        time.sleep(rng.expovariate(1 / 0.06))
+        time.sleep(rng.expovariate(1 / 0.15))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         kills += os.WIFSIGNALED(status)

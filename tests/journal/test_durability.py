@@ -18,6 +18,7 @@ from fedcohort import ClientTable, RoundRequest, Session, create
 from fedcohort.cli.app import app
 from fedcohort.errors import JournalError
 from fedcohort.journal import Journal, database, explain_round, is_blank, read_journal
+from fedcohort.journal.beside import Lock
 from fedcohort.journal.exposition import exposition
 from fedcohort.journal.opening import copy, snapshot
 from fedcohort.report.why import explain
@@ -118,6 +119,32 @@ def test_a_full_disk_leaves_no_hole_in_manual_mode(tmp_path, more):
     assert examine(path).sound
 
 
+@pytest.mark.parametrize("commit", ["always", "manual"])
+def test_an_interrupt_in_the_moment_of_a_commit_is_no_hole(tmp_path, monkeypatch, commit):
+    """Durable, and the session does not know it: it may not go on from what it thinks is on record."""
+    path = tmp_path / "j.sqlite"
+    expected = HOST.play(HOST.session(create("active-fl"), seed=3), 8)
+    session = played(path, 3, commit=commit)
+    session.commit()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lock, "mark", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            (HOST.play(session, 1), session.commit())
+    with pytest.raises(JournalError, match=r"Session\.open"):
+        HOST.play(session, 1)
+    session.close()
+    with Session.open(path) as session:
+        for cohort in session.pending:
+            session.tell(HOST.report(cohort))
+        HOST.play(session, 8 - session.round)
+        assert [tuple(c.clients.tolist()) for c in session.journal.cohorts()] == expected
+    assert examine(path).sound
+
+
 def test_a_full_disk_during_creation_leaves_nothing(tmp_path):
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -197,7 +224,7 @@ def test_an_older_copy_in_the_place_of_a_journal_is_noticed(tmp_path):
 
 @needs_fork
 def test_the_file_itself_is_brought_up_to_date_regularly(tmp_path, monkeypatch):
-    monkeypatch.setattr(database, "_CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(database, "CHECKPOINT_SECONDS", -1.0)
     path = killed(tmp_path / "j.sqlite")
     alone = tmp_path / "alone.sqlite"
     shutil.copy(path, alone)

@@ -182,8 +182,8 @@ def test_a_cohort_outside_the_chain(tmp_path: Path) -> None:
     path = tampered(
         tmp_path,
         (
-            "INSERT INTO cohorts SELECT 13, 99, asked_at, told_at, wanted, n_candidates, candidates, clients, weights, "
-            "work, notes, stop, 0 FROM cohorts WHERE ticket = 11",
+            "INSERT INTO cohorts SELECT 0, 13, 99, asked_at, told_at, wanted, n_candidates, candidates, clients, "
+            "weights, work, notes, stop FROM cohorts WHERE ticket = 11",
             (),
         ),
     )

@@ -130,8 +130,11 @@ class Lock:
     def mark(self, mark: Mark, *, sync: bool = False) -> None:
         """Note how far the journal has come."""
         with contextlib.suppress(OSError):  # a mark that lags behind says less, but nothing wrong
-            os.lseek(self._file, 0, os.SEEK_SET)
-            os.write(self._file, mark.encoded())
+            if hasattr(os, "pwrite"):
+                os.pwrite(self._file, mark.encoded(), 0)
+            else:  # Windows
+                os.lseek(self._file, 0, os.SEEK_SET)
+                os.write(self._file, mark.encoded())
             if sync:
                 os.fsync(self._file)
 

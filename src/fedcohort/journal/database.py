@@ -12,8 +12,8 @@ import dataclasses
 import json
 import os
 import secrets
+import shutil
 import sqlite3
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from fedcohort.journal.beside import COMPANIONS, Lock, Mark, sync_folder
 from fedcohort.journal.schema import SEAL, TABLES
 
 Commit = Literal["always", "manual"]
-_CHECKPOINT_SECONDS = 30.0  # so far the file itself may lag behind its companion
+CHECKPOINT_SECONDS = 30.0  # so far the file itself may lag behind its companion
 _WRAP = 1 << 64
 _REWRITTEN = ("states", "meta")
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
@@ -95,8 +95,8 @@ class Database:
     commit : "always" or "manual"
     being_created : Path, optional
         Where the rows lie until :meth:`establish`.
-    folder : TemporaryDirectory, optional
-        Goes when the connection does.
+    folder : Path, optional
+        Of a copy that goes when the connection does.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Database:
         lock: Lock | None = None,
         commit: Commit = "always",
         being_created: Path | None = None,
-        folder: tempfile.TemporaryDirectory[str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         self._being_created = being_created
@@ -138,8 +138,10 @@ class Database:
 
     def fetch(self, query: str, arguments: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of a query."""
-        with self.errors():
+        try:
             return self.connection.execute(query, arguments).fetchall()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -147,8 +149,11 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            problem, hint = self._unusable or (f"could not be used: {error}", None)
-            raise JournalError(f"The journal {self.name} {problem}.", hint=hint) from error
+            raise self._error(error) from error
+
+    def _error(self, error: sqlite3.Error) -> JournalError:
+        problem, hint = self._unusable or (f"could not be used: {error}", None)
+        return JournalError(f"The journal {self.name} {problem}.", hint=hint)
 
     @property
     def seal(self) -> Seal:
@@ -298,12 +303,12 @@ class Database:
             connection = self.connection
             try:
                 self._seal_and_commit()
+                self._committed()
+                self.begin()
             except BaseException as error:
                 if not connection.in_transaction:
                     self._unusable = (f"has lost what was not committed: {error}", _AGAIN)
                 raise
-            self._committed()
-            connection.execute("BEGIN IMMEDIATE")
 
     def _seal_and_commit(self) -> None:
         if self._seal is not None and self._dirty:
@@ -317,7 +322,7 @@ class Database:
         self._count_commit()
         if self._lock is not None:
             self._lock.mark(self._seal.mark)
-        if time.monotonic() - self._checkpointed > _CHECKPOINT_SECONDS:
+        if time.monotonic() - self._checkpointed > CHECKPOINT_SECONDS:
             self.checkpoint()
 
     def _count_commit(self) -> None:
@@ -341,13 +346,15 @@ class Database:
             connection = self.connection
             if self.manual:
                 connection.execute("COMMIT")
-            if self._lock is not None:
-                self._lock.mark(self.seal.mark, sync=True)  # vouches for the file while its companion is empty
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            if self._lock is not None:
-                self.resealed(in_use=True)
-            self.begin()
+            try:
+                if self._lock is not None:
+                    self._lock.mark(self.seal.mark, sync=True)  # vouches for the file while its companion is empty
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                if self._lock is not None:
+                    self.resealed(in_use=True)
+            finally:
+                self.begin()
 
     def resealed(self, *, in_use: bool, generation: int | None = None) -> None:
         """Commit nothing but a seal that says whether the journal is in use; outside of a transaction."""
@@ -392,7 +399,7 @@ class Database:
                 self._lock.release()
                 self._lock = None
             if self._folder is not None:
-                self._folder.cleanup()
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def orphan(self) -> None:
         """In a child made by fork: touch nothing of the parent's any more, not even to close it."""

@@ -164,8 +164,8 @@ def _existing(path: Path) -> Path:
     return file
 
 
-def _readable(file: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirectory[str] | None]:
-    """Return a connection for reading.
+def _readable(file: Path) -> tuple[sqlite3.Connection, Path | None]:
+    """Return a connection for reading, and the folder of a copy if it took one.
 
     SQLite reads a journal together with its companion only where it can create files. Elsewhere a journal without a
     companion is opened as one that does not change, and one with a companion is read from a copy of both.
@@ -179,13 +179,13 @@ def _readable(file: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirecto
             raise
     if not has_companion(file):
         return _connected(file, "immutable=1"), None
-    folder = tempfile.TemporaryDirectory(prefix="fedcohort-")
+    folder = Path(tempfile.mkdtemp(prefix="fedcohort-"))
     try:
         for original in (file, companion(file)):
-            shutil.copyfile(original, Path(folder.name) / original.name)
-        return _connected(Path(folder.name) / file.name, "mode=ro"), folder
+            shutil.copyfile(original, folder / original.name)
+        return _connected(folder / file.name, "mode=ro"), folder
     except BaseException:
-        folder.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

@@ -8,10 +8,10 @@ digests is for (:mod:`fedcohort.journal.chain`).
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 SCHEMA_VERSION = 3
 READABLE = (2, 3)  # 1 kept a row for each client's reply, 2 had no checksums
@@ -40,8 +40,9 @@ class Table:
         self.types = tuple(_TYPES[words[1]] for words in declared)
         self.key = tuple(key.split(", ")) if key else (self.columns[0],)
         end = f", PRIMARY KEY ({key}))" if key else ")"
-        self.create = f"CREATE TABLE {name} ({columns}, sum INTEGER NOT NULL{end}" + " WITHOUT ROWID" * compact
-        self._seed = zlib.crc32(name.encode())
+        # The checksum stands first, because what stands behind a large value is found by reading all of that.
+        self.create = f"CREATE TABLE {name} (sum INTEGER NOT NULL, {columns}{end}" + " WITHOUT ROWID" * compact
+        self._seed = crc32(name.encode())
 
     @cached_property
     def names(self) -> str:
@@ -51,7 +52,7 @@ class Table:
     @cached_property
     def insert(self) -> str:
         """The statement that adds a row."""
-        return f"INSERT INTO {self.name} VALUES ({', '.join('?' * (len(self.columns) + 1))})"
+        return f"INSERT INTO {self.name} ({self.names}, sum) VALUES ({', '.join('?' * (len(self.columns) + 1))})"
 
     @cached_property
     def replace(self) -> str:
@@ -65,32 +66,36 @@ class Table:
 
     def typed(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return a row in the types it will be read back in, so that its checksum is that of what comes back."""
-        return tuple([_plain(value, kind) for value, kind in zip(values, self.types, strict=True)])
+        return tuple(
+            [
+                value if value is None or (type(value) is kind and kind is not float) else _plain(value, kind)
+                for value, kind in zip(values, self.types, strict=True)
+            ]
+        )
 
     def sum(self, row: Sequence[Any]) -> int:
         """Return the checksum of a row as :meth:`typed` returns it, or as it was read."""
         crc = self._seed
         shape: list[Any] = []
         for value in row:
-            if type(value) is bytes:
-                crc = zlib.crc32(value, crc)
+            kind = type(value)
+            if kind is bytes:
+                crc = crc32(value, crc)
                 shape.append([len(value)])
-            elif type(value) is str:
+            elif kind is str:
                 data = value.encode()
-                crc = zlib.crc32(data, crc)
+                crc = crc32(data, crc)
                 shape.append((len(data),))
             else:
                 shape.append(value)
-        return zlib.crc32(repr(shape).encode(), crc)
+        return crc32(repr(shape).encode(), crc)
 
 
 def _plain(value: Any, kind: type) -> Any:
-    if value is None:
-        return None
-    if kind is float:
-        number = float(value) + 0.0  # SQLite keeps no minus zero
-        return None if math.isnan(number) else number  # nor NaN
-    return value if type(value) is kind else kind(value)
+    if kind is not float:
+        return kind(value)
+    number = float(value) + 0.0  # SQLite keeps no minus zero
+    return None if math.isnan(number) else number  # nor NaN
 
 
 TABLES = {
