@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What builds the package is pinned like what it needs; -c alone does not reach the environment it is built in.
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test lint types unit docs examples bench clean
+.PHONY: demo test lint types unit docs examples bench lock clean
 
 demo: $(VENV)/.sim
 	$(BIN)/fedcohort demo
@@ -32,7 +34,7 @@ bench: $(VENV)/.dev
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt pip
+	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
 
 # torch goes first and alone, so that its pinned build is there before anything else asks for a looser one.
 $(VENV)/.sim: pyproject.toml constraints.txt | $(BIN)/python
@@ -43,6 +45,14 @@ $(VENV)/.sim: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: $(VENV)/.sim
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,flower,report,he,dev]"
 	touch $@
+
+# The releases' locks with hashes; see CONTRIBUTING.md.
+LOCK := $(BIN)/uv pip compile -q --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+	--python-version 3.11 --custom-compile-command "make lock" -c constraints.txt
+lock: $(VENV)/.dev
+	$(LOCK) --python-platform x86_64-unknown-linux-gnu --extra sim --extra report --extra flower pyproject.toml \
+		-o requirements/lock-linux-x86_64-py311.txt
+	$(LOCK) --universal requirements/build.in -o requirements/build.txt
 
 clean:
 	rm -rf $(VENV) build dist site

@@ -49,3 +49,56 @@ def test_a_source_distribution_is_complete(tmp_path):
         names = opened.getnames()
     assert any(name.endswith("src/fedcohort/simulate/engine/csrc/train.c") for name in names)
     assert any(name.endswith("LICENSE") for name in names)
+
+
+# -- locks ----------------------------------------------------------------------------------------------------------
+
+PINNED = re.compile(r"^([\w.-]+)==(\S+)[^\n]*((?:\n {4}--hash=sha256:[0-9a-f]{64}(?: \\)?)+)", re.M)
+WITH_CUDA = ("nvidia-", "cuda-", "triton")  # what torch's build for Linux brings along
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(file):
+    text = (ROOT / file).read_text()
+    found = {canonical(name): version for name, version, _ in PINNED.findall(text)}
+    assert len(found) == len(re.findall(r"^\S+==", text, re.M)), "something has no hash"
+    return found
+
+
+def constraints():
+    lines = (ROOT / "constraints.txt").read_text().split()
+    return {canonical(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def test_the_locks_agree_with_the_constraints():
+    known = constraints()
+    for file in ("requirements/lock-linux-x86_64-py311.txt", "requirements/build.txt"):
+        found = pins(file)
+        other = {name: version for name, version in found.items() if known.get(name, version) != version}
+        assert not other, f"{file}: make lock"
+        assert {n for n in found if n not in known and not n.startswith(WITH_CUDA)} <= {"setuptools"}
+
+
+def test_the_locks_hold_all_that_is_asked_for():
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [*project["project"]["dependencies"]]
+    for extra in ("sim", "report", "flower"):
+        asked += project["project"]["optional-dependencies"][extra]
+    found = pins("requirements/lock-linux-x86_64-py311.txt")
+    built = pins("requirements/build.txt")
+    for text, lock in [*((t, found) for t in asked), *((t, built) for t in project["build-system"]["requires"])]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(lock[canonical(wanted.name)], prereleases=True), text
+    assert {"pip", "build", "hatchling"} <= set(built)
+
+
+def test_make_pins_pip_and_what_builds_the_package():
+    text = (ROOT / "Makefile").read_text()
+    assert "pip install -q --upgrade -c constraints.txt pip" in text
+    assert "export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt" in text
+    assert {"pip", "hatchling"} <= set(constraints())
