@@ -260,7 +260,7 @@ def test_power_of_choice_prefers_clients_that_answer():
         ({"names": ["a", "a"]}, "'a' more than once"),
         ({"names": ["a"], "sizes": [1, 2]}, "1 from names, 2 from sizes"),
         ({}, "how many clients"),
-        ({"n": -1}, "must not be negative"),
+        ({"n": -1}, "must be a whole number from 0"),
     ],
 )
 def test_bad_tables(arguments, message):

@@ -17,6 +17,7 @@ from fedcohort.journal import ReplyBlock, ReplyRow
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
 from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
 from fedcohort.specs import selector_name
+from fedcohort.text import shown
 
 _STATUSES = frozenset(int(status) for status in Status)
 _FEW = 1024
@@ -210,13 +211,15 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
     stands for a whole row.
     """
     if signal.width is None:
-        column = np.array(values, np.float64)
+        column = _numbers(signal, values)
         if column.shape != (count,):
             raise InputError(
                 f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
             )
         return column
-    rows = [np.atleast_1d(np.asarray(row, np.float64)) for row in values]
+    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, str) or getattr(values, "ndim", 1) == 0:
+        raise InputError(f"The metric '{signal}' must have one row of numbers per client. Got {shown(values)}.")
+    rows = [np.atleast_1d(_numbers(signal, row)) for row in values]
     if len(rows) != count or any(row.ndim != 1 for row in rows):
         raise InputError(
             f"The metric '{signal}' must have one row of numbers per reported client, {count}. "
@@ -240,14 +243,25 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
     return column
 
 
+def _numbers(signal: Signal, values: Any) -> FloatArray:
+    """Return a new array of what somebody reported, if it is numbers at all."""
+    try:
+        return np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"The metric '{signal}' must be numbers, one per client. Got {shown(values)}.") from None
+
+
 def _statuses(report: RoundReport, count: int) -> AnyArray:
     """Return a new (count,) array of statuses."""
     if report.status is None:
         return np.zeros(count, np.int8)
-    status = np.asarray(report.status, np.int64)
+    try:
+        status = np.asarray(report.status, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        status = np.empty(0, np.int64)
     if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
         raise InputError(
             f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "
-            f"{count} reported clients. Got {report.status!r}."
+            f"{count} reported clients. Got {shown(report.status)}."
         )
     return status.astype(np.int8)

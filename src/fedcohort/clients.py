@@ -16,8 +16,11 @@ from numpy.typing import ArrayLike
 
 from fedcohort.arrays import AnyArray, FloatArray, IntArray, frozen
 from fedcohort.errors import InputError, SignalError, UnknownNameError
+from fedcohort.guard import guarded
 from fedcohort.registry import nearest
 from fedcohort.signals import Signal
+
+_MOST = 2**31 - 1  # clients or classes
 
 
 def _finite_non_negative(name: str, array: FloatArray) -> None:
@@ -30,10 +33,16 @@ def _finite_non_negative(name: str, array: FloatArray) -> None:
         )
 
 
+def _whole(what: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= _MOST:
+        raise InputError(f"{what} must be a whole number from {least} to {_MOST}. Got {value!r}.")
+    return int(value)
+
+
 def _matrix(name: str, values: ArrayLike) -> FloatArray:
     try:
         array = np.asarray(values, dtype=np.float64)
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(
             f"{name} must be a matrix with one row per client, all rows of one length. Got {error}."
         ) from None
@@ -42,6 +51,7 @@ def _matrix(name: str, values: ArrayLike) -> FloatArray:
     return frozen(array, np.float64) if array is values else frozen(array)
 
 
+@guarded
 @dataclass(frozen=True)
 class LabelCounts:
     """Samples per class of each client, (N, B)."""
@@ -59,6 +69,7 @@ class LabelCounts:
         return int(self.counts.shape[1])
 
 
+@guarded
 @dataclass(frozen=True)
 class LabelFactor:
     """A factor F, (N, r), of the matrix of label inner products: S = F F'. Rows are label counts up to a rotation."""
@@ -71,9 +82,10 @@ class LabelFactor:
         if not np.isfinite(array).all():
             raise InputError("label factor must be finite. Got NaN or infinite entries.")
         object.__setattr__(self, "factor", array)
-        object.__setattr__(self, "classes", int(classes))
+        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
 
 
+@guarded
 @dataclass(frozen=True)
 class LabelGram:
     """The matrix S, (N, N), of inner products of the clients' label counts, and the number of classes."""
@@ -88,9 +100,10 @@ class LabelGram:
         if not np.isfinite(array).all():
             raise InputError("label inner products must be finite. Got NaN or infinite entries.")
         object.__setattr__(self, "gram", array)
-        object.__setattr__(self, "classes", int(classes))
+        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
 
 
+@guarded
 @dataclass(frozen=True)
 class LabelGramRows:
     """Rows of S for clients that join a federation described by a :class:`LabelGram`, (m, N + m).
@@ -108,7 +121,7 @@ class LabelGramRows:
         if not np.isfinite(array).all():
             raise InputError("label inner products must be finite. Got NaN or infinite entries.")
         object.__setattr__(self, "rows", array)
-        object.__setattr__(self, "classes", int(classes))
+        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
 
 
 LabelInfo = LabelCounts | LabelFactor | LabelGram
@@ -127,6 +140,7 @@ def label_rows(labels: LabelInfo | LabelGramRows) -> FloatArray:
             return labels.rows
 
 
+@guarded(methods=True)
 @dataclass(frozen=True, eq=False)
 class ClientTable:
     """Struct of arrays over the N clients of a federation; read-only.
@@ -171,11 +185,11 @@ class ClientTable:
     ) -> None:
         given: dict[str, int] = {}
         if n is not None:
-            if n < 0:
-                raise InputError(f"The number of clients must not be negative. Got n={n}.")
-            given["n"] = int(n)
+            given["n"] = _whole("The number of clients", n, 0)
         name_tuple: tuple[str, ...] | None = None
         if names is not None:
+            if isinstance(names, (str, bytes)):
+                raise InputError(f"names must be a list of names, not one text. Got {names!r}.")
             name_tuple = tuple(str(name) for name in names)
             if len(set(name_tuple)) != len(name_tuple):
                 twice = next(x for i, x in enumerate(name_tuple) if x in name_tuple[:i])
@@ -189,7 +203,9 @@ class ClientTable:
             _finite_non_negative("sizes", size_array)
             given["sizes"] = len(size_array)
         elif isinstance(labels, LabelCounts):
-            size_array = frozen(labels.counts.sum(axis=1))
+            with np.errstate(over="ignore"):
+                size_array = frozen(labels.counts.sum(axis=1))
+            _finite_non_negative("sums of label counts", size_array)
         if labels is not None:
             given["labels"] = len(label_rows(labels))
         if not given:
@@ -238,7 +254,11 @@ class ClientTable:
     def weights(self) -> FloatArray:
         """(N,) p_k, each client's share of all training samples; equal shares when every size is 0."""
         sizes = self.sizes
-        total = float(sizes.sum())
+        with np.errstate(over="ignore"):
+            total = float(sizes.sum())
+        if total == np.inf:
+            sizes = sizes / sizes.max()
+            total = float(sizes.sum())
         return sizes / total if total > 0 else np.full(self.n, 1.0 / max(self.n, 1))
 
     @property

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedcohort.errors import ParameterError
+from fedcohort.text import shown
 
 Closed = Literal["both", "left", "right", "neither"]
 
@@ -237,16 +238,23 @@ def param(default: Any, constraint: Constraint, meaning: str) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def _admitted(constraint: Constraint, value: object) -> bool:
+    try:
+        return constraint.admits(value)
+    except Exception:  # a value that cannot even be compared or counted
+        return False
+
+
 class Parameterized:
     """Base of frozen dataclasses whose :func:`param` fields are checked at construction."""
 
     def __post_init__(self) -> None:
         for info in parameters(type(self)):
             value = getattr(self, info.name)
-            if not info.constraint.admits(value):
+            if not _admitted(info.constraint, value):
                 raise ParameterError(
                     f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
-                    f"Got {value!r}."
+                    f"Got {shown(value)}."
                 )
             if isinstance(value, list):
                 object.__setattr__(self, info.name, tuple(value))

@@ -19,6 +19,7 @@ import numpy as np
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, frozen
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError, SignalError
+from fedcohort.guard import guarded
 from fedcohort.params import Parameterized
 from fedcohort.pictures import Picture
 from fedcohort.registry import Registry
@@ -26,6 +27,14 @@ from fedcohort.signals import LOSS_SIGNALS, Signal
 
 State = TypeVar("State")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+def _indices(clients: Any, what: str) -> IntArray:
+    """Return clients as a read-only array of dense indices; 0.5 is none of them."""
+    array = np.asarray(clients)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InputError(f"{what} must be a list of whole numbers. Got {array.dtype} of shape {array.shape}.")
+    return frozen(array, np.int64)
 
 
 class Status(IntEnum):
@@ -90,6 +99,7 @@ class Slate:
         return values if self.everyone else values[self.candidates]
 
 
+@guarded
 @dataclass(frozen=True)
 class Losses:
     """Ask for losses of the current global model on some clients.
@@ -107,11 +117,12 @@ class Losses:
     needs: ClassVar[Signal] = Signal.LOSS_QUERY  # what a host that answers such questions supplies
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", frozen(self.clients, np.int64))
+        object.__setattr__(self, "clients", _indices(self.clients, "A Losses query's clients"))
         if not self.signals or not self.signals <= LOSS_SIGNALS:
             raise InputError(f"A Losses query asks for {', '.join(sorted(LOSS_SIGNALS))}. Got {sorted(self.signals)}.")
 
 
+@guarded
 @dataclass(frozen=True)
 class Trial:
     """Ask what every client's loss change would be if each of ``cohorts`` were trained and averaged, then dropped."""
@@ -122,12 +133,13 @@ class Trial:
     answered_with: ClassVar[Signal] = Signal.LOSS_CHANGE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cohorts", tuple(frozen(c, np.int64) for c in self.cohorts))
+        object.__setattr__(self, "cohorts", tuple(_indices(c, "A Trial's cohorts") for c in self.cohorts))
 
 
 Query = Losses | Trial
 
 
+@guarded
 @dataclass(frozen=True)
 class Answer:
     """A host's answer to a query.
@@ -165,6 +177,7 @@ class Answer:
         return self.values[signal]
 
 
+@guarded
 @dataclass(frozen=True)
 class Cohort:
     """The clients chosen for one round, and why.
@@ -204,7 +217,7 @@ class Cohort:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", frozen(self.clients, np.int64))
+        object.__setattr__(self, "clients", _indices(self.clients, "A cohort's clients"))
         for name in ("weights", "work"):
             value = getattr(self, name)
             if value is not None:

@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from fedcohort.errors import InputError, ParameterError, RegistryError, UnknownNameError
+from fedcohort.guard import guarded
 from fedcohort.params import parameters
 
 T = TypeVar("T")
@@ -106,6 +107,7 @@ def _module_of_name(name: str, reference: str) -> ModuleType:
         ) from error
 
 
+@guarded(methods=True, plugins=True)
 class Registry(Generic[T]):
     """Classes or factories by name.
 

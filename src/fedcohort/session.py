@@ -26,11 +26,13 @@ from fedcohort.checks import check_answer, check_cohort, check_late, check_numbe
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Guard
 from fedcohort.errors import InputError, TicketError
+from fedcohort.guard import guarded
 from fedcohort.journal import CohortRow, Explanation, Journal, ReplyBlock, explain_round, is_blank
 from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import pack_many, sealed_state
 from fedcohort.journal.database import Commit
 from fedcohort.journal.explain import ABANDONED, recorded_scores
+from fedcohort.journal.place import place
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
@@ -62,6 +64,7 @@ class _Prepared:
     verdict: Verdict | None
 
 
+@guarded(methods=True, plugins=("__init__", "open", "open_or_create", "verdict", "query", "ask", "tell", "abandon"))
 class Session(Standing):
     """Run one selector over one federation.
 
@@ -145,7 +148,7 @@ class Session(Standing):
             continuing.CLIENTS: None if journal is None else continuing.digests(clients),
         }
         self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
-        self._journal = Journal.create(journal, meta, commit)
+        self._journal = Journal.create(None if journal is None else place(journal), meta, commit)
         try:
             self._journal.set_table(clients, self.active)
             self._record_states(self._states)
@@ -183,7 +186,7 @@ class Session(Standing):
             The rules from now on; a change is recorded. Default: those of the journal.
         commit : "always" or "manual"
         """
-        return cls._continued(Journal.open(path, commit), selector, shadows, rules, quiet=commit == "manual")
+        return cls._continued(Journal.open(place(path), commit), selector, shadows, rules, quiet=commit == "manual")
 
     @classmethod
     def _continued(
@@ -256,9 +259,9 @@ class Session(Standing):
 
         A journal that was started with another seed, other clients or other signals is refused, with what differs.
         """
-        if not is_blank(path):
+        if not is_blank(place(path)):
             same = partial(continuing.check_same, seed=seed, clients=clients, signals=signals, audit=audit)
-            journal = Journal.open(path, commit)
+            journal = Journal.open(place(path), commit)
             return cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,

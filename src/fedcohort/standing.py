@@ -18,6 +18,7 @@ from fedcohort.clients import ClientTable
 from fedcohort.coverage import Coverage, Guard
 from fedcohort.errors import InputError
 from fedcohort.expressions import Attributes
+from fedcohort.guard import guarded
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import sealed_state
 from fedcohort.journal.explain import ABANDONED
@@ -39,6 +40,7 @@ OWN_EVENTS = frozenset({
 })  # fmt: skip
 
 
+@guarded(methods=True, plugins=("join", "forget", "change_selector", "add_shadow"))
 class Standing:
     """The part of a session that is not about single rounds. Every change is recorded; an error changes nothing."""
 

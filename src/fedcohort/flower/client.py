@@ -39,6 +39,7 @@ from fedcohort.flower.wire import (
     plain,
     report_record,
 )
+from fedcohort.guard import guarded
 from fedcohort.protocol import Losses, Trial
 from fedcohort.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 
@@ -54,6 +55,7 @@ LossFunction = Callable[[ArrayRecord, Context, ArrayRecord], Mapping[str, float]
 GradientFunction = Callable[[ArrayRecord, Context], FloatArray]
 
 
+@guarded
 def client_name(context: Context) -> str:
     """Return the client's stable name from its node config, or an empty string.
 
@@ -69,6 +71,7 @@ def client_name(context: Context) -> str:
     return ""
 
 
+@guarded
 @dataclass(frozen=True)
 class Facts:
     """What a client says about its data before the first round.
@@ -92,6 +95,7 @@ class Facts:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
+@guarded
 @dataclass(frozen=True)
 class Answers:
     """What a client can tell a selector.
@@ -143,6 +147,7 @@ class Answers:
         return frozenset(found)
 
 
+@guarded
 def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     """Return ``app`` with the answers a selector may ask for.
 
@@ -300,6 +305,7 @@ def _batch(batch: Any) -> tuple[Any, Any]:
     return inputs, labels
 
 
+@guarded
 def torch_answers(
     model: Callable[[Context], torch.nn.Module],
     data: Callable[[Context], tuple[Any, Any]],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcohort.guard import guarded
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.explain import FAILURES, reasons_of
 from fedcohort.protocol import Status
@@ -32,6 +33,7 @@ class Failure:
     reason: str
 
 
+@guarded
 def failures(journal: str | Path | Journal) -> list[Failure]:
     """Return every failure on record, oldest first; a client that answered late at last is LATE, not MISSING."""
     if not isinstance(journal, Journal):

@@ -9,11 +9,13 @@ from typing import Any
 from flwr.app import Context
 
 from fedcohort.errors import BudgetError
+from fedcohort.guard import guarded
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import CountNoise, LossNoise
 from fedcohort.privacy.openers import noisy_labels
 
 
+@guarded
 @dataclass(frozen=True)
 class Private:
     """What a client tells about its data, and how loudly.

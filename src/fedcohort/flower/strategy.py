@@ -32,6 +32,7 @@ from fedcohort.flower.inner import InnerStrategyError, check_strategy, levels, w
 from fedcohort.flower.logs import written_to
 from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
+from fedcohort.guard import guarded
 from fedcohort.params import Constraint, Interval, Optional
 from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import SELECTORS, Selector
@@ -45,6 +46,7 @@ log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+@guarded
 @dataclass(frozen=True)
 class ServerValidation:
     """The server's own validation set, for filters that judge models by it (FedCA).
@@ -61,6 +63,7 @@ class ServerValidation:
     labels: Any
 
 
+@guarded
 class CohortStrategy(Strategy):
     """Choose who trains with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
 

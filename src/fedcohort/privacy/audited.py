@@ -19,10 +19,12 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray
 from fedcohort.errors import InputError, JournalError
+from fedcohort.guard import guarded
 from fedcohort.journal import Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import Link, joined, unpacked_facts
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.explain import ABANDONED
+from fedcohort.journal.place import place
 from fedcohort.journal.tables import table_of
 from fedcohort.protocol import Selector
 from fedcohort.replay import DoesNotFollow, Replay
@@ -56,6 +58,7 @@ class Verdict:
     picked: Mapping[str, int] = field(default_factory=dict)
 
 
+@guarded(plugins=True)
 def verify(
     path: str | Path,
     selector: Selector[Any] | None = None,
@@ -76,7 +79,7 @@ def verify(
     receipts : mapping of commitment to where it is from, optional
         Commitments that somebody kept while the session ran; each must be a link of the chain.
     """
-    with contextlib.closing(read_journal(path)) as journal:
+    with contextlib.closing(read_journal(place(path))) as journal:
         return confirm(journal, selector, seed=seed, receipts=receipts)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
+from fedcohort.guard import guarded
 from fedcohort.privacy.products import Row, read_products
 from fedcohort.privacy.scheme import DEGREE, SecretKey, largest_count, loaded, scheme, sealapi
 
@@ -39,6 +40,7 @@ class ClientRefusedError(CiphertextError):
         self.client = client
 
 
+@guarded(methods=True)
 class KeyHolder:
     """Holds the secret key of one federation.
 

@@ -14,9 +14,11 @@ from numpy.typing import ArrayLike
 
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import BudgetError, InputError, JournalError
+from fedcohort.guard import guarded
 from fedcohort.privacy.noise import Below, CountNoise, LossNoise, Release, composed, plausible
 
 
+@guarded(methods=True)
 class Ledger:
     """Every release of one client, kept by the client.
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.errors import InputError
+from fedcohort.guard import guarded
 from fedcohort.numerics.label_shares import by_moments, by_relative_softmax
 from fedcohort.privacy.attacks import (
     Recovered,
@@ -96,6 +97,7 @@ class Audit:
     exposures: tuple[Exposure, ...]
 
 
+@guarded
 def audit(
     counts: ArrayLike,
     *,

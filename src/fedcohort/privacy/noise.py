@@ -23,6 +23,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.errors import InputError
+from fedcohort.guard import guarded
 from fedcohort.params import Interval, OneOf, Parameterized, param
 
 Below = Callable[[int], int]
@@ -142,6 +143,7 @@ def composed(releases: Sequence[Release], delta: float) -> float:
 # -- mechanisms ---------------------------------------------------------------------------------------------------
 
 
+@guarded(methods=True)
 @dataclass(frozen=True, kw_only=True)
 class CountNoise(Parameterized):
     """Integer noise on each label count.
@@ -222,6 +224,7 @@ def plausible(noisy: ArrayLike, size: float) -> FloatArray:
     return np.maximum(values - excess[last], 0.0) if size > 0 else np.zeros(len(values))
 
 
+@guarded(methods=True)
 @dataclass(frozen=True, kw_only=True)
 class LossNoise(Parameterized):
     """Noise on the mean of samples' losses, each clipped to [0, ``bound``].

@@ -12,6 +12,7 @@ import numpy as np
 from fedcohort.arrays import FloatArray
 from fedcohort.clients import LabelCounts, LabelFactor, LabelGram, LabelGramRows, LabelInfo
 from fedcohort.errors import CiphertextError, InputError
+from fedcohort.guard import guarded
 from fedcohort.privacy.keyholder import ClientRefusedError
 from fedcohort.privacy.products import Row, SealedLabels
 from fedcohort.privacy.rotation import rotated_row
@@ -58,6 +59,7 @@ class Holder(Protocol):
         """Return for each row whether the key fits."""
 
 
+@guarded(methods=True)
 class EncryptedLabels:
     """Class balance from ciphertexts: the server multiplies, the key holder opens S.
 
@@ -142,6 +144,7 @@ def _client_of(path: Path, data: bytes) -> str:
     return str(unwrapped("sealed labels", data, f"The file {path}")[0]["client"])
 
 
+@guarded(methods=True)
 class RotatedLabels:
     """Class balance from counts that clients rotated with a secret they share.
 
@@ -168,6 +171,7 @@ class RotatedLabels:
         return LabelFactor(rows, self.classes)
 
 
+@guarded(methods=True)
 class NoisyLabels:
     """Class balance from counts with noise, which clients released under differential privacy.
 

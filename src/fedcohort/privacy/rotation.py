@@ -16,11 +16,13 @@ from numpy.typing import ArrayLike
 
 from fedcohort.arrays import FloatArray, sealed
 from fedcohort.errors import CiphertextError, InputError
+from fedcohort.guard import guarded
 from fedcohort.privacy.scheme import unwrapped, wrapped
 
 _LEAST_SEED = 16
 
 
+@guarded(methods=True)
 @dataclass(frozen=True)
 class SecretRotation:
     """A rotation all clients derive from the same secret seed.

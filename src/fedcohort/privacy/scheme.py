@@ -32,6 +32,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.arrays import IntArray
 from fedcohort.errors import CiphertextError, InputError, MissingExtraError
+from fedcohort.guard import guarded
 
 DEGREE = 8192
 """n; with 218 bits of coefficient modulus this is SEAL's 128-bit security."""
@@ -164,6 +165,7 @@ def unwrapped(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]
 # -- keys ---------------------------------------------------------------------------------------------------------
 
 
+@guarded(methods=True)
 @dataclass(frozen=True)
 class PublicKey:
     """What a client needs to seal its counts.
@@ -216,6 +218,7 @@ class PublicKey:
         return wrapped("sealed labels", fields, dumped(ciphertext))
 
 
+@guarded(methods=True)
 @dataclass(frozen=True)
 class EvaluationKey:
     """What the server needs to multiply ciphertexts: it opens nothing.
@@ -291,6 +294,7 @@ INVERSION = 2 * DEGREE - 1
 """The Galois element that replaces x by 1/x."""
 
 
+@guarded
 def make_keys(classes: int) -> tuple[SecretKey, EvaluationKey]:
     """Return fresh keys for a federation with ``classes`` classes; ``secret.public`` is for the clients."""
     api = sealapi()

@@ -36,6 +36,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import CiphertextError, FedcohortError, InputError, KeyHolderError, UnknownNameError
+from fedcohort.guard import guarded
 from fedcohort.privacy.keyholder import ROW_LIMIT, ClientRefusedError, KeyHolder
 from fedcohort.privacy.products import Row
 from fedcohort.privacy.scheme import SecretKey, capacity, make_keys
@@ -117,6 +118,7 @@ class _Allowance:
             return (amount - self._left) / self._rate
 
 
+@guarded
 class KeyHolderServer(ThreadingHTTPServer):
     """Serves one key holder.
 
@@ -312,6 +314,7 @@ def _is_local(host: str) -> bool:
 # -- asking ---------------------------------------------------------------------------------------------------------
 
 
+@guarded(methods=True)
 class RemoteKeyHolder:
     """The key holder as the server sees it, behind a wire.
 

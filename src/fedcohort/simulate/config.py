@@ -68,6 +68,7 @@ from typing import Any
 from fedcohort.aggregators import AGGREGATORS, Aggregator
 from fedcohort.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.filters import FILTERS, Filter
+from fedcohort.guard import guarded
 from fedcohort.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param, parameters
 from fedcohort.params import Sequence as ListOf
 from fedcohort.privacy.sharing import LABEL_SHARING, LabelSharing
@@ -202,6 +203,7 @@ class RunPlan:
     shadows: Mapping[str, Selector[Any]] = field(default_factory=dict)
 
 
+@guarded(methods=True, plugins=True)
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """A checked configuration.

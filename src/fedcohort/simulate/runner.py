@@ -17,6 +17,7 @@ import torch
 
 import fedcohort
 from fedcohort.errors import FedcohortError, InputError, SignalError
+from fedcohort.guard import guarded
 from fedcohort.journal import read_journal
 from fedcohort.journal.beside import remove
 from fedcohort.simulate import checkpoint as checkpoints
@@ -25,13 +26,13 @@ from fedcohort.simulate.config import MEMORY_FILE, Experiment, values_of
 from fedcohort.simulate.data import Memory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.extend import extended
+from fedcohort.simulate.facts import FederationFacts
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
 from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.results import (
     ExperimentWriter,
-    FederationFacts,
     RunInfo,
     check_unchanged,
     load,
@@ -44,6 +45,7 @@ _STATUS_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
 
 
+@guarded(methods=True, plugins=True)
 class Simulation:
     """Runs an experiment and writes its results.
 

@@ -14,6 +14,7 @@ S, and nothing N x N is formed.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
@@ -26,6 +27,7 @@ from fedcohort.errors import InputError
 RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 """QCID below this is rounding error of Theorem 3.1's difference and counts as 0."""
 
+_LARGE = 2.0**400  # squares of larger counts would leave the range of a float
 BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
 
 
@@ -42,9 +44,11 @@ class ClassBalance(ABC):
         B.
     own : (c,) float array
         S_nn.
+    unit : float
+        How many samples a size of 1 stands for; not 1 where counts would be too large to square.
     """
 
-    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray) -> None:
+    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, unit: float = 1.0) -> None:
         if classes < 1:
             raise InputError(f"There must be at least one class. Got classes={classes}.")
         self.n = len(sizes)
@@ -52,6 +56,7 @@ class ClassBalance(ABC):
         self.classes = classes
         self.sizes = sizes
         self._own = own
+        self._unit = unit
         self._size = 0.0
         self._empty = np.flatnonzero(sizes == 0)
         self._work = np.empty(min(self.n, BLOCK))
@@ -123,7 +128,7 @@ class ClassBalance(ABC):
         >>> group_of(LabelCounts([[4, 0], [3, 3]])).extended_by_chance()
         array([0.125     , 0.08333333])
         """
-        return chance(self.sizes + self._size, self.classes)
+        return chance((self.sizes + self._size) * self._unit, self.classes)
 
 
 def chance(samples: FloatArray, classes: int) -> FloatArray:
@@ -136,8 +141,8 @@ def chance(samples: FloatArray, classes: int) -> FloatArray:
 
 
 class _FactorBalance(ClassBalance):
-    def __init__(self, factor: FloatArray, sizes: FloatArray, classes: int) -> None:
-        super().__init__(sizes, classes, np.einsum("nr,nr->n", factor, factor))
+    def __init__(self, factor: FloatArray, sizes: FloatArray, classes: int, unit: float) -> None:
+        super().__init__(sizes, classes, np.einsum("nr,nr->n", factor, factor), unit)
         self._factor = factor
         self._sum = np.zeros(factor.shape[1])
 
@@ -156,9 +161,11 @@ class _FactorBalance(ClassBalance):
 
 
 class _GramBalance(ClassBalance):
-    def __init__(self, gram: FloatArray, columns: IntArray | None, sizes: FloatArray, classes: int) -> None:
+    def __init__(
+        self, gram: FloatArray, columns: IntArray | None, sizes: FloatArray, classes: int, unit: float
+    ) -> None:
         own = np.diagonal(gram)
-        super().__init__(sizes, classes, own.copy() if columns is None else own[columns])
+        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], unit)
         self._gram, self._columns = gram, columns
         self._sums = np.zeros(len(sizes))
 
@@ -197,20 +204,33 @@ def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: Int
         raise InputError(
             f"{type(labels).__name__} does not tell how many samples a client has.", hint="pass sizes as well"
         )
+    rows: IntArray | slice = slice(None) if candidates is None else candidates
     match labels:
         case LabelCounts():
-            counts = labels.counts if candidates is None else labels.counts[candidates]
-            return _FactorBalance(counts, counts.sum(axis=1), labels.classes)
+            counts = labels.counts[rows]
+            unit = _unit(counts)
+            counts = counts if unit == 1.0 else counts / unit
+            return _FactorBalance(counts, counts.sum(axis=1), labels.classes, unit)
         case LabelFactor():
             assert sizes is not None
-            if candidates is None:
-                return _FactorBalance(labels.factor, sizes, labels.classes)
-            return _FactorBalance(labels.factor[candidates], sizes[candidates], labels.classes)
+            factor, sizes = labels.factor[rows], sizes[rows]
+            unit = _unit(factor, sizes)
+            if unit != 1.0:
+                factor, sizes = factor / unit, sizes / unit
+            return _FactorBalance(factor, sizes, labels.classes, unit)
         case LabelGram():
             assert sizes is not None
-            return _GramBalance(
-                labels.gram, candidates, sizes if candidates is None else sizes[candidates], labels.classes
-            )
+            gram, sizes = labels.gram, sizes[rows]
+            unit = _unit(np.sqrt(np.abs(np.diagonal(gram))), sizes)
+            if unit != 1.0:
+                gram, sizes = gram / unit / unit, sizes / unit
+            return _GramBalance(gram, candidates, sizes, labels.classes, unit)
+
+
+def _unit(*arrays: FloatArray) -> float:
+    """Return the power of two by which counts are divided, exactly, before they are squared; nearly always 1."""
+    largest = max(max(float(a.max(initial=0.0)), -float(a.min(initial=0.0))) for a in arrays)
+    return 1.0 if largest <= _LARGE else float(2.0 ** (math.frexp(largest)[1] - 1))
 
 
 def qcid(labels: LabelInfo, clients: Iterable[int], sizes: FloatArray | None = None) -> float:

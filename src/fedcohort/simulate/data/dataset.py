@@ -12,10 +12,12 @@ import numpy.typing as npt
 from fedcohort import rng
 from fedcohort.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.errors import InputError
+from fedcohort.guard import guarded
 
 Target = Literal["class", "number", "token"]
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A training set and a test set.
@@ -168,6 +170,7 @@ def every_fifth(labels: IntArray, share: float = 0.2) -> BoolArray:
     return picked
 
 
+@guarded
 def from_arrays(
     x: npt.ArrayLike,
     y: npt.ArrayLike,

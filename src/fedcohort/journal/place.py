@@ -1,0 +1,25 @@
+"""Where a journal is: a path that can name a file."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+from fedcohort.errors import JournalError
+from fedcohort.text import shown
+
+
+def place(journal: str | Path) -> Path:
+    """Return where a journal is, refusing what cannot name a file.
+
+    >>> place("")
+    Traceback (most recent call last):
+        ...
+    fedcohort.errors.JournalError: A journal is named by the path of a file. Got ''.
+    """
+    if not isinstance(journal, (str, PurePath)) or not Path(journal).name or "\0" in str(journal):
+        raise JournalError(f"A journal is named by the path of a file. Got {shown(journal)}.")
+    try:
+        Path(journal).exists()
+    except OSError as error:
+        raise JournalError(f"There can be no journal at {shown(str(journal))}: {error.strerror}.") from error
+    return Path(journal)
