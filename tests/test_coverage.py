@@ -126,7 +126,7 @@ def test_explain_report_and_dashboard_say_it(tmp_path):
     from typer.testing import CliRunner
 
     from fedcohort.cli.app import app
-    from fedcohort.report.dashboard.feed import Watcher
+    from fedcohort.report.dashboard.watcher import Watcher
 
     with Session(Uniform(), ClientTable(n=50), journal=tmp_path / "live.sqlite") as session:
         play(session, 40, 2, available=[5, 6, 7])

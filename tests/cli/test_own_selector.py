@@ -14,7 +14,7 @@ from fedcohort import SELECTORS, Session
 from fedcohort.cli.flower import rendered
 from fedcohort.errors import InputError, JournalError, UnknownNameError
 from fedcohort.journal import read_journal
-from fedcohort.report.dashboard.feed import Watcher
+from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.simulate.config import ConfigError, Experiment, read
 from fedcohort.simulate.results import load
 

@@ -14,8 +14,8 @@ import pytest
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError
 from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
-from fedcohort.report.dashboard.feed import Watcher
 from fedcohort.report.dashboard.server import check
+from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.session import Session
 
 CHOICES = ("uniform", "fedcm-ts")

@@ -15,6 +15,7 @@ import pytest
 from fedcohort.errors import DataError
 from fedcohort.scenario import Natural, Scenario
 from fedcohort.simulate.data import (
+    DATASETS,
     Dataset,
     FashionMnist,
     Mnist,
@@ -345,7 +346,7 @@ def test_full_size_data_must_have_their_checksum(tmp_path):
         "y_test": GREY["y_test"],
     }
     write_npz(tmp_path / "d" / "fashion_mnist.npz", arrays)
-    with pytest.raises(DataError, match="published checksum f4a8712d7a061bf5bd6d2ca38dc4d50a"):
+    with pytest.raises(DataError, match="published checksum c59f468a2f672dc8"):
         load_dataset("fashion-mnist", folder=tmp_path / "d")
     assert len(load_dataset("fashion-mnist", folder=tmp_path / "d", check=False).y_train) == 60_000
 
@@ -354,7 +355,8 @@ def test_idx_checksum_is_that_of_the_file():
     import hashlib
 
     for array in (GREY["x_train"], GREY["y_train"]):
-        assert sources.idx_md5(array) == hashlib.md5(idx_bytes(array)).hexdigest()
+        assert sources.idx_sum(array, "md5") == hashlib.md5(idx_bytes(array)).hexdigest()
+        assert sources.idx_sum(array, "sha256") == hashlib.sha256(idx_bytes(array)).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -445,7 +447,7 @@ def server(tmp_path):
 def md5(body):
     import hashlib
 
-    return hashlib.md5(body).hexdigest()
+    return f"md5:{hashlib.md5(body).hexdigest()}"
 
 
 def test_download_is_checked_kept_and_not_repeated(tmp_path, server, monkeypatch):
@@ -477,20 +479,20 @@ def test_downloads_go_to_the_environments_folder_or_the_cache(tmp_path, monkeypa
 def test_a_wrong_download_leaves_nothing_behind(tmp_path, server):
     folder, url = server
     (folder / "a").write_bytes(b"something else")
-    with pytest.raises(DataError, match="has the MD5"):
-        fetch(Resource("a", f"{url}/a", "0" * 32), tmp_path / "d")
+    with pytest.raises(DataError, match="has the sum md5:"):
+        fetch(Resource("a", f"{url}/a", "md5:" + "0" * 32), tmp_path / "d")
     assert list((tmp_path / "d").iterdir()) == []
 
 
 def test_no_server_no_page_no_room(tmp_path, server, monkeypatch):
     folder, url = server
     with pytest.raises(DataError, match=r"cannot be downloaded: (Not Found|File not found)"):
-        fetch(Resource("b", f"{url}/b", "0" * 32), tmp_path / "d")
+        fetch(Resource("b", f"{url}/b", "md5:" + "0" * 32), tmp_path / "d")
     with pytest.raises(DataError, match="online"):
-        fetch(Resource("b", "http://127.0.0.1:9/b", "0" * 32), tmp_path / "d")
+        fetch(Resource("b", "http://127.0.0.1:9/b", "md5:" + "0" * 32), tmp_path / "d")
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written to"):
-        fetch(Resource("b", f"{url}/b", "0" * 32), tmp_path / "file" / "d")
+        fetch(Resource("b", f"{url}/b", "md5:" + "0" * 32), tmp_path / "file" / "d")
     (folder / "c").write_bytes(b"c" * 100)
 
     def full(*_):
@@ -500,3 +502,34 @@ def test_no_server_no_page_no_room(tmp_path, server, monkeypatch):
     with pytest.raises(DataError, match="No space left"):
         fetch(Resource("c", f"{url}/c", md5(b"c" * 100)), tmp_path / "d")
     assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_what_a_gz_holds_is_checked_whoever_packed_it(tmp_path, server):
+    import hashlib
+
+    folder, url = server
+    known = f"unpacked-sha256:{hashlib.sha256(b'abc' * 999).hexdigest()}"
+    for level in (1, 9):
+        (folder / "a.gz").write_bytes(gzip.compress(b"abc" * 999, level))
+        assert fetch(Resource("a.gz", f"{url}/a.gz", known), tmp_path / str(level)).is_file()
+    for body in (gzip.compress(b"abd" * 999), b"no gz", gzip.compress(b"abc" * 999)[:-9]):
+        (folder / "a.gz").write_bytes(body)
+        with pytest.raises(DataError, match=f"not {known}"):
+            fetch(Resource("a.gz", f"{url}/a.gz", known), tmp_path / "wrong")
+
+
+def test_a_download_that_unpacks_without_end_is_given_up(tmp_path, server, monkeypatch):
+    folder, url = server
+    monkeypatch.setattr(places, "_MOST_BLOCKS", 2)
+    (folder / "a.gz").write_bytes(gzip.compress(bytes(5 << 20)))
+    with pytest.raises(DataError, match="unpacks to more than"):
+        fetch(Resource("a.gz", f"{url}/a.gz", "unpacked-sha256:" + "0" * 64), tmp_path / "d")
+
+
+def test_everything_is_fetched_over_https_and_has_a_sum():
+    found = [r for name in DATASETS for r in getattr(DATASETS.get(name), "resources", ())]
+    assert len(found) == 9
+    for resource in found:
+        assert resource.url.startswith("https://")
+        kind, _, known = resource.sum.partition(":")
+        assert len(bytes.fromhex(known)) == {"md5": 16, "unpacked-sha256": 32}[kind]

@@ -191,6 +191,22 @@ def test_a_cache_others_can_write_to_is_not_trusted(tmp_path, monkeypatch, compi
         assert stat.S_IMODE(kept.stat().st_mode) == 0o700
 
 
+@pytest.mark.skipif(os.name != "posix", reason="owners and modes")
+def test_a_cache_of_somebody_else_or_behind_a_link_is_not_trusted(tmp_path, monkeypatch):
+    folder = tmp_path / "fedcohort"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library._cache_folder() == folder
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert library._cache_folder() != folder
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "fedcohort").symlink_to(folder)
+    assert library._cache_folder() not in (folder, tmp_path / "elsewhere" / "fedcohort")
+
+
 def test_the_trial_imports_nothing_from_the_working_folder(tmp_path, monkeypatch, compiler):
     (tmp_path / "numpy.py").write_text("raise SystemExit('imported from the working folder')")
     (tmp_path / "cache").mkdir()

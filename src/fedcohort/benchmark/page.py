@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import time
 
@@ -11,6 +10,7 @@ from fedcohort.benchmark.scores import Line, Scores
 from fedcohort.benchmark.suite import VERSION, suite
 from fedcohort.simulate.leaderboard import Ranking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
+from fedcohort.text import in_html
 
 _SCALE = 5.0  # points at which a cell has its full colour
 
@@ -74,19 +74,19 @@ def page(scores: Scores) -> str:
     }[scores.purpose]
     state = "" if scores.complete else "<p><strong>Not all runs have ended: figures so far.</strong></p>"
     lines = "".join(
-        f"<li><strong>{html.escape(line.label)}</strong>: {html.escape(line.sentence)}</li>" for line in scores.lines
+        f"<li><strong>{in_html(line.label)}</strong>: {in_html(line.sentence)}</li>" for line in scores.lines
     )
     known = {setting.name: setting for setting in suite(scores.data)}
     settings = "".join(
-        f"<li><strong>{html.escape(name)}</strong>: {html.escape(known[name].meaning)} "
-        f"<span class=soft>({html.escape(known[name].source)})</span></li>"
+        f"<li><strong>{in_html(name)}</strong>: {in_html(known[name].meaning)} "
+        f"<span class=soft>({in_html(known[name].source)})</span></li>"
         for name in scores.settings
         if name in known
     )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>fedcohort benchmark: {html.escape(scores.data)}</title><style>{_STYLE}</style><main>"
-        f"<h1>Benchmark of client selection: {html.escape(scores.data)}</h1>"
+        f"<title>fedcohort benchmark: {in_html(scores.data)}</title><style>{_STYLE}</style><main>"
+        f"<h1>Benchmark of client selection: {in_html(scores.data)}</h1>"
         f"<p class=soft>Version {VERSION}, {len(scores.settings)} settings, {len(scores.lines) + 1} selectors, "
         f"{scores.rounds} rounds, seeds {seeds} ({used}); fedcohort {fedcohort.__version__}, "
         f"{time.strftime('%Y-%m-%d')}.</p>{state}"
@@ -99,7 +99,7 @@ def page(scores: Scores) -> str:
 
 
 def _heat(scores: Scores) -> str:
-    head = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in scores.settings)
+    head = "".join(f"<th scope=col>{in_html(name)}</th>" for name in scores.settings)
     body = "".join(_heat_row(line, scores) for line in scores.lines)
     return (
         f"<table><thead><tr><th scope=col>selector</th><th scope=col>mean</th><th scope=col>worst</th>"
@@ -117,7 +117,7 @@ def _heat_row(line: Line, scores: Scores) -> str:
     speeds = [line.speed(name) for name in ("rounds", "seconds")]
     faster = "".join(f"<td>{'' if math.isnan(speed) else f'{speed:.2f}x'}</td>" for speed in speeds)
     return (
-        f"<tr><th scope=row>{html.escape(line.label)}</th><td>{line.mean:+.2f}{width}</td>"
+        f"<tr><th scope=row>{in_html(line.label)}</th><td>{line.mean:+.2f}{width}</td>"
         f"<td>{line.worst[1]:+.1f}</td>{faster}{cells}</tr>"
     )
 
@@ -145,7 +145,7 @@ def _ranks(ranking: Ranking | None) -> str:
         parts.append(
             f"<line x1={x:.1f} y1=30 x2={x:.1f} y2={y} stroke='currentColor' stroke-opacity=.25 />"
             f"<circle cx={x:.1f} cy={y} r=4 fill='currentColor' />"
-            f"<text x={x + 10:.1f} y={y + 5}>{html.escape(label)} {rank:.1f}</text>"
+            f"<text x={x + 10:.1f} y={y + 5}>{in_html(label)} {rank:.1f}</text>"
         )
     for i, group in enumerate(ranking.alike):
         y = 40 + 8 * i

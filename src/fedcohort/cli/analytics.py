@@ -18,7 +18,7 @@ from fedcohort.cli.options import (
     ScenarioOption,
     SetOption,
 )
-from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, table
+from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
 from fedcohort.errors import InputError
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ def analytics(
         cells.append(line)
     out().print(table(columns, cells, title="clients from the least to the most skewed"))
     if "agreement" in summary:
-        console.print(
+        say(
+            console,
             f"{summary['rounds']} rounds, {summary['megabytes']:.3g} MB; rank correlation with the true skewness "
             f"{summary['agreement']:.2f}",
-            highlight=False,
         )
 
 

@@ -32,6 +32,7 @@ from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.rules import rules_app
 from fedcohort.cli.run import run
 from fedcohort.errors import FedcohortError
+from fedcohort.text import OneLine
 
 app = typer.Typer(
     name="fedcohort",
@@ -59,6 +60,8 @@ def root(
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OneLine())
 
 
 for _command in (

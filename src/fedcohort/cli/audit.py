@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json
+from fedcohort.cli.output import Format, out, print_json, say
 
 
 def audit(
@@ -47,15 +47,10 @@ def audit(
     else:
         console = out()
         word = "confirmed" if found.confirmed else "NOT confirmed"
-        console.print(
-            f"{word}: {found.rounds} rounds follow from seed and inputs; commitment {found.commitment}", highlight=False
-        )
+        say(console, f"{word}: {found.rounds} rounds follow from seed and inputs; commitment {found.commitment}")
         if found.problem is not None:
-            console.print(found.problem, highlight=False)
+            say(console, found.problem)
         if client is not None:
-            console.print(
-                f"{client}: candidate in {found.candidate[client]} rounds, picked in {found.picked[client]}",
-                highlight=False,
-            )
+            say(console, f"{client}: candidate in {found.candidate[client]} rounds, picked in {found.picked[client]}")
     if not found.confirmed:
         raise typer.Exit(1)

@@ -19,7 +19,7 @@ from fedcohort.cli.options import (
     listed,
     selectors_table,
 )
-from fedcohort.cli.output import Format, err, out, print_json, print_tables
+from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
 
 _QUICK_ROUNDS = 20
 
@@ -83,11 +83,11 @@ def bench(
             command=" ".join(["fedcohort", *sys.argv[1:]]),
         )
     simulation.listeners.append(LiveProgress(console))
-    console.print(f"{len(simulation.experiment.plans)} runs; results in {simulation.out}", highlight=False)
+    say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
     with graceful(simulation, console):
         state = simulation.run()
     if state == "interrupted":
-        console.print(f"interrupted; continue with: fedcohort bench --resume {simulation.out}", highlight=False)
+        say(console, f"interrupted; continue with: fedcohort bench --resume {simulation.out}")
         raise typer.Exit(INTERRUPTED)
     scores = score(load(simulation.out))
     result = scores.to_dict()
@@ -98,8 +98,8 @@ def bench(
     else:
         print_tables([matrix(scores)], out())
         for line in scores.lines:
-            out().print(f"{line.label}: {line.sentence}", highlight=False, markup=False)
-    console.print(f"the page: {simulation.out / 'bench.html'}", highlight=False)
+            say(out(), f"{line.label}: {line.sentence}")
+    say(console, f"the page: {simulation.out / 'bench.html'}")
 
 
 def every_selector() -> list[str]:

@@ -6,9 +6,10 @@ import time
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from fedcohort.cli.options import FormatOption, complete_selector
-from fedcohort.cli.output import Format, err, out, print_json, table
+from fedcohort.cli.output import Format, err, out, print_json, say, table
 from fedcohort.errors import UnknownNameError
 
 
@@ -60,7 +61,7 @@ def check(
     selector = SELECTORS.create(target)
     results: list[dict[str, Any]] = []
     console = err(quiet=format is Format.JSON)
-    with console.status(f"checking {target}"):
+    with console.status(Text(f"checking {target}")):
         for name in CHECKS:
             if name in skipped:
                 results.append({"check": name, "passed": None, "seconds": 0.0, "problem": skipped[name]})
@@ -82,6 +83,6 @@ def check(
         rows = [(r["check"], words[r["passed"]], f"{r['seconds']:.2f}", r["problem"]) for r in results]
         out().print(table(["check", "result", "#seconds", "problem"], rows))
     if failed:
-        console.print(f"{target} fails {len(failed)} of {done} checks.", style="bold red")
+        say(console, f"{target} fails {len(failed)} of {done} checks.", style="bold red")
         raise typer.Exit(1)
-    console.print(f"{target} passes all {done} checks" + (f"; {len(skipped)} left out." if skipped else "."))
+    say(console, f"{target} passes all {done} checks" + (f"; {len(skipped)} left out." if skipped else "."))

@@ -31,7 +31,7 @@ from fedcohort.cli.options import (
     parse_seeds,
     selectors_table,
 )
-from fedcohort.cli.output import Format, err
+from fedcohort.cli.output import Format, err, say
 
 
 def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
@@ -215,9 +215,9 @@ def compare(
         drop_targets(table, base)
     taken = inherited(base, table)
     if natural and table["scenario"]["partition"] == {"name": "natural"}:
-        err(quiet).print(f"note: every value of {client!r} is a client (the partition 'natural')", highlight=False)
+        say(err(quiet), f"note: every value of {client!r} is a client (the partition 'natural')")
     for text in [*([f"from {origin}: {taken}"] if origin and taken else []), *supply(table)]:
-        err(quiet).print(f"note: {text}", highlight=False)
+        say(err(quiet), f"note: {text}")
     launch(
         Experiment.from_dict(table),
         out_dir=out,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import QuietOption
-from fedcohort.cli.output import out
+from fedcohort.cli.output import out, say
 
 
 def dashboard(
@@ -33,6 +33,6 @@ def dashboard(
 
     def announce(address: str) -> None:
         if not quiet:
-            out().print(address, markup=False, highlight=False)
+            say(out(), address)
 
     serve(folder, host=host, port=port, token=token, announce=announce)

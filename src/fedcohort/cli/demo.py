@@ -17,7 +17,7 @@ import typer
 
 from fedcohort.cli.experiment import execute, runner, typed
 from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
-from fedcohort.cli.output import Format, err, out
+from fedcohort.cli.output import Format, err, out, say
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, leaderboards
 from fedcohort.simulate.leaderboard.words import percent
 
@@ -134,7 +134,7 @@ def demo(
         f"Next: {program} compare --selectors uniform,balanced,fedcbs --seeds 5",
     ]
     for line in lines:
-        out().print(line, markup=False, highlight=False)
+        say(out(), line)
 
 
 def _program() -> str:

@@ -18,7 +18,7 @@ from fedcohort.cli.options import (
     ScenarioOption,
     SetOption,
 )
-from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, table
+from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
 
 
 def diagnose(
@@ -58,7 +58,7 @@ def diagnose(
         from fedcohort.report.diagnosis import diagnosis_svg
 
         picture.write_text(diagnosis_svg(found), encoding="utf-8")
-        console.print(f"wrote {picture}", highlight=False)
+        say(console, f"wrote {picture}")
     rows = [
         {
             "round": at,
@@ -82,8 +82,8 @@ def diagnose(
         cells.append([int(found.rounds[i]), shares, away, alike])
     columns = ["#round", "variance of 3 components", "distance to a Gaussian", "#similar to the look before"]
     out().print(table(columns, cells, title="loss changes under uniform cohorts"))
-    console.print(
+    say(
+        console,
         f"Distance: Kolmogorov's, 0 is a Gaussian; {samples} samples of a true one stay below "
         f"{1.0 / samples**0.5:.2f} nearly always. Similarity: cosine of covariances, 1 is unchanged.",
-        highlight=False,
     )

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcohort.cli.output import Format, err, out, print_json, print_tables, table
+from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
 from fedcohort.coverage import sentences
 from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
@@ -80,7 +80,7 @@ class LiveProgress(Listener):
             self._total -= max(self._per_run - run.rounds_done, 0)  # so that the bar still ends at its end
         if self._live is None and time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + _LINE_SECONDS
-            self._console.print(f"{self._done} of {self._total} rounds, {self._pace():.3g} rounds/s", highlight=False)
+            say(self._console, f"{self._done} of {self._total} rounds, {self._pace():.3g} rounds/s")
 
     def on_end(self, state: str) -> None:
         """Stop drawing."""
@@ -125,7 +125,7 @@ def graceful(simulation: Simulation, console: Console) -> Iterator[None]:
         if simulation.stopping:
             raise KeyboardInterrupt
         simulation.stop()
-        console.print("stopping after this round; once more to stop at once", highlight=False)
+        say(console, "stopping after this round; once more to stop at once")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -157,7 +157,7 @@ def launch(
     else:
         assert experiment is not None
         for text in experiment.notes:
-            err(quiet).print(f"note: {text}", highlight=False)
+            say(err(quiet), f"note: {text}")
         simulation = simulate.Simulation(
             experiment,
             out_dir or simulate.default_out(experiment.name),
@@ -196,12 +196,12 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
     simulation.listeners.append(LiveProgress(console, Metric.of(simulation.experiment.table.get("task"))))
     for dataset in simulation.prepared.datasets.values():
         for text in dataset.remarks:
-            console.print(f"note: {text}", highlight=False, markup=False)
+            say(console, f"note: {text}")
     runs, groups = len(simulation.experiment.plans), len(simulation.prepared.groups)
-    console.print(
+    say(
+        console,
         f"{runs} run{'s' * (runs != 1)} in {groups} lock-step group{'s' * (groups != 1)}, {simulation.total} rounds in "
         f"all; results in {simulation.out}",
-        highlight=False,
     )
     began = time.monotonic()
     with graceful(simulation, console):
@@ -210,7 +210,7 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
         except KeyboardInterrupt:
             state = "interrupted"
     if state == "interrupted":
-        console.print(f"interrupted; continue with: fedcohort run --resume {simulation.out}", highlight=False)
+        say(console, f"interrupted; continue with: fedcohort run --resume {simulation.out}")
         raise typer.Exit(INTERRUPTED)
     results = load(simulation.out)
     boards = leaderboards(results)
@@ -220,15 +220,15 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
     else:
         tables = [leaderboard_table(board) for board in boards]
         print_tables(tables, out())
-    console.print(f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}", highlight=False)
+    say(console, f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}")
     for text in sentences((_titled(run), results.coverage(run)) for run in results.runs):
-        console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
+        say(console, f"warning: {text}", style="yellow")
     diverged = [run for run in results.runs if run.state == "diverged"]
     if diverged:
         for run in diverged[:5]:
-            console.print(f"{run.id} diverged: {run.reason}", style="red", highlight=False)
+            say(console, f"{run.id} diverged: {run.reason}", style="red")
         if len(diverged) > 5:
-            console.print(f"and {len(diverged) - 5} more diverged", style="red", highlight=False)
+            say(console, f"and {len(diverged) - 5} more diverged", style="red")
         raise typer.Exit(DIVERGED)
 
 

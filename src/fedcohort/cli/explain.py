@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json
+from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.errors import InputError
 from fedcohort.journal import ScoreRow, read_journal
 from fedcohort.journal.explain import history
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
+from fedcohort.text import printable
 
 
 def explain(  # the command line's options are this signature
@@ -50,22 +50,20 @@ def explain(  # the command line's options are this signature
         print_json(as_json(why))
         return
     console = out()
-    console.print(Text(why.explanation.reason, style="bold"))
+    say(console, why.explanation.reason, style="bold")
     found = why.explanation
     if found.client is not None and found.status is not None:
         reply = found.failures.get(found.name or "", found.status)
-        console.print(f"Its reply: {reply}.", highlight=False, markup=False)
+        say(console, f"Its reply: {reply}.")
     elif found.client is None:
         for failed, what in found.failures.items():
-            console.print(f"{failed}: {what}", highlight=False, markup=False)
+            say(console, f"{failed}: {what}")
     if found.threshold is not None:
-        console.print(f"The lowest picked score was {found.threshold:.6g}.", highlight=False)
+        say(console, f"The lowest picked score was {found.threshold:.6g}.")
     for key, value in found.notes.items():
-        console.print(
-            f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}", highlight=False, markup=False
-        )
+        say(console, f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}")
     if found.coverage is not None:
-        console.print(f"Warning: {found.coverage}.", style="yellow", highlight=False, markup=False)
+        say(console, f"Warning: {found.coverage}.", style="yellow")
     console.print(score_table(why))
     for shadow in as_json(why)["shadows"]:
         if shadow["note"]:
@@ -73,7 +71,7 @@ def explain(  # the command line's options are this signature
         else:
             same = f"{shadow['same']} of {len(shadow['picked'])} the same"
             line = f"shadow {shadow['name']} would have picked {', '.join(shadow['picked'])} ({same})"
-        console.print(line, highlight=False, markup=False)
+        say(console, line)
 
 
 def _history(journal: Path, client: str | None, format: Format) -> None:
@@ -90,12 +88,12 @@ def _history(journal: Path, client: str | None, format: Format) -> None:
         return
     console = out()
     turns = sum(picked for _, picked, _ in rows)
-    console.print(f"Client {client} was picked in {turns} of {len(rows)} rounds.", highlight=False, markup=False)
+    say(console, f"Client {client} was picked in {turns} of {len(rows)} rounds.")
     result = Table(
         "round", "picked", "what became of it, or why not", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
     )
     for number, picked, what in rows:
-        result.add_row(str(number), "yes" if picked else "no", Text(what), style="" if picked else "dim")
+        result.add_row(str(number), "yes" if picked else "no", printable(what), style="" if picked else "dim")
     console.print(result)
 
 
@@ -107,7 +105,7 @@ def score_table(why: Why) -> Table:
     result.add_column("picked")
     if scored:
         for column in ("rank", "score", *why.parts):
-            result.add_column(column, justify="right")
+            result.add_column(printable(column), justify="right")
     rows = [*why.picked, *why.nearly]
     asked = [row for row in why.explanation.rows if why.explanation.client is not None and row not in rows]
     for row in (*rows, *asked):
@@ -122,7 +120,7 @@ def _style(row: ScoreRow, why: Why) -> str:
 
 
 def _cells(row: ScoreRow, why: Why, scored: bool) -> list[str]:
-    cells = [row.name, "yes" if row.picked else "no"]
+    cells = [printable(row.name), "yes" if row.picked else "no"]
     if scored:
         cells += [row.place(), "" if row.score is None else f"{row.score:.4g}"]
         cells += [f"{row.parts[part]:.3g}" if part in row.parts else "" for part in why.parts]

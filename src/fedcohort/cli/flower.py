@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import complete_selector
-from fedcohort.cli.output import err, out
+from fedcohort.cli.output import err, out, say
 from fedcohort.errors import InputError
 
 flower_app = typer.Typer(
@@ -53,8 +53,8 @@ def new(
         file = directory / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-        out().print(str(file))
-    err().print(f"The app is in {directory}. Its README.md says how to run it.", highlight=False)
+        say(out(), str(file))
+    say(err(), f"The app is in {directory}. Its README.md says how to run it.")
 
 
 def rendered(name: str, selector: str) -> dict[str, str]:

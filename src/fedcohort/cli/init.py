@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcohort.cli.options import DataOption, complete_preset, complete_selectors
-from fedcohort.cli.output import err, out
+from fedcohort.cli.output import err, out, say
 from fedcohort.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def init(
         raise InputError(f"{out_} exists; nothing is overwritten.", hint="name another file with --out")
     out_.parent.mkdir(parents=True, exist_ok=True)
     out_.write_text(text, encoding="utf-8")
-    out().print(str(out_), highlight=False)
-    err().print(f"Run it with: fedcohort run {out_}", highlight=False)
+    say(out(), str(out_))
+    say(err(), f"Run it with: fedcohort run {out_}")
 
 
 def written(name: str, data: str, selectors: list[str], file: Path) -> str:

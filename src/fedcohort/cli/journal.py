@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json
+from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.errors import InputError
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.opening import copy
@@ -60,9 +60,9 @@ def verify(
         words = {True: "ok", False: "WRONG", None: "-"}
         for finding in found.findings:
             line = f"{finding.check:8} {words[finding.sound]:6} {finding.text}"
-            out().print(line, highlight=False, markup=False)
+            say(out(), line)
         verdict = "nothing is wrong" if found.sound else "something is WRONG"
-        out().print(f"{journal}: {verdict}.", highlight=False, markup=False)
+        say(out(), f"{journal}: {verdict}.")
     if not found.sound:
         raise typer.Exit(1)
 
@@ -78,7 +78,7 @@ def copy_journal(
     """
     copy(journal, to)
     with closing(read_journal(to)) as record:
-        out().print(f"{to} has {record.last()[0] + 1} rounds.", highlight=False, markup=False)
+        say(out(), f"{to} has {record.last()[0] + 1} rounds.")
 
 
 @journal_app.command("recover")
@@ -93,7 +93,7 @@ def recover(
         last, _ = record.last()
         with record.event():
             record.add_event(RECOVERED, {"round": last + 1})
-        out().print(f"{journal} goes on from round {last + 1}.", highlight=False, markup=False)
+        say(out(), f"{journal} goes on from round {last + 1}.")
 
 
 @journal_app.command("selector")
@@ -108,9 +108,7 @@ def change_selector(
     with Session.open(journal) as session:
         before = selector_name(session.selector)
         session.change_selector(SELECTORS.create(name))
-        out().print(
-            f"From round {session.round} on {name!r} chooses, in the place of {before}.", highlight=False, markup=False
-        )
+        say(out(), f"From round {session.round} on {name!r} chooses, in the place of {before}.")
 
 
 @journal_app.command("export")
@@ -124,7 +122,7 @@ def export_tables(
     """
     with closing(read_journal(journal)) as record:
         for file in export(record, folder):
-            out().print(str(file), highlight=False, markup=False)
+            say(out(), str(file))
 
 
 @journal_app.command("prune")
@@ -138,7 +136,7 @@ def prune_details(
     """
     with closing(Journal.open(journal)) as record:
         count = prune(record, keep)
-    out().print(f"The scores of {count} cohorts are gone.", highlight=False)
+    say(out(), f"The scores of {count} cohorts are gone.")
 
 
 @journal_app.command("forget")
@@ -152,7 +150,7 @@ def forget_client(
     """
     with Session.open(journal) as session:
         stand_in = session.forget(client)
-    out().print(f"{client} is forgotten; its rounds stand under {stand_in}.", highlight=False, markup=False)
+    say(out(), f"{client} is forgotten; its rounds stand under {stand_in}.")
 
 
 @journal_app.command()
@@ -171,8 +169,7 @@ def abandon(
         chosen = session.pending[0].ticket if ticket is None else ticket
         names = next((cohort.names for cohort in session.pending if cohort.ticket == chosen), ())
         session.abandon(chosen, reason)
-        out().print(
+        say(
+            out(),
             f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. Round {session.round} is chosen anew.",
-            highlight=False,
-            markup=False,
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.output import err
+from fedcohort.cli.output import err, say
 
 keyholder_app = typer.Typer(
     help="Hold the key of encrypted class balance, in a process of its own.", no_args_is_help=True
@@ -35,9 +35,7 @@ def new(
     if not clients.exists():
         raise InputError(f"There is no file {clients} with the agreed clients' names.")
     make_folder(folder, classes, clients.read_text().splitlines())
-    err().print(
-        f"made {folder}: secret.key stays here, public.key for clients, evaluation.key and token for the server"
-    )
+    say(err(), f"made {folder}: secret.key stays here, public.key for clients, evaluation.key and token for the server")
 
 
 @keyholder_app.command()
@@ -59,7 +57,7 @@ def serve(
 
     holder, token = open_folder(folder)
     server = KeyHolderServer(holder, token, (host, port), certificate=certificate, key=key, per_minute=per_minute)
-    err().print(f"key {holder.key_name} for {len(holder.agreed)} clients at {server.url}", highlight=False)
+    say(err(), f"key {holder.key_name} for {len(holder.agreed)} clients at {server.url}")
     try:
         server.serve_forever()
     finally:

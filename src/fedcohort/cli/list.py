@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json, table
+from fedcohort.cli.output import Format, out, print_json, say, table
 from fedcohort.params import parameters
 from fedcohort.registry import Registry
 
@@ -133,13 +133,13 @@ def list_(
         console.print(table(columns, [row[: len(columns)] for row in rows]))
         return
     entry = entries[0]
-    console.print(f"[bold]{entry['name']}[/]: {entry['summary']}", highlight=False)
+    say(console, f": {entry['summary']}", lead=entry["name"])
     if entry.get("signals"):
-        console.print(f"needs: {', '.join(entry['signals'])}", highlight=False)
+        say(console, f"needs: {', '.join(entry['signals'])}")
     if entry.get("starves"):
-        console.print(f"may leave clients out: {entry['starves']}", highlight=False)
+        say(console, f"may leave clients out: {entry['starves']}")
     for line in entry.get("scenario", []):
-        console.print(line, highlight=False)
+        say(console, line)
     if entry.get("parameters"):
         parts = [(p["name"], repr(p["default"]), p["allowed"], p["meaning"]) for p in entry["parameters"]]
         console.print(table(["parameter", "default", "allowed", "meaning"], parts))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from fedcohort.errors import FedcohortError
 from fedcohort.simulate.leaderboard.formats import Table as Shown
 from fedcohort.simulate.leaderboard.formats import to_text
+from fedcohort.text import printable
 
 
 class Format(StrEnum):
@@ -26,14 +29,31 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def out() -> Console:
+class Terminal(Console):
+    """A console that shows text as it is: names of clients hold neither markup nor codes that a terminal obeys."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield segments in which only rich itself has put control codes."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
+
+
+def out() -> Terminal:
     """Return the console for data. Made anew each time, so that a redirected stdout is honoured."""
-    return Console(soft_wrap=True)
+    return Terminal(soft_wrap=True)
 
 
-def err(quiet: bool = False) -> Console:
+def err(quiet: bool = False) -> Terminal:
     """Return the console for messages and progress."""
-    return Console(stderr=True, quiet=quiet)
+    return Terminal(stderr=True, quiet=quiet)
+
+
+def say(console: Console, text: str, style: str = "", *, lead: str = "", lead_style: str = "bold") -> None:
+    """Print one line, whatever the text holds; ``lead`` stands before it in a style of its own."""
+    console.print(Text.assemble((printable(lead), lead_style), (printable(text), style)))
 
 
 def _plain(value: Any) -> Any:
@@ -66,7 +86,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
         number = column.startswith("#")
         result.add_column(column.removeprefix("#"), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        result.add_row(*("" if cell is None else str(cell) for cell in row))
+        result.add_row(*("" if cell is None else printable(cell) for cell in row))
     return result
 
 
@@ -89,18 +109,12 @@ def print_tables(tables: Sequence[Shown], console: Console) -> None:
     for i, shown in enumerate(tables):
         repeated = i + 1 < len(tables) and tables[i + 1].note == shown.note
         text = to_text(replace(shown, note="") if repeated else shown, console.width)
-        console.print(text + "\n" * (i + 1 < len(tables)), markup=False, highlight=False, soft_wrap=True, emoji=False)
+        console.print(Text(text + "\n" * (i + 1 < len(tables))), soft_wrap=True)
 
 
 def print_error(error: FedcohortError) -> None:
     """Print an error and its hint on stderr."""
     console = err()
-    console.print(f"[bold red]error:[/] {_escape(error.message)}", highlight=False)
+    console.print(Text.assemble(("error:", "bold red"), " ", printable(error.message, lines=True)))
     if error.hint:
-        console.print(f"[bold]hint:[/] {_escape(error.hint)}", highlight=False)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+        console.print(Text.assemble(("hint:", "bold"), " ", printable(error.hint, lines=True)))

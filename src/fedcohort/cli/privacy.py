@@ -17,7 +17,7 @@ from fedcohort.cli.options import (
     QuietOption,
     SetOption,
 )
-from fedcohort.cli.output import Format, err, out, print_json, table
+from fedcohort.cli.output import Format, err, out, print_json, say, table
 from fedcohort.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def audit(
         if scenario:
             change["scenario"] = {"preset": scenario}
         settings = override(merged(find_table(config or "demo"), change), set_ or [])
-        err(quiet or format is Format.JSON).print("every client trains once ...", highlight=False)
+        say(err(quiet or format is Format.JSON), "every client trains once ...")
         seen = exposed(settings, device)
         found = run_audit(
             seen.counts,
@@ -111,7 +111,7 @@ def audit(
     )
     console.print(table(columns, rows, title=title))
     for exposure in found.exposures:
-        console.print(f"[bold]{exposure.option}[/]: {exposure.verdict}", highlight=False)
+        say(console, f": {exposure.verdict}", lead=exposure.option)
     if clients:
         chosen = [(e.option, e.findings[0]) for e in found.exposures]
         lines = [

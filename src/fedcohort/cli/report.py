@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import FormatOption, QuietOption
-from fedcohort.cli.output import Format, err, out, print_json, print_tables
+from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
 from fedcohort.errors import InputError
 from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard.formats import render
@@ -74,7 +74,7 @@ def report(  # the command line's options are this signature
             pictures=tables is None,
         )
     for warning in found.warnings:
-        messages.print(f"[yellow]note:[/] {warning}", highlight=False)
+        say(messages, f" {warning}", lead="note:", lead_style="yellow")
     if tables is not None:
         out().print(
             "\n".join(render(t, tables.value) for s in found.sections for t in s.tables), markup=False, highlight=False
@@ -104,6 +104,6 @@ def report(  # the command line's options are this signature
         return
     if not quiet:
         print_tables([section.tables[0] for section in found.sections], messages)
-    out().print(str(output), markup=False, highlight=False)
+    say(out(), str(output))
     if written:
-        messages.print(f"{len(written)} files in {export}", highlight=False)
+        say(messages, f"{len(written)} files in {export}")

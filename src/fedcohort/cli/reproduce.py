@@ -10,7 +10,7 @@ import typer
 
 from fedcohort.cli.experiment import LiveProgress, graceful
 from fedcohort.cli.options import DeviceOption, FormatOption, QuietOption, listed
-from fedcohort.cli.output import Format, err, out, print_json, print_tables, table
+from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
 
 _STOPPED = 75  # there is more to do: the same command goes on
 
@@ -79,7 +79,7 @@ def reproduce(
         folder=folder,
         listener=lambda: LiveProgress(console),
         guard=lambda simulation: graceful(simulation, console),
-        say=lambda text: console.print(text, highlight=False, markup=False),
+        say=lambda text: say(console, text),
         command=" ".join(["fedcohort", *sys.argv[1:]]),
     )
     if format is Format.JSON:
@@ -89,9 +89,7 @@ def reproduce(
             record = outcome.records[exhibit.study.name]
             print_tables(tables_of(exhibit, record), out())
             held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
-            console.print(
-                f"{exhibit.name}: {held} claims hold; pages beside {out_dir / exhibit.name}.md", highlight=False
-            )
+            say(console, f"{exhibit.name}: {held} claims hold; pages beside {out_dir / exhibit.name}.md")
     if not outcome.finished:
-        console.print("stopped; the same command goes on where it stopped", highlight=False)
+        say(console, "stopped; the same command goes on where it stopped")
         raise typer.Exit(_STOPPED)

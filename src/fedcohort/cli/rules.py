@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json
+from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.participation import Proof
 from fedcohort.participation import verify as verify_journal
 from fedcohort.report.why import find_journal
@@ -75,4 +75,4 @@ def _print(proof: Proof) -> None:
     else:
         lines.append("The rules held in every round." if proof.holds else "The rules did not hold.")
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        say(console, line)

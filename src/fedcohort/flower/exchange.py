@@ -16,7 +16,10 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedcohort.text import OneLine, printable
+
 log = logging.getLogger("flwr.fedcohort")
+log.addFilter(OneLine())  # everybody here logs through it, and quotes what clients wrote
 SHORTEST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 _RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is the error of a measured duration
@@ -29,7 +32,7 @@ def short(text: str, limit: int = 300) -> str:
     >>> short("a\n  b"), short("abcdef", 5)
     ('a b', 'ab...')
     """
-    text = " ".join(text[: 10 * limit].split())
+    text = printable(" ".join(text[: 10 * limit].split()))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

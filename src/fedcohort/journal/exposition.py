@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort.errors import JournalError
 from fedcohort.journal.explain import ABANDONED
 from fedcohort.journal.store import Journal, read_journal
 from fedcohort.protocol import Status
+from fedcohort.text import in_label
 
+log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_Sample = tuple[dict[str, str], float]
+_Sample = tuple[dict[str, str], str]
 METRICS: Mapping[str, tuple[str, str]] = {
+    "fedcohort_journal_readable": ("gauge", "1 for a journal that can be read now, 0 for one that cannot."),
     "fedcohort_rounds_total": ("counter", "Rounds that were closed and counted."),
     "fedcohort_rounds_abandoned_total": ("counter", "Cohorts that were given up."),
     "fedcohort_cohorts_pending": ("gauge", "Cohorts that train now."),
@@ -37,20 +40,22 @@ METRICS: Mapping[str, tuple[str, str]] = {
 def exposition(journals: Mapping[str, Path]) -> str:
     """Return the numbers of several journals, each under its name, in Prometheus's text format.
 
-    A journal that cannot be read now, because it is being created, is left out.
+    Of a journal that cannot be read now, because it is being created or damaged, that is all there is to say.
     """
     found: dict[str, list[_Sample]] = {name: [] for name in METRICS}
     for name, path in journals.items():
         try:
             with closing(read_journal(path)) as journal:
-                for metric, labels, value in _samples(journal):
-                    found[metric].append(({"journal": name, **labels}, value))
-        except JournalError:
-            continue
+                samples = [(metric, labels, _number(value)) for metric, labels, value in _samples(journal)]
+        except Exception as error:  # damage may show anywhere, and must not take the other journals along
+            log.debug("the journal %s cannot be read: %s", name, error)
+            samples = []
+        for metric, labels, number in (("fedcohort_journal_readable", {}, str(int(bool(samples)))), *samples):
+            found[metric].append(({"journal": name, **labels}, number))
     lines = []
     for metric, (kind, meaning) in METRICS.items():
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}"]
-        lines += [f"{metric}{{{_labels(labels)}}} {_number(value)}" for labels, value in found[metric]]
+        lines += [f"{metric}{{{_labels(labels)}}} {number}" for labels, number in found[metric]]
     return "\n".join(lines) + "\n"
 
 
@@ -92,11 +97,7 @@ def _samples(journal: Journal) -> Iterable[tuple[str, dict[str, str], float]]:
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return ",".join(f'{key}="{in_label(value)}"' for key, value in labels.items())
 
 
 def _number(value: float) -> str:

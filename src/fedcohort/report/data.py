@@ -26,7 +26,8 @@ from fedcohort.simulate.leaderboard import Leaderboard, Options, leaderboards_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fedcohort.simulate.results import FederationFacts, Results
+    from fedcohort.simulate.facts import FederationFacts
+    from fedcohort.simulate.results import Results
 
 _NUMBERS = (
     "accuracy", "metric", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",

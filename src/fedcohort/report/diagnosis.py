@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import numpy as np
 
 from fedcohort.arrays import FloatArray
 from fedcohort.simulate.diagnose import Diagnosis
+from fedcohort.text import in_html
 
 _WIDTH, _HEIGHT, _EDGE = 240.0, 170.0, 34.0
 _BAR, _LINE, _INK = "#8fb8de", "#b3261e", "#333333"
@@ -66,6 +65,6 @@ def _polyline(x: FloatArray, y: FloatArray) -> str:
 def _frame(title: str, left: str, right: str) -> str:
     return (
         f'<path d="M0 0V{_HEIGHT:.0f}H{_WIDTH:.0f}" fill="none" stroke="{_INK}"/>'
-        f'<text x="0" y="-10">{escape(title)}</text><text x="0" y="{_HEIGHT + 16:.0f}">{escape(left)}</text>'
-        f'<text x="{_WIDTH:.0f}" y="{_HEIGHT + 16:.0f}" text-anchor="end">{escape(right)}</text>'
+        f'<text x="0" y="-10">{in_html(title)}</text><text x="0" y="{_HEIGHT + 16:.0f}">{in_html(left)}</text>'
+        f'<text x="{_WIDTH:.0f}" y="{_HEIGHT + 16:.0f}" text-anchor="end">{in_html(right)}</text>'
     )

@@ -23,6 +23,7 @@ from fedcohort.simulate.leaderboard import Leaderboard, Progress, Ranking, ranki
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import counted, names, number, percent, times
+from fedcohort.text import in_html
 
 POINTS = 400  # a curve is drawn with at most so many points
 HEAT_COLUMNS = 250
@@ -66,7 +67,7 @@ class Figure:
 
         page = html.escape(figure_html(self), quote=True)
         return (
-            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{html.escape(self.title)}" '
+            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{in_html(self.title)}" '
             'style="width:100%;height:520px;border:0"></iframe>'
         )
 

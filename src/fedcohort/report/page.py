@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import string
 import time
@@ -24,6 +23,7 @@ from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
 from fedcohort.simulate.leaderboard.formats import to_html
+from fedcohort.text import in_html
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,12 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
         parts.append(_section(section, number, len(report.sections) > 1))
     template = string.Template(asset("report.html"))
     return template.substitute(
-        title=html.escape(report.title),
-        theme=f' data-theme="{html.escape(theme)}"' if theme else "",
+        title=in_html(report.title),
+        theme=f' data-theme="{in_html(theme)}"' if theme else "",
         styles=styles(),
         summary=_summary(report),
-        remarks="".join(f"<p>{html.escape(text)}</p>" for text in report.remarks),
-        warnings="".join(f'<p class="warning">{html.escape(text)}</p>' for text in report.warnings),
+        remarks="".join(f"<p>{in_html(text)}</p>" for text in report.remarks),
+        warnings="".join(f'<p class="warning">{in_html(text)}</p>' for text in report.warnings),
         tabs=_tabs(report),
         sections="".join(parts),
         setup=setup_html(report.bundle),
@@ -175,7 +175,7 @@ def figure_html(figure: Figure) -> str:
     """Return one figure as a page of its own."""
     spec = {"title": figure.title, "sentence": figure.sentence, "file": figure.name, **figure.spec}
     return string.Template(asset("figure.html")).substitute(
-        title=html.escape(figure.title),
+        title=in_html(figure.title),
         styles=styles(),
         figure=_figure(figure, 0, ""),
         data=embedded({"figures": {f"0-{figure.name}": spec}, "explanations": {}}),
@@ -217,7 +217,7 @@ def _tabs(report: Report) -> str:
         return ""
     buttons = "".join(
         f'<button role="tab" aria-selected="{"false" if i else "true"}" data-setting="{i}">'
-        f"{html.escape(s.setting.name)}</button>"
+        f"{in_html(s.setting.name)}</button>"
         for i, s in enumerate(report.sections)
     )
     return f'<nav class="settings" role="tablist" aria-label="settings">{buttons}</nav>'
@@ -227,7 +227,7 @@ def _section(section: Section, number: int, several: bool) -> str:
     board, participation = section.tables
     figures = {figure.name: figure for figure in section.figures}
     blocks = [
-        f'<section class="card"><h2>{html.escape(board.title)}</h2><div class="downloads">'
+        f'<section class="card"><h2>{in_html(board.title)}</h2><div class="downloads">'
         '<button type="button" data-table="leaderboard.csv" aria-label="Save the leaderboard as CSV">CSV</button></div>'
         f"{to_html(board)}</section>"
     ]
@@ -239,19 +239,19 @@ def _section(section: Section, number: int, several: bool) -> str:
         if name == "participation" and section.explanations:
             blocks.append(_explanations(number))
     hidden = " hidden" if number else ""
-    heading = f'<h2 class="setting">{html.escape(section.setting.name)}</h2>' if several else ""
+    heading = f'<h2 class="setting">{in_html(section.setting.name)}</h2>' if several else ""
     return f'<div class="pane" data-pane="{number}"{hidden}>{heading}{"".join(blocks)}</div>'
 
 
 def _figure(figure: Figure, number: int, extra: str) -> str:
-    title = html.escape(figure.title)
+    title = in_html(figure.title)
     buttons = "".join(
         f'<button type="button" data-save="{form}" aria-label="Save {title} as {form.upper()}">{form.upper()}</button>'
         for form in ("csv", "svg", "png")
     )
     return (
         f'<figure class="card" id="{number}-{figure.name}"><figcaption><h2>{title}</h2>'
-        f'<p>{html.escape(figure.sentence)}</p></figcaption><div class="downloads">{buttons}</div>'
+        f'<p>{in_html(figure.sentence)}</p></figcaption><div class="downloads">{buttons}</div>'
         f'<div class="chart" data-figure="{number}-{figure.name}"></div>{extra}</figure>'
     )
 

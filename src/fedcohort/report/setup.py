@@ -11,6 +11,7 @@ from fedcohort.report.data import Bundle
 from fedcohort.scenario import Scenario
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.tables import to_toml
+from fedcohort.text import in_html
 
 _VERSIONS = ("fedcohort", "torch", "numpy", "python")
 
@@ -143,9 +144,9 @@ def setup_html(bundle: Bundle) -> str:
     parts = []
     for number, (path, config, meta) in enumerate(zip(bundle.paths, bundle.configs, bundle.metas, strict=True)):
         rows = "".join(
-            f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in facts(config, meta).items()
+            f"<dt>{in_html(name)}</dt><dd>{in_html(text)}</dd>" for name, text in facts(config, meta).items()
         )
-        heading = f"<h3>{html.escape(path.resolve().name)}</h3>" if len(bundle.paths) > 1 else ""
+        heading = f"<h3>{in_html(path.resolve().name)}</h3>" if len(bundle.paths) > 1 else ""
         parts.append(
             f'{heading}<dl class="setup">{rows}</dl>'
             f'<button type="button" data-copy="toml-{number}">Copy as TOML</button>'

@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import RunInfo
+from fedcohort.text import in_html
 
 _SECONDS = 0.5  # between two drawings
 _LINE_SECONDS = 10.0  # between two lines where there is no notebook
@@ -88,12 +88,12 @@ class NotebookProgress(Listener):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td style='text-align:left'>{html.escape(name)}</td><td>{at}</td><td>{accuracy}</td></tr>"
+            f"<tr><td style='text-align:left'>{in_html(name)}</td><td>{at}</td><td>{accuracy}</td></tr>"
             for name, at, accuracy in self._rows()
         )
         return (
             f"<div><progress value='{self._done}' max='{max(self._total, 1)}' style='width:24em' "
-            f"aria-label='rounds made'></progress> {html.escape(str(self))}"
+            f"aria-label='rounds made'></progress> {in_html(str(self))}"
             "<table><thead><tr><th style='text-align:left'>selector</th><th>round</th><th>accuracy</th></tr></thead>"
             f"<tbody>{rows}</tbody></table></div>"
         )

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import html
 import io
 import json
 import os
@@ -36,11 +35,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, FloatArray
+from fedcohort.arrays import AnyArray
 from fedcohort.coverage import Coverage, Tally
 from fedcohort.errors import FedcohortError, MissingExtraError, UnknownNameError
+from fedcohort.guard import guarded
 from fedcohort.registry import nearest
+from fedcohort.simulate.facts import FederationFacts, count_clients, read_facts
 from fedcohort.simulate.metrics import Curve, Metric
+from fedcohort.text import in_html
 
 if TYPE_CHECKING:
     import pandas
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 RUN_STATES = ("running", "finished", "stopped", "diverged")
 _PART = re.compile(r"part-(\d{5,})\.parquet")
+_KEY = re.compile(r"[\w-]*")  # of a federation's file
 _COVERS = b"fedcohort.parts"
 
 
@@ -94,17 +97,6 @@ class RunInfo:
     state: str = "running"
     reason: str = ""
     rounds_done: int = 0
-
-
-@dataclass(frozen=True)
-class FederationFacts:
-    """What the results keep of a federation."""
-
-    label_counts: FloatArray  # (N, B) as the clients see them
-    true_counts: FloatArray  # (N, B)
-    sizes: FloatArray  # (N,)
-    noise_rate: FloatArray  # (N,)
-    names: tuple[str, ...] | None
 
 
 # -- schemas --------------------------------------------------------------------------------------------------------
@@ -170,6 +162,16 @@ def _disk_errors(path: Path) -> Iterator[None]:
                 hint="free some space, then continue with --resume",
             ) from error
         raise ResultsError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _archive_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise ResultsError(f"{path} is missing; the experiment has not got that far, or it was removed.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is damaged: {error}.") from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -434,19 +436,23 @@ class Results:
             f"There is no run {run_id!r} in {self.path}.", hint=f"did you mean {near!r}?" if near else None
         )
 
+    def _federation_file(self, run: RunInfo | str) -> Path:
+        key = (self.run(run) if isinstance(run, str) else run).federation
+        if not _KEY.fullmatch(str(key)):
+            raise ResultsError(f"{self.path / 'runs.json'} is damaged: a federation cannot be called {key!r}.")
+        return self.path / f"federation-{key}.npz"
+
     def federation(self, run: RunInfo | str) -> FederationFacts:
         """Return the facts of the federation a run was made on."""
-        info = self.run(run) if isinstance(run, str) else run
-        path = self.path / f"federation-{info.federation}.npz"
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                names = tuple(arrays["names"].tolist()) if "names" in arrays else None
-                label_counts, true_counts = arrays["label_counts"], arrays["true_counts"]
-                return FederationFacts(label_counts, true_counts, arrays["sizes"], arrays["noise_rate"], names)
-        except FileNotFoundError:
-            raise ResultsError(f"{path} is missing; the experiment has not got that far, or it was removed.") from None
-        except (ValueError, KeyError, OSError) as error:
-            raise ResultsError(f"{path} is damaged: {error}.") from error
+        path = self._federation_file(run)
+        with _archive_errors(path):
+            return read_facts(path)
+
+    def client_count(self, run: RunInfo | str) -> int:
+        """Return how many clients the federation of a run has; reads no more than that."""
+        path = self._federation_file(run)
+        with _archive_errors(path):
+            return count_clients(path)
 
     def journal(self, run: RunInfo | str) -> Path:
         """Return where a run's session journal is."""
@@ -485,7 +491,7 @@ class Results:
         places = self._places.get(run if isinstance(run, str) else run.id, np.zeros(0, np.int64))
         cohorts = self.rounds.column("cohort").take(places).to_pylist()
         rounds = self.column(run, "round").tolist()
-        clients = len(self.federation(run).sizes)
+        clients = self.client_count(run)
         return Tally.of(clients, zip(rounds, (np.asarray(c, np.int64) for c in cohorts), strict=True)).coverage()
 
     def column(self, run: RunInfo | str, name: str) -> AnyArray:
@@ -529,10 +535,11 @@ class Results:
         done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
         facts = [str(self.path), str(self.status.get("state", "running")), f"{len(self.runs)} runs"]
         facts += [f"{done} of {total} rounds"] if done is not None and total else []
-        text = html.escape(", ".join(facts))
+        text = in_html(", ".join(facts))
         return f"<p>{text}</p>" + notebook([leaderboard_table(board) for board in self.leaderboards()])
 
 
+@guarded
 def load(path: str | Path) -> Results:
     """Read an experiment's directory, also while it is still being written.
 

@@ -2,7 +2,12 @@
 "use strict";
 const FC = {};
 
-FC.escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+// As printable() of fedcohort.text: what would steer the page's text is written out; then HTML.
+const steering = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+const writtenOut = (c) => { const code = c.codePointAt(0);
+  return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`; };
+FC.escape = (text) => String(text).replace(steering, (c) => (c === "\n" || c === "\t" ? c : writtenOut(c)))
+  .replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
 // Colours come from CSS custom properties, so the page and its charts always agree on the theme.
 FC.theme = () => {

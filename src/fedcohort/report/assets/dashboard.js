@@ -41,7 +41,7 @@
   }
 
   function overview(data) {
-    $("root").textContent = `Following ${data.root}`;
+    $("root").textContent = `Following ${data.root}${data.note ? `. ${data.note}` : ""}`;
     if (!data.items.length) {
       put($("items"), "");
       $("detail").innerHTML = `<section class="card"><h2>Nothing here yet</h2><p>Waiting for an experiment or a session's journal in ${FC.escape(data.root)}. It appears by itself.</p></section>`;

@@ -4,6 +4,6 @@
 token. Only ``app`` and ``server`` need the web framework.
 """
 
-from fedcohort.report.dashboard.feed import Watcher
+from fedcohort.report.dashboard.watcher import Watcher
 
 __all__ = ["Watcher"]

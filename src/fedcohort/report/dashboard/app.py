@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import logging
 import string
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,9 +17,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from fedcohort.errors import FedcohortError
 from fedcohort.journal.exposition import CONTENT_TYPE, exposition
-from fedcohort.report.dashboard.feed import Watcher, plain_json
+from fedcohort.report.dashboard.watcher import Watcher, plain_json
 from fedcohort.report.page import asset, scripts, styles
 
+log = logging.getLogger(__name__)
 POLL_SECONDS = 0.4  # so that a new round is on the page well within two seconds
 _COOKIE = "fedcohort_token"
 _HEADERS = {
@@ -46,7 +48,10 @@ class Hub:
     async def run(self) -> None:
         """Poll for as long as the server lives."""
         while True:
-            await self.poll()
+            try:
+                await self.poll()
+            except Exception:  # of the folder as a whole; it may be back at the next look
+                log.warning("the watched folder could not be read", exc_info=True)
             await asyncio.sleep(POLL_SECONDS)
 
     async def detail(self, name: str) -> str | None:
@@ -149,7 +154,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
         if found is None:
             return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
         try:
-            return JSONResponse({"round": round_, "cohort": found.cohort(run, round_)})
+            return JSONResponse({"round": round_, "cohort": await asyncio.to_thread(found.cohort, run, round_)})
         except FedcohortError as error:
             return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,32 +27,10 @@ from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.results import Results, RunInfo, load
 
 log = logging.getLogger(__name__)
-_DEPTH = 3  # folders below the watched one in which experiments are looked for
+_AT_ONCE = 1 << 25  # bytes of a live feed read in one go
 _COLUMNS = ("accuracy", "metric", "loss", "qcid", "clock", "seconds", "bytes_down", "bytes_up", "query_bytes_down",
             "query_bytes_up")  # fmt: skip
 _OTHERS = ("query_seconds", "client_seconds", "query_client_seconds", "available")
-
-
-class Item(Protocol):
-    """Something that can be followed."""
-
-    id: str
-    version: int
-
-    def poll(self) -> None:
-        """Read what is new; raise ``version`` when something is."""
-
-    def overview(self) -> dict[str, Any]:
-        """Return a line for the list."""
-
-    def detail(self) -> dict[str, Any]:
-        """Return everything the page shows about it."""
-
-    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
-        """Return who was picked in a round, and what became of each."""
-
-    def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
-        """Explain a choice."""
 
 
 @dataclass
@@ -154,7 +132,7 @@ class ExperimentItem:
 
     def _count_clients(self, results: Results) -> int:
         try:
-            return len(results.federation(self._runs[0]).sizes)
+            return results.client_count(self._runs[0])
         except FedcohortError:
             return 0  # the picture of the picks then shows the clients seen so far
 
@@ -169,11 +147,14 @@ class ExperimentItem:
                 return
             with path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(_AT_ONCE)
         except OSError as error:
             self._problem = f"The live feed cannot be read: {error}."
             return
         end = data.rfind(b"\n") + 1
+        if not end and len(data) == _AT_ONCE:
+            self._problem = f"The live feed has a line of more than {_AT_ONCE >> 20} MiB."
+            return
         self._offset += end
         for line in data[:end].splitlines():
             self._line(line)
@@ -335,78 +316,3 @@ def status_name(value: int) -> str:
         return Status(int(value)).name.lower()
     except ValueError:
         return f"status {value}"
-
-
-class Watcher:
-    """Everything that can be followed below a folder, or one journal file.
-
-    Parameters
-    ----------
-    root : a folder with experiments and journals, an experiment's directory, or a journal
-    """
-
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        self.items: dict[str, Item] = {}
-
-    def poll(self) -> None:
-        """Find what is new and read what changed."""
-        for path, kind in _things(self.root):
-            name = path.name if path == self.root else path.relative_to(self.root).as_posix()
-            if name not in self.items:
-                self.items[name] = _item(path, name, kind)
-        for item in list(self.items.values()):
-            item.poll()
-
-    @property
-    def version(self) -> tuple[tuple[str, int], ...]:
-        """Changes whenever anything does."""
-        return tuple((item.id, item.version) for item in self.items.values())
-
-    def journals(self) -> dict[str, Path]:
-        """Return the journals of live sessions by name, for machines that collect numbers."""
-        found = {path.name if path == self.root else path.relative_to(self.root).as_posix(): path
-                 for path, kind in _things(self.root) if kind == "journal"}  # fmt: skip
-        return found
-
-    def overview(self) -> dict[str, Any]:
-        """Return the list of everything, what runs first."""
-        lines = [item.overview() for item in self.items.values()]
-        lines.sort(key=lambda line: (line["state"] != "running", line["id"]))
-        return {"root": str(self.root), "items": lines}
-
-
-def _item(path: Path, name: str, kind: str) -> Item:
-    if kind == "experiment":
-        return ExperimentItem(path, name)
-    from fedcohort.report.dashboard.sessions import JournalItem
-
-    return JournalItem(path, name)
-
-
-def _things(root: Path) -> Iterator[tuple[Path, str]]:
-    if root.is_file():
-        yield root, "journal"
-        return
-    level = [root]
-    for depth in range(_DEPTH + 1):
-        deeper: list[Path] = []
-        for folder in level:
-            if (folder / "meta.json").is_file():
-                yield folder, "experiment"
-                continue
-            try:
-                entries = sorted(folder.iterdir())
-            except OSError:
-                continue
-            for entry in entries:
-                if entry.suffix == ".sqlite" and entry.is_file():
-                    yield entry, "journal"
-                elif depth < _DEPTH and entry.is_dir() and not entry.name.startswith("."):
-                    deeper.append(entry)
-        level = deeper
-
-
-def plain_json(value: Mapping[str, Any]) -> str:
-    """Return compact JSON; NaN cannot occur, because figures turn it into null."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import logging
 import os
 import tempfile
 import urllib.error
 import urllib.request
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,16 +19,24 @@ log = logging.getLogger(__name__)
 
 ENVIRONMENT = "FEDCOHORT_DATA"
 _BLOCK = 1 << 20
+_MOST_BLOCKS = 1 << 12  # 4 GiB
 _TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A published file: its name, where it is, and the MD5 its publisher or the usual loaders give for it."""
+    """A published file: its name, where it is, and the sum it is known by.
+
+    Attributes
+    ----------
+    sum : str
+        ``md5:...`` or ``sha256:...`` of the file, or ``unpacked-sha256:...`` of what a ``.gz`` holds, which stays the
+        same whoever packed it.
+    """
 
     name: str
     url: str
-    md5: str
+    sum: str
 
 
 def user_folder() -> Path:
@@ -66,7 +76,7 @@ def fetch(resource: Resource, folder: Path) -> Path:
     """
     target = folder / resource.name
     try:
-        if target.is_file() and _md5(target) == resource.md5:
+        if target.is_file() and _sum(target, resource.sum) == resource.sum:
             return target
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{resource.name}.", dir=folder)
@@ -74,14 +84,12 @@ def fetch(resource: Resource, folder: Path) -> Path:
         raise DataError(f"The folder {folder} cannot be written to: {error}.", hint="name another folder") from error
     try:
         log.info("downloading %s", resource.url)
-        digest = hashlib.md5(usedforsecurity=False)
         with os.fdopen(handle, "wb") as file, urllib.request.urlopen(resource.url, timeout=_TIMEOUT_S) as answer:
             while block := answer.read(_BLOCK):
-                digest.update(block)
                 file.write(block)
-        if digest.hexdigest() != resource.md5:
+        if (found := _sum(Path(temporary), resource.sum)) != resource.sum:
             raise DataError(
-                f"The download of {resource.url} has the MD5 {digest.hexdigest()}, not {resource.md5}.",
+                f"The download of {resource.url} has the sum {found}, not {resource.sum}.",
                 hint="try again, or put the file into a data folder by hand",
             )
         os.chmod(temporary, 0o644)  # mkstemp makes it readable for the owner alone
@@ -100,6 +108,17 @@ def fetch(resource: Resource, folder: Path) -> Path:
     return target
 
 
-def _md5(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+def _sum(path: Path, like: str) -> str:
+    """Return the sum of a file, of the kind of ``like``."""
+    kind = like.partition(":")[0]
+    name = kind.removeprefix("unpacked-")
+    digest = hashlib.new(name, usedforsecurity=False)
+    try:
+        with gzip.open(path, "rb") if name != kind else open(path, "rb") as file:
+            for _ in range(_MOST_BLOCKS):
+                if not (block := file.read(_BLOCK)):
+                    return f"{kind}:{digest.hexdigest()}"
+                digest.update(block)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        return f"{kind}: none, {error}"
+    return f"{kind}: none, it unpacks to more than {_MOST_BLOCKS * _BLOCK >> 30} GiB"

@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 from fedcohort import rng
 from fedcohort.arrays import AnyArray, IntArray
 from fedcohort.errors import DataError, InputError, MissingExtraError
+from fedcohort.guard import guarded
 from fedcohort.params import Boolean, Interval, Parameterized, Sequence, param
 from fedcohort.registry import Registry
 from fedcohort.simulate.data import files
@@ -41,6 +43,7 @@ class Source(Parameterized):
 DATASETS: Registry[Source] = Registry("dataset", base=Source)
 
 
+@guarded(plugins=True)
 def load_dataset(
     name: str,
     folder: str | os.PathLike[str] | None = None,
@@ -274,10 +277,10 @@ def _verify(
             )
 
 
-def idx_md5(array: AnyArray) -> str:
-    """Return the MD5 of the idx file that holds this array, which is what MNIST-like sets are known by."""
+def idx_sum(array: AnyArray, kind: str) -> str:
+    """Return a sum of the idx file that holds this array, which is what MNIST-like sets are known by."""
     head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    known = hashlib.md5(head, usedforsecurity=False)
+    known = hashlib.new(kind, head, usedforsecurity=False)
     known.update(array.data)
     return known.hexdigest()
 
@@ -314,7 +317,8 @@ class _MnistLike(_FileSource):
 
     archives: ClassVar[tuple[str, ...]]
     labels: ClassVar[tuple[str, ...]]
-    sums: ClassVar[tuple[str, str, str, str]]  # MD5 of the four uncompressed idx files
+    kind: ClassVar[str] = "md5"
+    sums: ClassVar[tuple[str, str, str, str]]  # of the four uncompressed idx files
     check: bool
 
     def wanted(self) -> str:
@@ -333,13 +337,13 @@ class _MnistLike(_FileSource):
         data = _assemble(self.name, where, arrays, class_names=self.labels, shape=(28, 28))
         if self.check:
             sums = dict(zip(_PARTS, self.sums, strict=True))
-            _verify(where, arrays, official=60_000, sums=sums, digest=idx_md5)
+            _verify(where, arrays, official=60_000, sums=sums, digest=partial(idx_sum, kind=self.kind))
         return data
 
 
-def _idx_resources(base: str, sums: tuple[str, str, str, str]) -> tuple[Resource, ...]:
+def _idx_resources(base: str, kind: str, sums: tuple[str, str, str, str]) -> tuple[Resource, ...]:
     names = [f"{_IDX[key][0]}.gz" for key in _PARTS]
-    return tuple(Resource(name, f"{base}/{name}", md5) for name, md5 in zip(names, sums, strict=True))
+    return tuple(Resource(name, f"{base}/{name}", f"{kind}:{known}") for name, known in zip(names, sums, strict=True))
 
 
 _CHECK = "compare full-size data with their published checksums"
@@ -363,6 +367,7 @@ class Mnist(_MnistLike):
     )
     resources = _idx_resources(
         "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "md5",
         (
             "f68b3c2dcbeaaa9fbdd348bbdeb94873",
             "d53e105ee54ea40749a09fcbcd1e9432",
@@ -394,20 +399,16 @@ class FashionMnist(_MnistLike):
     subfolders = ("fashion-mnist", "FashionMNIST/raw")
     system = "usr/share/datasets/fashion-mnist"
     advice = "install the Debian package dataset-fashion-mnist, or put the four idx files into one of these folders"
+    kind = "sha256"
     sums = (
-        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "9018921c3c673c538a1fc5bad174d6f9",
-        "8181f5470baa50b63fa0f6fddb340f0a",
-        "15d484375f8d13e6eb1aabb0c3f46965",
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     )
+    # Their publisher's bucket speaks no HTTPS; the same files lie in their repository.
     resources = _idx_resources(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        (
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
-        ),
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", "unpacked-sha256", sums
     )
 
 
@@ -445,7 +446,7 @@ class Cifar10(_FileSource):
         Resource(
             "cifar-10-python.tar.gz",
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
+            "md5:c58f30108f718f92721af3b95e74349a",
         ),
     )
 

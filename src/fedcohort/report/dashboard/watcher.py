@@ -1,0 +1,232 @@
+"""What can be followed below a folder, each thing by itself: one that is damaged is named, and the others go on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from fedcohort.errors import FedcohortError
+from fedcohort.report.dashboard.feed import ExperimentItem
+from fedcohort.report.dashboard.sessions import JournalItem
+from fedcohort.text import printable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_DEPTH = 3  # folders below the watched one in which experiments are looked for
+_MOST_FOLDERS = 5_000  # looked into at each poll; a folder with more below it is not one of experiments
+UNREADABLE = "unreadable"
+
+
+class Item(Protocol):
+    """Something that can be followed."""
+
+    id: str
+    version: int
+
+    def poll(self) -> None:
+        """Read what is new; raise ``version`` when something is."""
+
+    def overview(self) -> dict[str, Any]:
+        """Return a line for the list."""
+
+    def detail(self) -> dict[str, Any]:
+        """Return everything the page shows about it."""
+
+    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
+        """Return who was picked in a round, and what became of each."""
+
+    def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
+        """Explain a choice."""
+
+
+class DamagedError(FedcohortError, ValueError):
+    """Something of an experiment or journal is not what it should be, in a way that nobody foresaw."""
+
+
+class Watched:
+    """One item, whose damage stays its own.
+
+    Files that are followed were written by somebody else, perhaps half, perhaps with a bit turned. Whatever reading
+    them raises, the item is called unreadable, with the error, until it can be read again.
+    """
+
+    def __init__(self, item: Item, kind: str) -> None:
+        self.item, self.kind = item, kind
+        self.id = item.id
+        self._damage: dict[str, str] = {}  # by what was tried
+        self._bumps = 0
+
+    @property
+    def version(self) -> int:
+        """Changes whenever the item does, or what is wrong with it."""
+        return self.item.version + self._bumps
+
+    def _tried(self, what: str | None, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns; damage is remembered under ``what``, if that is given."""
+        try:
+            found = work()
+        except FedcohortError:
+            raise
+        except Exception as error:
+            message = f"{self.id} is damaged: {type(error).__name__}: {printable(error)[:300]}."
+            if what is not None and self._damage.get(what) != message:
+                self._damage[what] = message
+                self._bumps += 1
+                log.warning("%s cannot be shown: %s", self.id, message, exc_info=log.isEnabledFor(logging.DEBUG))
+            raise DamagedError(message) from error
+        if what is not None and self._damage.pop(what, None) is not None:
+            self._bumps += 1
+        return found
+
+    def poll(self) -> None:
+        """Read what is new."""
+        try:
+            self._tried("poll", self.item.poll)
+        except FedcohortError as error:
+            if "poll" not in self._damage:  # an error of the library's own is as good a reason
+                self._damage["poll"] = error.message
+                self._bumps += 1
+
+    def overview(self) -> dict[str, Any]:
+        """Return a line for the list, whatever the item is like."""
+        try:
+            line = self._tried("overview", lambda: _line(self.item.overview()))
+        except FedcohortError as error:
+            line = self._blank(error.message)
+        if self._damage:
+            line |= {"state": UNREADABLE, "message": next(iter(self._damage.values())), "left": None}
+        return line
+
+    def _blank(self, message: str) -> dict[str, Any]:
+        numbers = dict.fromkeys(("done", "total", "rate", "left", "runs"))
+        return {"id": self.id, "kind": self.kind, "state": UNREADABLE, "message": message, **numbers, "done": 0}
+
+    def detail(self) -> dict[str, Any]:
+        """Return everything the page shows about it, as far as it can be shown."""
+        try:
+            found = self._tried("detail", lambda: _as_json(self.item.detail()))
+        except FedcohortError:
+            return {**self.overview(), "warnings": [], "sections": [], "table": []}
+        return {**found, **self.overview()}
+
+    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
+        """Return who was picked in a round, and what became of each."""
+        return self._tried(None, lambda: _as_json(self.item.cohort(run, round_)))
+
+    def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
+        """Explain a choice."""
+        return self._tried(None, lambda: _as_json(self.item.why(run, round_, client)))
+
+
+def _as_json(value: T) -> T:
+    """Return ``value`` if it can be sent; what a damaged file holds may be anything."""
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+def _line(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line for the list, with numbers where the page expects numbers."""
+    for key in ("done", "total", "rate", "left", "runs"):
+        value = line[key]
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
+        ):
+            raise ValueError(f"its {key!r} is {value!r}, which is no number")
+    return _as_json(line)
+
+
+class Watcher:
+    """Everything that can be followed below a folder, or one journal file.
+
+    Parameters
+    ----------
+    root : a folder with experiments and journals, an experiment's directory, or a journal
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.items: dict[str, Watched] = {}
+        self._journals: dict[str, Path] = {}
+        self._note = ""
+
+    def poll(self) -> None:
+        """Find what is new and read what changed."""
+        journals = {}
+        found, complete = _things(self.root)
+        self._note = "" if complete else f"Only the first {_MOST_FOLDERS} folders below {self.root} are looked into."
+        for path, kind in found:
+            name = path.name if path == self.root else path.relative_to(self.root).as_posix()
+            if name not in self.items:
+                item: Item = ExperimentItem(path, name) if kind == "experiment" else JournalItem(path, name)
+                self.items[name] = Watched(item, kind)
+            if kind == "journal":
+                journals[name] = path
+        self._journals = journals
+        for watched in list(self.items.values()):
+            watched.poll()
+
+    @property
+    def version(self) -> tuple[tuple[str, int], ...]:
+        """Changes whenever anything does."""
+        return tuple((item.id, item.version) for item in list(self.items.values()))
+
+    def journals(self) -> dict[str, Path]:
+        """Return the journals of live sessions by name, for machines that collect numbers."""
+        return dict(self._journals)
+
+    def overview(self) -> dict[str, Any]:
+        """Return the list of everything, what runs first."""
+        lines = [item.overview() for item in list(self.items.values())]
+        lines.sort(key=lambda line: (line["state"] != "running", line["id"]))
+        return {"root": printable(self.root), "note": self._note, "items": lines}
+
+
+def _things(root: Path) -> tuple[list[tuple[Path, str]], bool]:
+    """Return what there is to follow, and whether every folder was looked into.
+
+    A link to an experiment is followed, a link to any other folder is not: it may lead to the root of the disk, or back
+    to where it stands.
+    """
+    if root.is_file():
+        return [(root, "journal")], True
+    found: list[tuple[Path, str]] = []
+    level, looked = [root], 0
+    for depth in range(_DEPTH + 1):
+        deeper: list[Path] = []
+        for folder in level:
+            if looked == _MOST_FOLDERS:
+                return found, False
+            looked += 1
+            found += _in_folder(folder, deeper if depth < _DEPTH else None, root)
+        level = deeper
+    return found, True
+
+
+def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what a folder is or holds, and put the folders below it into ``deeper``."""
+    try:
+        if (folder / "meta.json").is_file():
+            yield folder, "experiment"
+            return
+        if folder.is_symlink() and folder != root:
+            return
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            if entry.suffix == ".sqlite" and entry.is_file():
+                yield entry, "journal"
+            elif deeper is not None and entry.is_dir() and not entry.name.startswith("."):
+                deeper.append(entry)
+        except OSError:
+            continue
+
+
+def plain_json(value: Mapping[str, Any]) -> str:
+    """Return compact JSON; NaN cannot occur, because figures turn it into null."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
