@@ -59,7 +59,7 @@ class Holder(Protocol):
         """Return for each row whether the key fits."""
 
 
-@guarded(methods=True)
+@guarded(methods=True, plugins=True)
 class EncryptedLabels:
     """Class balance from ciphertexts: the server multiplies, the key holder opens S.
 
