@@ -2,22 +2,36 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort.benchmark import REPORT_SEEDS, TUNING_SEEDS, score, suite, table
-from fedcohort.benchmark.page import markdown, page
+from fedcohort.benchmark import (
+    REPORT_SEEDS,
+    TUNING_SEEDS,
+    VERSION,
+    SubmissionError,
+    check_submission,
+    score,
+    suite,
+    table,
+)
+from fedcohort.benchmark.__main__ import STOPPED, main
+from fedcohort.benchmark.page import markdown, page, sentences
+from fedcohort.benchmark.run import every_selector
 from fedcohort.benchmark.scores import Line, Scores
 from fedcohort.benchmark.suite import DATASETS
 from fedcohort.cli.app import app
-from fedcohort.cli.bench import every_selector
 from fedcohort.errors import InputError, UnknownNameError
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.leaderboard import terminal_window
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import run_experiment
+
+STORED = Path(__file__).parents[2] / "bench" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +167,117 @@ def test_unknown_names_are_named(tmp_path):
         table("digit", {}, [0])
     done = CliRunner().invoke(app, ["bench", "--seeds", "some"])
     assert done.exit_code != 0
+
+
+def test_bytes_count_questions_to_clients(small):
+    scores = score(small)
+    (line,) = scores.lines
+    for setting in scores.settings:
+        for i, seed in enumerate(scores.seeds):
+            ends, targets = {}, []
+            for run in small.runs:
+                if run.setting["name"] == setting and run.seed == seed:
+                    names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+                    total = np.cumsum(sum(np.array(small.column(run, name), float) for name in names))
+                    ends[run.label] = (np.array(small.column(run, "accuracy"), float), total)
+            board = next(b for b in small.leaderboards() if b.setting == setting)
+            targets.append(board.target)
+            spent = {}
+            for label, (accuracy, total) in ends.items():
+                reached = np.flatnonzero(np.round(accuracy, 6) >= board.target)
+                spent[label] = total[reached[0]] if len(reached) else total[-1]
+            assert line.faster["bytes"][setting][i] == pytest.approx(spent["uniform"] / spent["balanced"])
+    assert "times its bytes" in line.sentence
+
+
+def test_ranks_are_means_over_settings_with_an_interval_over_seeds():
+    one = line("a", x=[1.0, 1.0], y=[2.0, -1.0])
+    two = line("b", x=[0.5, 2.0], y=[-1.0, -2.0])
+    scores = Scores("digits", (1, 2), 60, ("x", "y"), (one, two), None, True)
+    # x: a 1st, 2nd; b 2nd, 1st; uniform 3rd, 3rd. y: a 1st, 2nd; b 3rd, 3rd; uniform 2nd, 1st.
+    assert {label: rank for label, (rank, _) in scores.ranks.items()} == {"a": 1.5, "b": 2.25, "uniform": 2.25}
+    assert scores.ranks["a"][1] == pytest.approx(12.706 * np.std([1, 2], ddof=1) / np.sqrt(2), abs=1e-3)
+
+
+def test_never_worse_than_is_the_worst_setting_and_not_below_zero():
+    assert line("a", x=[1.0, 1.0], y=[-1.0, -2.0]).shortfall == 1.5
+    assert line("a", x=[1.0, 1.0], y=[-1.0, -2.0]).worst_run == -2.0
+    assert line("a", x=[1.0, 1.0]).shortfall == 0.0
+
+
+@pytest.fixture
+def submission(tmp_path):
+    """The files of a whole benchmark whose gains are made up."""
+    from fedcohort.simulate.tables import to_toml
+
+    wanted = Experiment.from_dict(table("digits", {"balanced": {}}, REPORT_SEEDS[:2])).table
+    every = tuple(setting.name for setting in suite("digits"))
+    gains = {name: [1.0 + i, 2.0 - i] for i, name in enumerate(every)}
+    scores = Scores("digits", REPORT_SEEDS[:2], 60, every, (line("balanced", **gains),), None, True)
+    (tmp_path / "config.toml").write_text(to_toml(wanted))
+    (tmp_path / "bench.json").write_text(json.dumps(scores.to_dict()))
+    return tmp_path
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_a_submission_is_checked_and_copied(submission, tmp_path):
+    done = CliRunner().invoke(app, ["bench", "--submit", str(submission), "-o", str(tmp_path / "mine")])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.suffix for path in (tmp_path / "mine").iterdir()) == [".json", ".toml"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "why"),
+    [
+        ("config.toml", "rounds = 60", "rounds = 61", "run.rounds is not the suite's 60"),
+        ("config.toml", "lr = 0.1", "lr = 0.2", "[local] is not the suite's"),
+        ("config.toml", "[100, 101]", "[0, 1]", "are not for reports"),
+        ("bench.json", '"benchmark": 1', '"benchmark": 0', "version 0"),
+        ("bench.json", '"complete": true', '"complete": false', "not all runs had ended"),
+        ("bench.json", '"mean_gain": 1.5', '"mean_gain": 9.5', "do not follow from its gains"),
+        ("bench.json", '"label": "balanced"', '"label": "other"', "different selectors"),
+        ("bench.json", '"gains"', '"gain"', "damaged"),
+    ],
+)
+def test_what_is_no_submission_is_refused_with_the_reason(submission, file, old, new, why):
+    change(submission / file, old, new)
+    with pytest.raises(SubmissionError, match=re.escape(why)):
+        check_submission(submission / "config.toml", submission / "bench.json")
+
+
+@pytest.mark.parametrize("path", sorted(STORED.glob("benchmark_*.json")), ids=lambda path: path.stem)
+def test_stored_scores_follow_from_their_gains(path):
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == VERSION
+    assert found["purpose"] == "report"
+    names = found["settings"]
+    lines = tuple(
+        Line(e["label"], {name: np.array(e["gains"][name]) for name in names}, {}) for e in found["selectors"]
+    )
+    scores = Scores(found["data"], tuple(found["seeds"]), found["rounds"], tuple(names), lines, None, True)
+    for entry, one in zip(found["selectors"], lines, strict=True):
+        assert entry["mean_gain"] == pytest.approx(one.mean)
+        assert entry["never_worse_than_uniform_by_more_than"] == pytest.approx(one.shortfall)
+        assert entry["mean_rank"] == pytest.approx(scores.ranks[one.label][0])
+        assert entry["use"].split(";")[1:] == one.sentence.split(";")[1:]
+
+
+def test_the_selectors_page_has_the_sentences_of_the_stored_scores():
+    found = json.loads((STORED / "benchmark_fashion_mnist.json").read_text())
+    text = (STORED.parents[1] / "docs" / "selectors" / "index.md").read_text()
+    begin, end = "<!-- sentences of bench/results/benchmark_fashion_mnist.json -->\n", "<!-- end -->"
+    assert text[text.index(begin) + len(begin) : text.index(end)].strip() == sentences(found)
+
+
+def test_without_the_terminal_it_stops_and_goes_on(tmp_path, capsys):
+    words = ["--quick", "--settings", "iid", "--selectors", "balanced", "--device", "cpu", "--out", str(tmp_path / "b")]
+    assert main([*words, "--minutes", "0"]) == STOPPED
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("balanced: ")
+    assert json.loads((tmp_path / "b" / "bench.json").read_text())["purpose"] == "trial"
+    assert main(["--seeds", "some", "--out", str(tmp_path / "c")]) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import fedcohort
 from fedcohort.benchmark.scores import Line, Scores
@@ -57,10 +59,29 @@ def matrix(scores: Scores) -> Table:
     )
 
 
+def robustness(scores: Scores) -> Table:
+    """Return what each selector is worth besides accuracy: rank, speed, bytes, and what it may cost."""
+    rows = []
+    for line in scores.lines:
+        rank, around = scores.ranks[line.label]
+        cells = [Cell(f"{line.mean:+.2f}", "" if math.isnan(line.interval) else f"± {line.interval:.2f}")]
+        cells.append(Cell(f"{rank:.1f}", "" if math.isnan(around) else f"± {around:.1f}"))
+        cells += [Cell(f"{line.shortfall:.1f}"), Cell(f"{line.worst_run:+.1f}")]
+        speeds = [line.speed(name) for name in ("rounds", "seconds", "bytes")]
+        cells += [Cell("–" if math.isnan(speed) else f"{speed:.2f}×") for speed in speeds]
+        rows.append((Cell(line.label), *cells))
+    head = ("selector", "mean gain", "rank", "never worse by more than", "worst run", "rounds", "seconds", "bytes")
+    return Table("robustness", "Ranks, robustness, and how many times less uniform's accuracy costs", head, tuple(rows))
+
+
 def markdown(scores: Scores) -> str:
-    """Return the matrix and the sentences, for a page of documentation."""
-    sentences = "\n".join(f"- `{line.label}`: {line.sentence}" for line in scores.lines)
-    return f"{to_markdown(matrix(scores))}\n\n{sentences}\n"
+    """Return the matrix and the table of robustness, for a page of documentation."""
+    return f"{to_markdown(matrix(scores))}\n\n{to_markdown(robustness(scores))}\n\n{sentences(scores.to_dict())}\n"
+
+
+def sentences(submission: Mapping[str, Any]) -> str:
+    """Return one sentence for each selector of a submission, as a list in Markdown."""
+    return "\n".join(f"- `{entry['label']}`: {entry['use']}" for entry in submission["selectors"])
 
 
 def page(scores: Scores) -> str:
@@ -91,8 +112,10 @@ def page(scores: Scores) -> str:
         f"{scores.rounds} rounds, seeds {seeds} ({used}); fedcohort {fedcohort.__version__}, "
         f"{time.strftime('%Y-%m-%d')}.</p>{state}"
         f"<h2>Gain over uniform selection</h2><p>Points of terminal accuracy, mean over seeds; ± is the 95% interval "
-        f"of the mean over seeds. Faster: how many times sooner uniform's own accuracy is reached, in rounds and in "
-        f"simulated seconds, geometric mean.</p><div class=wide tabindex=0>{_heat(scores)}</div>"
+        f"of the mean over seeds. Faster: how many times sooner uniform's own accuracy is reached, in rounds, "
+        f"simulated seconds and bytes (questions to clients included), geometric mean. Rank: mean over settings, "
+        f"uniform included, with its 95% interval over seeds. Never worse than uniform by more than: the most that any "
+        f"setting loses, in the mean over seeds.</p><div class=wide tabindex=0>{_heat(scores)}</div>"
         f"{_ranks(scores.ranking)}"
         f"<h2>When to use which</h2><ul>{lines}</ul><h2>The settings</h2><ul>{settings}</ul></main></html>"
     )
@@ -103,7 +126,8 @@ def _heat(scores: Scores) -> str:
     body = "".join(_heat_row(line, scores) for line in scores.lines)
     return (
         f"<table><thead><tr><th scope=col>selector</th><th scope=col>mean</th><th scope=col>worst</th>"
-        f"<th scope=col>faster,<br>rounds</th><th scope=col>faster,<br>seconds</th>{head}</tr></thead>"
+        f"<th scope=col>never worse by<br>more than</th><th scope=col>rank</th><th scope=col>faster,<br>rounds</th>"
+        f"<th scope=col>faster,<br>seconds</th><th scope=col>faster,<br>bytes</th>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
     )
 
@@ -114,11 +138,13 @@ def _heat_row(line: Line, scores: Scores) -> str:
         gain = float(line.gain[name].mean())
         cells += f"<td class=cell style='background:{_colour(gain)}'>{gain:+.1f}</td>"
     width = "" if math.isnan(line.interval) else f" ± {line.interval:.1f}"
-    speeds = [line.speed(name) for name in ("rounds", "seconds")]
+    speeds = [line.speed(name) for name in ("rounds", "seconds", "bytes")]
     faster = "".join(f"<td>{'' if math.isnan(speed) else f'{speed:.2f}x'}</td>" for speed in speeds)
+    rank, around = scores.ranks[line.label]
+    ranked = f"{rank:.1f}" if math.isnan(around) else f"{rank:.1f} ± {around:.1f}"
     return (
         f"<tr><th scope=row>{in_html(line.label)}</th><td>{line.mean:+.2f}{width}</td>"
-        f"<td>{line.worst[1]:+.1f}</td>{faster}{cells}</tr>"
+        f"<td>{line.worst[1]:+.1f}</td><td>{line.shortfall:.1f}</td><td>{ranked}</td>{faster}{cells}</tr>"
     )
 
 

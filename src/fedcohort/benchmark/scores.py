@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ class Line:
     label : str
     gain : mapping of setting to (seeds,) array
         Points of terminal accuracy above uniform with the same seed; a run that diverged counts as 0% accurate.
-    faster : mapping of measure ("rounds", "seconds") to mapping of setting to (seeds,) array
-        How many times faster than uniform the target is reached; a run that never reaches it counts with its end.
+    faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to (seeds,) array
+        How many times less than uniform it takes to reach the target; a run that never reaches it counts with its end.
+        Bytes are those of models both ways and of every question to a client.
     """
 
     label: str
@@ -45,12 +47,7 @@ class Line:
     @property
     def interval(self) -> float:
         """Half of the 95% interval of the mean gain, over the seeds; NaN with one seed."""
-        by_seed = np.mean(list(self.gain.values()), axis=0)
-        if len(by_seed) < 2:
-            return math.nan
-        from scipy.stats import t
-
-        return float(t.ppf(0.975, len(by_seed) - 1) * by_seed.std(ddof=1) / math.sqrt(len(by_seed)))
+        return half_interval(np.mean(list(self.gain.values()), axis=0))
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -58,9 +55,19 @@ class Line:
         setting = min(self.gain, key=lambda name: float(self.gain[name].mean()))
         return setting, float(self.gain[setting].mean())
 
+    @property
+    def shortfall(self) -> float:
+        """By how many points it is worse than uniform at most, in the mean over the seeds of any setting."""
+        return max(0.0, -self.worst[1])
+
+    @property
+    def worst_run(self) -> float:
+        """The smallest gain of any single run."""
+        return float(min(values.min() for values in self.gain.values()))
+
     def speed(self, measure: str) -> float:
         """Geometric mean over settings and seeds of how many times faster; NaN where nothing takes time."""
-        values = np.concatenate(list(self.faster[measure].values()))
+        values = np.concatenate(list(self.faster.get(measure, {}).values()) or [np.zeros(0)])
         values = values[np.isfinite(values)]
         return float(np.exp(np.log(values).mean())) if len(values) else math.nan
 
@@ -71,6 +78,9 @@ class Line:
         good = sorted((name for name in gains if gains[name] >= _CLEAR), key=lambda name: -gains[name])
         bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
         start = f"{self.mean:+.1f} points on average"
+        paid = self.speed("bytes")
+        if not math.isnan(paid):
+            start += f", uniform's accuracy for {1 / paid:.2g} times its bytes"
         helps = f"gains {_CLEAR:g} points or more in {names(good, 4)}" if good else "gains half a point nowhere"
         if not bad:
             return f"{start}; {helps}, and loses as much nowhere (worst {self.worst[1]:+.1f} in {self.worst[0]})."
@@ -112,9 +122,22 @@ class Scores:
             return "report"
         return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
 
+    @cached_property
+    def ranks(self) -> dict[str, tuple[float, float]]:
+        """Mean rank of every label, uniform included (1 is best), and half of its 95% interval over the seeds."""
+        labels = ["uniform", *(line.label for line in self.lines)]
+        zero = np.zeros(len(self.seeds))
+        gains = np.array([[zero, *(line.gain[setting] for line in self.lines)] for setting in self.settings])
+        if not gains.size:
+            return {}
+        from scipy.stats import rankdata
+
+        by_seed = rankdata(-gains, axis=1).mean(axis=0)  # (labels, seeds)
+        return {label: (float(row.mean()), half_interval(row)) for label, row in zip(labels, by_seed, strict=True)}
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the submission."""
-        rank = {} if self.ranking is None else dict(zip(self.ranking.labels, self.ranking.ranks, strict=True))
+        ranks = self.ranks
         return {
             "benchmark": VERSION,
             "fedcohort": fedcohort.__version__,
@@ -125,6 +148,7 @@ class Scores:
             "complete": self.complete,
             "settings": list(self.settings),
             "critical_difference": None if self.ranking is None else self.ranking.difference,
+            "uniform_rank": _plain(ranks["uniform"][0]) if ranks else None,
             "selectors": [
                 {
                     "label": line.label,
@@ -132,9 +156,13 @@ class Scores:
                     "interval": _plain(line.interval),
                     "worst_setting": line.worst[0],
                     "worst_gain": line.worst[1],
-                    "mean_rank": rank.get(line.label),
+                    "never_worse_than_uniform_by_more_than": line.shortfall,
+                    "worst_run": line.worst_run,
+                    "mean_rank": ranks[line.label][0],
+                    "rank_interval": _plain(ranks[line.label][1]),
                     "faster_in_rounds": _plain(line.speed("rounds")),
                     "faster_in_seconds": _plain(line.speed("seconds")),
+                    "fewer_bytes": _plain(line.speed("bytes")),
                     "gains": {name: values.tolist() for name, values in line.gain.items()},
                     "use": line.sentence,
                 }
@@ -172,6 +200,7 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int]) -> Li
     gain: dict[str, FloatArray] = {}
     rounds: dict[str, FloatArray] = {}
     seconds: dict[str, FloatArray] = {}
+    sent: dict[str, FloatArray] = {}
     for board in boards:
         ours, theirs = _by_seed(_row(board, label)), _by_seed(board.base)
         pairs = [(ours[seed], theirs[seed]) for seed in seeds]
@@ -180,7 +209,13 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int]) -> Li
                                           for mine, base in pairs])  # fmt: skip
         seconds[board.setting] = np.array([_times(base.seconds_to[-1], base.clock, mine.seconds_to[-1], mine.clock)
                                            for mine, base in pairs])  # fmt: skip
-    return Line(label, gain, {"rounds": rounds, "seconds": seconds})
+        sent[board.setting] = np.array([_times(base.megabytes_to[-1], _all(base), mine.megabytes_to[-1], _all(mine))
+                                        for mine, base in pairs])  # fmt: skip
+    return Line(label, gain, {"rounds": rounds, "seconds": seconds, "bytes": sent})
+
+
+def _all(seed: SeedRow) -> float:
+    return seed.megabytes + seed.query_megabytes
 
 
 def _row(board: Leaderboard, label: str) -> LeaderRow:
@@ -199,6 +234,19 @@ def _times(base: float | None, base_end: float, ours: float | None, our_end: flo
     """How many times faster we were; who never got there is counted with the end of its run."""
     mine, theirs = our_end if ours is None else ours, base_end if base is None else base
     return theirs / mine if mine > 0 and theirs > 0 else math.nan
+
+
+def half_interval(values: FloatArray) -> float:
+    """Return half of the 95% interval of the mean of ``values`` (n,); NaN for fewer than two.
+
+    >>> round(half_interval(np.array([1.0, 3.0])), 2)
+    12.71
+    """
+    if len(values) < 2:
+        return math.nan
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def _plain(value: float) -> float | None:

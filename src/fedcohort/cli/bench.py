@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,8 +19,6 @@ from fedcohort.cli.options import (
     selectors_table,
 )
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
-
-_QUICK_ROUNDS = 20
 
 
 def bench(
@@ -42,6 +39,10 @@ def bench(
     ] = False,
     folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the benchmark in this directory.")] = None,
+    submit: Annotated[
+        Path | None,
+        typer.Option(help="Check a benchmark's directory and copy its two files, NAME.toml and NAME.json, to --out."),
+    ] = None,
     out_dir: OutOption = None,
     device: DeviceOption = None,
     quiet: QuietOption = False,
@@ -54,14 +55,16 @@ def bench(
 
     Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
-    from fedcohort.benchmark.page import matrix, page
-    from fedcohort.benchmark.scores import score
+    from fedcohort.benchmark.page import matrix, robustness
+    from fedcohort.benchmark.run import QUICK_ROUNDS, every_selector, write_scores
     from fedcohort.benchmark.suite import table
     from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.results import load, write_atomically
     from fedcohort.simulate.runner import Simulation, default_out
 
     console = err(quiet)
+    if submit is not None:
+        _submit(submit, out_dir or Path("submission"))
+        return
     if resume is not None:
         simulation = Simulation.open(resume, device=device)
     else:
@@ -72,7 +75,7 @@ def bench(
             selectors_table(names, {}),
             _seeds(seeds)[: 1 if quick else None],
             settings=listed(settings, "--settings") if settings else (),
-            rounds=_QUICK_ROUNDS if quick else 0,
+            rounds=QUICK_ROUNDS if quick else 0,
         )
         if folder is not None:
             wanted["data"]["folder"] = folder
@@ -89,32 +92,37 @@ def bench(
     if state == "interrupted":
         say(console, f"interrupted; continue with: fedcohort bench --resume {simulation.out}")
         raise typer.Exit(INTERRUPTED)
-    scores = score(load(simulation.out))
-    result = scores.to_dict()
-    write_atomically(simulation.out / "bench.json", (json.dumps(result, indent=1) + "\n").encode())
-    write_atomically(simulation.out / "bench.html", page(scores).encode())
+    scores = write_scores(simulation.out)
     if format is Format.JSON:
-        print_json({"out": str(simulation.out), **result})
+        print_json({"out": str(simulation.out), **scores.to_dict()})
     else:
-        print_tables([matrix(scores)], out())
+        print_tables([matrix(scores), robustness(scores)], out())
         for line in scores.lines:
             say(out(), f"{line.label}: {line.sentence}")
     say(console, f"the page: {simulation.out / 'bench.html'}")
 
 
-def every_selector() -> list[str]:
-    """Return the names of all selectors that choose: one that always takes everybody has nothing to compare."""
-    from fedcohort.protocol import SELECTORS
+def _submit(folder: Path, target: Path) -> None:
+    from fedcohort.benchmark.submission import check_submission
+    from fedcohort.simulate.results import write_atomically
 
-    return [name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "chooses", True)]
+    config, scores = folder / "config.toml", folder / "bench.json"
+    found = check_submission(config, scores)
+    best = max(found["selectors"], key=lambda entry: entry["mean_gain"])
+    stem = f"{found['data']}-{'-'.join(map(str, found['seeds']))}-{len(found['selectors'])}-selectors"
+    target.mkdir(parents=True, exist_ok=True)
+    for source, suffix in ((config, ".toml"), (scores, ".json")):
+        write_atomically(target / f"{stem}{suffix}", source.read_bytes())
+    out().print(
+        f"{target / stem}.toml and .json: best mean gain {best['mean_gain']:+.2f} ({best['label']})", highlight=False
+    )
 
 
-def _seeds(text: str) -> list[Any]:
-    from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
+def _seeds(text: str) -> list[int]:
+    from fedcohort.benchmark.run import seeds_of
+    from fedcohort.errors import InputError
 
-    if text in ("report", "tuning"):
-        return list(REPORT_SEEDS if text == "report" else TUNING_SEEDS)
     try:
-        return [int(item) for item in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"--seeds is 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
+        return seeds_of(text)
+    except InputError as error:
+        raise typer.BadParameter(error.message) from None

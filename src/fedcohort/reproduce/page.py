@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedcohort.reproduce.declare import MEASURES, Exhibit, Grid, Measure
 from fedcohort.reproduce.record import Record
 from fedcohort.reproduce.verdicts import Ratio, Verdict, counts, judge, ratios
 from fedcohort.simulate.leaderboard.formats import Cell, Table, to_html, to_markdown
+from fedcohort.text import in_html
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6776; --paper: #fff; --line: #d8dee6; }
@@ -202,16 +202,16 @@ def html_page(exhibit: Exhibit, record: Record) -> str:
         *(f"Different from the paper: {text}" for text in exhibit.study.differences),
         *exhibit.notes,
     ]
-    body = "".join(f"<h2>{html.escape(table.title)}</h2>{to_html(table)}" for table in tables_of(exhibit, record))
+    body = "".join(f"<h2>{in_html(table.title)}</h2>{to_html(table)}" for table in tables_of(exhibit, record))
     curves = "".join(
-        f"<h2>Accuracy over rounds: {html.escape(setting)}</h2>{curve_svg(exhibit, found['labels'])}"
+        f"<h2>Accuracy over rounds: {in_html(setting)}</h2>{curve_svg(exhibit, found['labels'])}"
         for setting, found in record.settings.items()
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><main><h1>{html.escape(title)}</h1>"
-        f"<p>{html.escape(summary(judge(exhibit, record)))}</p>"
-        f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>{body}{curves}</main></html>"
+        f"<title>{in_html(title)}</title><style>{_STYLE}</style><main><h1>{in_html(title)}</h1>"
+        f"<p>{in_html(summary(judge(exhibit, record)))}</p>"
+        f"<ul>{''.join(f'<li>{in_html(item)}</li>' for item in items)}</ul>{body}{curves}</main></html>"
     )
 
 
@@ -232,7 +232,7 @@ def curve_svg(exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, S
     for i, (label, curve) in enumerate(shown):
         points = " ".join(place(at, value) for at, value in zip(curve["round"], curve["accuracy"], strict=True))
         y = 24 + 20 * i
-        name = html.escape(exhibit.study.names.get(label, label))
+        name = in_html(exhibit.study.names.get(label, label))
         lines += (
             f"<polyline points='{points}' fill=none stroke='{_SERIES[i]}' stroke-width=2 />"
             f"<line x1={left + width + 15} x2={left + width + 40} y1={y - 5} y2={y - 5} stroke='{_SERIES[i]}' "
@@ -246,7 +246,7 @@ def curve_svg(exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, S
     )
     names = ", ".join(exhibit.study.names.get(label, label) for label, _ in shown)
     return (
-        f"<div class=table tabindex=0><svg role=img aria-label='Mean accuracy over rounds of {html.escape(names)}' "
+        f"<div class=table tabindex=0><svg role=img aria-label='Mean accuracy over rounds of {in_html(names)}' "
         f"width={left + width + 280} height={height + 40} font-size=14 fill='currentColor'>{axis}{lines}</svg></div>"
     )
 

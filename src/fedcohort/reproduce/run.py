@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fedcohort.errors import InputError, UnknownNameError
 from fedcohort.registry import nearest
@@ -18,13 +17,12 @@ from fedcohort.reproduce.page import html_page, markdown
 from fedcohort.reproduce.record import Record, record_of
 from fedcohort.reproduce.verdicts import to_dict
 from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import RunInfo, load, write_atomically, write_json
+from fedcohort.simulate.listener import Deadline, LineProgress, Listener
+from fedcohort.simulate.results import load, write_atomically, write_json
 from fedcohort.simulate.runner import Simulation
 
 FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
 QUICK_ROUNDS = 18  # beyond FedCor's warm-up
-_LINE_SECONDS = 10.0
 Guard = Callable[[Simulation], AbstractContextManager[Any]]
 
 
@@ -45,42 +43,6 @@ class Outcome:
     finished: bool
     records: dict[str, Record]
     files: list[Path]
-
-
-class LineProgress(Listener):
-    """A line every ten seconds; for places without a terminal."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream
-        self._done = self._first = self._total = 0
-        self._began = self._due = 0.0
-
-    def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
-        """Begin to count."""
-        self._done = self._first = rounds_done
-        self._total = rounds_total
-        self._began = time.monotonic()
-        self._due = self._began + _LINE_SECONDS
-
-    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
-        """Count; say where it stands now and then."""
-        self._done += 1
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + _LINE_SECONDS
-            pace = (self._done - self._first) / max(now - self._began, 1e-9)
-            left = (self._total - self._done) / max(pace, 1e-9)
-            line = f"{self._done:,} of {self._total:,} rounds, {pace:.3g} a second, about {left:.0f} s left"
-            print(line, file=self._stream or sys.stderr, flush=True)
-
-
-class _Deadline(Listener):
-    def __init__(self, simulation: Simulation, until: float) -> None:
-        self._simulation, self._until = simulation, until
-
-    def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
-        if time.monotonic() >= self._until:
-            self._simulation.stop()
 
 
 def reproduce(
@@ -282,7 +244,7 @@ def _one_part(
         simulation = Simulation(Experiment.from_dict(table), place, device=device, command=command)
     simulation.listeners.append(listener)
     if until is not None:
-        simulation.listeners.append(_Deadline(simulation, until))
+        simulation.listeners.append(Deadline(simulation.stop, until))
     with guard(simulation):
         state = simulation.run()
     return state == "finished", record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)

@@ -2,10 +2,13 @@ r"""Our own selector, to take when nothing speaks for another: balanced cohorts,
 
 Ours. It joins what held in every setting of the five papers: class balance, as Fed-CBS draws it [Zhang2023]_;
 coverage, so that a few well-balanced clients do not do all the work; the time a round takes; and doubt in clients whose
-losses their labels do not explain. Each part is used where its facts are known and left out where they are not.
+losses their labels do not explain. Each part is used where its facts are known and left out where they are not; where
+nobody tells about labels, they are estimated from updates of the output layer's bias [Chen2024]_.
 
 .. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
    Class-Imbalance Reduction", ICML 2023.
+.. [Chen2024] H. Chen, H. Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
+   Learning" (HiCS-FL), NeurIPS 2024.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
+from fedcohort.numerics.label_shares import by_relative_softmax
 from fedcohort.numerics.running import moved
 from fedcohort.numerics.sampling import log_choice
 from fedcohort.params import Interval, OneOf, param
@@ -26,6 +30,7 @@ from fedcohort.signals import Signal
 
 _MEMORY_SECONDS = 20  # a client's expected duration is the mean of about so many reports
 _MEMORY_DOUBT = 10
+_TEMPERATURE = 0.5  # of the softmax over updates of the bias, as in "fedcbs-blind"
 _FORGET = 0.9  # of what is known of the classes' losses, a round
 _RIDGE = 0.1  # pseudo-observations of the round's mean loss, for classes nobody has shown
 _MOST_EXCESS = 20.0  # rounds; who was away for long does not take part in every round afterwards
@@ -39,10 +44,13 @@ class BalanceState:
     moment: FloatArray  # (r, r) of the label features, forgetting
     product: FloatArray  # (r,) of label features and losses, forgetting
     pulls: FloatArray = per_client()  # (N,) cohorts the client was in; who joins starts with the others' mean
+    chances: FloatArray = per_client()  # (N,) cohorts it would have been in if each were drawn among those available
     seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
     timed: FloatArray = per_client()  # (N,) how many durations
     doubt: FloatArray = per_client()  # (N,) mean of its last log(loss / what its labels explain)
     judged: FloatArray = per_client()  # (N,) how many losses
+    seen: FloatArray = per_client()  # (N,) updates the shares are a mean of
+    shares: FloatArray = per_client()  # (N, B) estimated label shares; B is 0 until the first update is seen
 
 
 @register("balanced")
@@ -60,15 +68,19 @@ class Balanced(Selector[BalanceState]):
 
     Symbols: QCID = class imbalance of the group's data (see ``fedcbs``), epsilon = ``floor``, gamma = ``coverage``,
     tau = ``time``, d_n = expected seconds of client n. The excess e_n says how many more rounds client n had than
-    its share: pulls divided by its relative rate, less the candidates' mean, within 20 rounds. The rate is 1,
+    its share: pulls divided by its relative rate, less the candidates' mean, within 20 rounds. Rounds in which a client
+    was not available count towards its share with the weight ``absent``: 1 wants as many rounds of everybody, 0 as
+    many of every opportunity. The rate is 1,
     lowered to :math:`(d / d_n)^{speed}` for a client slower than the median d and to :math:`e^{-noise \cdot u_n}`
     for one whose losses are higher than its labels explain, by a factor :math:`e^{u_n}` more than the median
     client's; never below ``least``. What labels explain: losses are regressed on label shares, client by client,
     forgetting.
 
-    Facts are used where they are known. Labels in any form (counts, a factor, a Gram matrix) give balance; without them
-    J has no first term and cohorts are taken in turns. Durations and losses are used where the host reports them
-    ("auto"), always ("yes") or never ("no").
+    Facts are used where they are known. Labels in any form (counts, also noisy ones, a factor, a Gram matrix) give
+    balance. Without them they are estimated, as the mean of :math:`\mathrm{softmax}(\Delta b / T)` over a client's
+    updates of the output bias ([Chen2024]_, Eq. 6), with ``floor_estimated`` in place of the floor; who was never seen
+    counts as the mean of those who were. Without these either, J has no first term and cohorts are taken in turns.
+    Durations and losses are used where the host reports them ("auto"), always ("yes") or never ("no").
 
     Deviations: there is no paper. How the defaults were chosen is on the selector's page.
 
@@ -94,7 +106,14 @@ class Balanced(Selector[BalanceState]):
     speed: float = param(0.5, Interval(float, 0, None), "how much less often slow clients take part; 0: as often")
     noise: float = param(3.0, Interval(float, 0, None), "how much less often doubtful clients take part; 0: as often")
     least: float = param(0.2, Interval(float, 0, 1, "right"), "least rate of a slow or doubtful client")
+    absent: float = param(
+        1.0, Interval(float, 0, 1), "how much a round away counts towards a client's turn; 0: nothing"
+    )
+    floor_estimated: float = param(
+        1e-3, Interval(float, 0, 1, "neither"), "the floor where labels are estimated, which are never exact"
+    )
     balance: str = param("auto", OneOf(_USE), "whether to balance labels")
+    estimates: str = param("auto", OneOf(_USE), "whether to estimate labels where nobody tells them")
     durations: str = param("auto", OneOf(_USE), "whether to look at durations")
     losses: str = param("auto", OneOf(_USE), "whether to look at losses")
 
@@ -105,6 +124,10 @@ class Balanced(Selector[BalanceState]):
             "durations": Signal.DURATION in supplied,
             "losses": Signal.LOSS in supplied,
         }
+        facts["estimates"] = (self.balance == "no" or (self.balance == "auto" and not facts["balance"])) and {
+            Signal.OUTPUT_BIAS_UPDATE,
+            Signal.SIZES,
+        } <= supplied
         chosen = {name: "yes" if known else "no" for name, known in facts.items() if getattr(self, name) == "auto"}
         return dataclasses.replace(self, **chosen)  # type: ignore[arg-type]
 
@@ -114,6 +137,8 @@ class Balanced(Selector[BalanceState]):
         wanted: set[Signal] = set()
         if self.balance == "yes":
             wanted |= {Signal.LABEL_PRODUCTS, Signal.SIZES}
+        if self.estimates == "yes":
+            wanted |= {Signal.OUTPUT_BIAS_UPDATE, Signal.SIZES}
         if self.durations == "yes":
             wanted.add(Signal.DURATION)
         if self.losses == "yes":
@@ -122,17 +147,22 @@ class Balanced(Selector[BalanceState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Nobody has taken part; the classes' losses are unknown."""
-        width = self._features(clients, np.zeros(0, np.int64)).shape[1]
+        width = self._features(clients, np.zeros(0, np.int64), np.zeros((clients.n, 0))).shape[1]
         zeros = sealed(np.zeros(clients.n))
         moment, product = sealed(np.zeros((width, width))), sealed(np.zeros(width))
-        return BalanceState(moment, product, zeros, zeros, zeros, zeros, zeros)
+        nothing = sealed(np.zeros((clients.n, 0)))
+        return BalanceState(moment, product, zeros, zeros, zeros, zeros, zeros, zeros, zeros, nothing)
 
     def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Let new clients start with the mean number of rounds, or they would be in every cohort until they have it."""
-        grown = super().grow(state, clients, rng)
-        pulls = grown.pulls.copy()
-        pulls[len(state.pulls) :] = state.pulls.mean() if len(state.pulls) else 0.0
-        return dataclasses.replace(grown, pulls=sealed(pulls))
+        width = state.shares.shape[1]
+        grown = super().grow(dataclasses.replace(state, shares=state.shares[:, :0]), clients, rng)
+        old = len(state.pulls)
+        turns = [grown.pulls.copy(), grown.chances.copy()]
+        for now, before in zip(turns, (state.pulls, state.chances), strict=True):
+            now[old:] = before.mean() if old else 0.0
+        shares = np.concatenate([state.shares, np.zeros((clients.n - old, width))])
+        return dataclasses.replace(grown, pulls=sealed(turns[0]), chances=sealed(turns[1]), shares=sealed(shares))
 
     def select(
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -145,8 +175,9 @@ class Balanced(Selector[BalanceState]):
                 for place in rng.permutation(slate.size).tolist():
                     picks[place] = objective.swap(picks[place])
         clients = slate.candidates[picks]
-        pulls = state.pulls.copy()
+        pulls, chances = state.pulls.copy(), state.chances.copy()
         pulls[clients] += 1
+        chances[slate.candidates] += slate.size / len(slate.candidates)
         parts = objective.parts()
         cohort = Cohort(
             clients=clients,
@@ -155,10 +186,12 @@ class Balanced(Selector[BalanceState]):
             parts=parts,
             notes=objective.notes(),
         )
-        return cohort, dataclasses.replace(state, pulls=sealed(pulls))
+        return cohort, dataclasses.replace(state, pulls=sealed(pulls), chances=sealed(chances))
 
     def update(self, state: BalanceState, outcome: Outcome) -> BalanceState:
-        """Learn durations and doubts."""
+        """Learn durations, labels and doubts."""
+        if self.estimates == "yes":
+            state = self._estimated(state, outcome)
         if self.durations == "yes":
             seconds = outcome[Signal.DURATION]
             known = np.isfinite(seconds)
@@ -169,6 +202,19 @@ class Balanced(Selector[BalanceState]):
             state = self._judged(state, outcome)
         return state
 
+    def _estimated(self, state: BalanceState, outcome: Outcome) -> BalanceState:
+        """Take label shares from the updates that are sound."""
+        updates = np.asarray(outcome[Signal.OUTPUT_BIAS_UPDATE], np.float64)
+        good = outcome.ok & np.isfinite(updates).all(axis=1)
+        if not good.any() or updates.shape[1] < 2:
+            return state
+        who = outcome.clients[good]
+        seen = state.seen.copy()
+        shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(seen), updates.shape[1]))
+        seen[who] += 1
+        shares[who] += (by_relative_softmax(updates[good], _TEMPERATURE) - shares[who]) / seen[who, None]
+        return dataclasses.replace(state, seen=sealed(seen), shares=sealed(shares))
+
     def _judged(self, state: BalanceState, outcome: Outcome) -> BalanceState:
         """Compare losses with what labels explain, then learn what they explain."""
         loss = outcome[Signal.LOSS]
@@ -176,7 +222,10 @@ class Balanced(Selector[BalanceState]):
         loss, who = np.maximum(loss[known], 0.0), outcome.clients[known]
         if not len(who) or loss.mean() <= 0:
             return state
-        features = self._features(outcome.table, who)
+        features = self._features(outcome.table, who, state.shares)
+        if features.shape[1] != len(state.product):  # the first estimates of labels are there
+            width = features.shape[1]
+            state = dataclasses.replace(state, moment=sealed(np.zeros((width, width))), product=sealed(np.zeros(width)))
         ridge = _RIDGE * np.eye(features.shape[1])
         by_class = np.linalg.solve(state.moment + ridge, state.product + _RIDGE * loss.mean())
         explained = np.maximum(features @ by_class, 0.1 * loss.mean())
@@ -209,8 +258,9 @@ class Balanced(Selector[BalanceState]):
     def _objective(self, state: BalanceState, slate: Slate) -> _Objective:
         share = slate.of_candidates(self.rates(state))
         turns = slate.of_candidates(state.pulls) / (share / share.mean())
-        excess = np.clip(turns - turns.mean(), -_MOST_EXCESS, _MOST_EXCESS)
-        group = None
+        due = turns.mean() * self._due(slate.of_candidates(state.chances))
+        excess = np.clip(turns - due, -_MOST_EXCESS, _MOST_EXCESS)
+        group, floor = None, self.floor
         if self.balance == "yes":
             labels = slate.clients.labels
             group = group_of(
@@ -218,15 +268,33 @@ class Balanced(Selector[BalanceState]):
                 None if isinstance(labels, LabelCounts) else slate.clients.sizes,
                 None if slate.everyone else slate.candidates,
             )
+        elif self.estimates == "yes" and (state.seen > 0).any():
+            group, floor = self._believed(state, slate), self.floor_estimated
         seconds = None
         if self.time > 0 and self.durations == "yes":
             expected = slate.of_candidates(_or_median(state.seconds, state.timed > 0))
             if (expected > 0).any():
                 seconds = np.log(np.maximum(expected, 1e-6 * expected.max()))
-        return _Objective(group, self.coverage * excess, seconds, self.time, self.floor)
+        return _Objective(group, self.coverage * excess, seconds, self.time, floor)
 
-    def _features(self, clients: ClientTable, who: IntArray) -> FloatArray:
-        """(k, r) label shares, or the same turned by a rotation; where only products are known, a constant."""
+    def _due(self, chances: FloatArray) -> FloatArray | float:
+        """(c,) each candidate's share of the rounds, 1 on average: less for those who are seldom there."""
+        middle = float(chances.mean())
+        if self.absent >= 1 or middle <= 0:
+            return 1.0
+        return np.asarray(self.absent + (1 - self.absent) * chances / middle)
+
+    def _believed(self, state: BalanceState, slate: Slate) -> ClassBalance:
+        """Return an empty group over the candidates, by what is estimated of their labels."""
+        mean = state.shares[state.seen > 0].mean(axis=0)
+        known = slate.of_candidates(state.seen) > 0
+        shares = np.where(known[:, None], slate.of_candidates(state.shares), mean)
+        return group_of(LabelCounts(shares * slate.of_candidates(slate.clients.sizes)[:, None]))
+
+    def _features(self, clients: ClientTable, who: IntArray, shares: FloatArray) -> FloatArray:
+        """(k, r) label shares, or the same turned by a rotation, or estimated ``shares`` (N, B); else a constant."""
+        if self.estimates == "yes" and shares.shape[1]:
+            return np.asarray(shares[who], np.float64)
         labels = clients.labels if self.balance == "yes" else None
         if isinstance(labels, LabelCounts | LabelFactor):
             rows = labels.counts[who] if isinstance(labels, LabelCounts) else labels.factor[who]

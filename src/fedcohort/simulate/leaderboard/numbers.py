@@ -145,6 +145,8 @@ class SeedRow:
         For each target of the board; None when it was never reached.
     seconds_to : tuple of float or None
         Simulated seconds until then.
+    megabytes_to : tuple of float or None
+        Sent and received until then, queries included.
     best, early_stop, terminal : float
         Accuracies; terminal is NaN for a run that diverged.
     window : int
@@ -162,6 +164,7 @@ class SeedRow:
     rounds: int
     rounds_to: tuple[int | None, ...]
     seconds_to: tuple[float | None, ...]
+    megabytes_to: tuple[float | None, ...]
     best: float
     early_stop: float
     terminal: float
@@ -516,12 +519,14 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
     curve = _curve(run)
     rounds_to = tuple(None if math.isnan(target) else curve.rounds_to(target) for target in targets)
     clock = run.values.get("clock")
+    sent = _sent(run)
     return SeedRow(
         seed=run.seed,
         state=run.state,
         rounds=_made(run),
         rounds_to=rounds_to,
         seconds_to=tuple(_at(run.round, clock, rounds) for rounds in rounds_to),
+        megabytes_to=tuple(_at(run.round, sent, rounds) for rounds in rounds_to),
         best=curve.best,
         early_stop=curve.early_stop(_made(run) if run.state == "stopped" else None),
         terminal=terminal_accuracy(run, options),
@@ -533,11 +538,19 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
     )
 
 
-def _at(round_: IntArray, clock: FloatArray | None, rounds: int | None) -> float | None:
-    """Return the clock when so many rounds of training were made."""
-    if rounds is None or clock is None:
+def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> float | None:
+    """Return what a running total, the clock for example, was when so many rounds of training were made."""
+    if rounds is None or running is None:
         return None
-    return float(clock[int(np.searchsorted(round_, rounds - 1))])
+    return float(running[int(np.searchsorted(round_, rounds - 1))])
+
+
+def _sent(run: RunNumbers) -> FloatArray | None:
+    """Return the megabytes of all rounds so far, both ways and queries included; None where they are unknown."""
+    columns = [run.values[name] for name in (*_BYTES, *_QUERY_BYTES) if name in run.values]
+    if not columns or not any(np.isfinite(column).any() for column in columns):
+        return None
+    return np.asarray(np.cumsum(np.nansum(columns, axis=0)) / 1e6, np.float64)
 
 
 def _mean(values: FloatArray | None) -> float:

@@ -1,0 +1,74 @@
+"""``python -m fedcohort.benchmark``: the command ``fedcohort bench`` where its terminal is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcohort.benchmark.run import QUICK_ROUNDS, every_selector, seeds_of, write_scores
+from fedcohort.benchmark.suite import DATASETS, table
+from fedcohort.errors import FedcohortError
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.listener import Deadline, LineProgress
+from fedcohort.simulate.runner import Simulation
+
+STOPPED = 75  # of sysexits: try again
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
+    parser = argparse.ArgumentParser(prog="python -m fedcohort.benchmark", description=__doc__)
+    parser.add_argument("--data", choices=DATASETS, default="digits")
+    parser.add_argument("--selectors", default="", help="names separated by commas; default: every one that chooses")
+    parser.add_argument("--seeds", default="report", help="report, tuning, or a list such as 1,2")
+    parser.add_argument("--settings", default="", help="only these, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="one seed and 20 rounds: does everything run?")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder, or one to continue")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
+    parser.add_argument("--folder", help="where the datasets are")
+    parser.add_argument("--merge", type=Path, nargs="+", help="score these finished pieces together, nothing else")
+    given = parser.parse_args(arguments)
+    until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    try:
+        if given.merge:
+            scores = write_scores(*given.merge)
+        else:
+            simulation = _simulation(given, sys.argv[1:] if arguments is None else arguments)
+            simulation.listeners.append(LineProgress())
+            if until is not None:
+                simulation.listeners.append(Deadline(simulation.stop, until))
+            if simulation.run() != "finished":
+                print("stopped; the same command goes on where it stopped", file=sys.stderr)
+                return STOPPED
+            scores = write_scores(given.out)
+    except FedcohortError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for line in scores.lines:
+        print(f"{line.label}: {line.sentence}")
+    return 0
+
+
+def _simulation(given: argparse.Namespace, words: Sequence[str]) -> Simulation:
+    if (given.out / "meta.json").is_file():
+        return Simulation.open(given.out, device=given.device)
+    chosen = [name for name in given.selectors.split(",") if name] or every_selector()
+    wanted = table(
+        given.data,
+        {name: {} for name in chosen if name != "uniform"},
+        seeds_of(given.seeds)[: 1 if given.quick else None],
+        settings=[name for name in given.settings.split(",") if name],
+        rounds=QUICK_ROUNDS if given.quick else 0,
+    )
+    if given.folder is not None:
+        wanted["data"]["folder"] = given.folder
+    command = " ".join(["fedcohort bench", *words])
+    return Simulation(Experiment.from_dict(wanted), given.out, device=given.device, command=command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What the two ways to start a benchmark share: which selectors and seeds, and writing the scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedcohort.benchmark.page import page
+from fedcohort.benchmark.scores import Scores, score
+from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
+from fedcohort.errors import InputError
+from fedcohort.protocol import SELECTORS
+from fedcohort.simulate.results import load, write_atomically
+
+QUICK_ROUNDS = 20
+
+
+def every_selector() -> list[str]:
+    """Return the names of all selectors that choose: one that always takes everybody has nothing to compare."""
+    return [name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "chooses", True)]
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds that a word or a list means.
+
+    >>> seeds_of("report"), seeds_of("1,2")
+    ([100, 101, 102, 103, 104], [1, 2])
+    """
+    if text in ("report", "tuning"):
+        return list(REPORT_SEEDS if text == "report" else TUNING_SEEDS)
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError:
+        raise InputError(f"Seeds are 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
+
+
+def write_scores(*folders: Path) -> Scores:
+    """Score a benchmark, or pieces of one with different settings; write bench.json and bench.html into the first."""
+    scores = score(*(load(folder) for folder in folders))
+    write_atomically(folders[0] / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
+    write_atomically(folders[0] / "bench.html", page(scores).encode())
+    return scores

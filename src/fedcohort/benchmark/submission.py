@@ -1,0 +1,112 @@
+"""A submission: the configuration of a benchmark and its scores, checked against the suite and against themselves."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.benchmark.scores import half_interval
+from fedcohort.benchmark.suite import REPORT_SEEDS, VERSION, rounds_of, suite, table
+from fedcohort.errors import FedcohortError
+from fedcohort.simulate.config import Experiment
+
+
+class SubmissionError(FedcohortError, ValueError):
+    """Files that are no submission, or that do not agree with the suite or with each other."""
+
+
+def check_submission(config: Path, scores: Path) -> dict[str, Any]:
+    """Return the scores of a submission, if nothing speaks against them.
+
+    The configuration must be the suite's of this version, on all its settings, with its training and on seeds for
+    reports; the scores must be of that configuration and follow from the gains they list. Whether the gains were
+    measured is not checked: whoever doubts them runs the configuration.
+
+    Parameters
+    ----------
+    config, scores : Path
+        ``config.toml`` and ``bench.json`` of a benchmark's folder.
+
+    Raises
+    ------
+    SubmissionError
+        With every reason.
+    """
+    try:
+        wanted, found = tomllib.loads(config.read_text()), json.loads(scores.read_text())
+    except (OSError, ValueError) as error:
+        raise SubmissionError(f"{config} and {scores} cannot be read: {error}.") from error
+    problems = [*_configuration(wanted), *_scores(found), *_agree(wanted, found)]
+    if problems:
+        raise SubmissionError(f"{config} and {scores} are no submission: {'; '.join(problems)}.")
+    return dict(found)
+
+
+def _configuration(wanted: Mapping[str, Any]) -> list[str]:
+    try:
+        data = wanted["data"]["name"]
+        ours = table(data, {}, wanted["seeds"])
+        mine, theirs = (Experiment.from_dict(each) for each in (wanted, ours))
+    except (KeyError, TypeError, FedcohortError) as error:
+        return [f"the configuration cannot be built ({error})"]
+    problems = []
+    for key in ("model", "local", "scenario", "settings", "aggregator", "task", "labels", "filter"):
+        if mine.table.get(key) != theirs.table.get(key):
+            problems.append(f"[{key}] is not the suite's")
+    for key in ("rounds", "cohort", "eval_every"):
+        if mine.table["run"].get(key) != theirs.table["run"].get(key):
+            problems.append(f"run.{key} is not the suite's {theirs.table['run'].get(key)}")
+    if not set(wanted["seeds"]) <= set(REPORT_SEEDS):
+        problems.append(f"seeds {wanted['seeds']} are not for reports: {', '.join(map(str, REPORT_SEEDS))}")
+    for label, entry in mine.table["selectors"].items():
+        changed = sorted(set(entry) & {"local", "aggregator", "filter", "labels"})
+        if changed and label != "uniform":
+            problems.append(f"the selector {label!r} changes {', '.join(changed)}, not only selection")
+    return problems
+
+
+def _scores(found: Mapping[str, Any]) -> list[str]:
+    try:
+        problems = []
+        if found["benchmark"] != VERSION:
+            problems.append(f"the scores are of version {found['benchmark']} of the benchmark, not {VERSION}")
+        if not found["complete"]:
+            problems.append("not all runs had ended")
+        if found["purpose"] != "report":
+            problems.append(f"its purpose is {found['purpose']!r}, not 'report'")
+        if found["rounds"] != rounds_of(found["data"]):
+            problems.append(f"{found['rounds']} rounds are not the suite's {rounds_of(found['data'])}")
+        if set(found["settings"]) != {setting.name for setting in suite(found["data"])}:
+            problems.append("settings are missing or unknown")
+        for entry in found["selectors"]:
+            gains = np.array([entry["gains"][name] for name in found["settings"]], np.float64)
+            if gains.shape != (len(found["settings"]), len(found["seeds"])):
+                problems.append(f"{entry['label']} has no gain for every setting and seed")
+                continue
+            interval = half_interval(gains.mean(axis=0))
+            close = np.isclose(gains.mean(), entry["mean_gain"]) and np.isclose(
+                gains.mean(axis=1).min(), entry["worst_gain"]
+            )
+            if not close or (not math.isnan(interval) and not np.isclose(interval, entry["interval"])):
+                problems.append(f"the figures of {entry['label']} do not follow from its gains")
+        return problems
+    except (KeyError, TypeError, ValueError, FedcohortError) as error:
+        return [f"the scores are damaged ({type(error).__name__}: {error})"]
+
+
+def _agree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if sorted(wanted.get("seeds", [])) != sorted(found.get("seeds", [])):
+        problems.append("configuration and scores name different seeds")
+    if wanted.get("data", {}).get("name") != found.get("data"):
+        problems.append("configuration and scores name different data")
+    labels = {entry.get("label") for entry in found.get("selectors", [])} | {"uniform"}
+    if set(wanted.get("selectors", {})) != labels:
+        problems.append("configuration and scores name different selectors")
+    return problems
