@@ -21,6 +21,7 @@ from fedcohort.journal import Journal, database, explain_round, is_blank, read_j
 from fedcohort.journal.beside import Lock
 from fedcohort.journal.exposition import exposition
 from fedcohort.journal.opening import copy, snapshot
+from fedcohort.report.dashboard.sessions import JournalItem
 from fedcohort.report.why import explain
 from fedcohort.testing import ScriptedHost
 from fedcohort.verification import examine
@@ -201,6 +202,8 @@ def test_commits_that_are_gone_are_missed(tmp_path, left):
             opened(path)
     done = CliRunner().invoke(app, ["journal", "recover", str(path)])
     assert done.exit_code == 0 and "goes on from round" in done.output
+    again = CliRunner().invoke(app, ["journal", "recover", str(path)])
+    assert again.exit_code == 0 and "lacks nothing" in again.output
     expected = HOST.play(HOST.session(create("active-fl"), seed=3), 8)
     with Session.open(path) as session:
         assert session.journal.events("recovered") == [{"round": session.round}]
@@ -365,9 +368,12 @@ def test_a_read_only_folder_is_read(readable, how):
     def look():
         with closing(read_journal(path)) as journal:
             why = explain_round(journal, 2).reason
-        return [why, 'rounds_total{journal="j"} 6' in exposition({"j": path}), examine(path).sound]
+        shown = JournalItem(path, "j")
+        shown.poll()
+        scraped = 'rounds_total{journal="j"} 6' in exposition({"j": path})
+        return [why, scraped, shown.overview()["done"], examine(path).sound]
 
-    assert unprivileged(look) == ["Round 2: 3 of 12 candidates were picked.", True, True]
+    assert unprivileged(look) == ["Round 2: 3 of 12 candidates were picked.", True, 6, True]
     assert "a session needs a folder it can write to" in unprivileged(lambda: Session.open(path) and None)
     assert sorted(file.name for file in readable.iterdir()) == before
 
