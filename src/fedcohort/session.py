@@ -119,7 +119,7 @@ class Session(Standing):
         self._blind = {}
         self._seed = int(seed)
         self._signals = None if signals is None else frozenset(signals)
-        selector, self._shadows = _adapted(selector, shadows or {}, clients, self._signals)
+        selector, self._shadows = watchers.adapted(selector, shadows or {}, clients, self._signals)
         self._selector = selector
         check_signals(selector, clients, self._signals)
         for name, shadow in self._shadows.items():
@@ -221,7 +221,7 @@ class Session(Standing):
         self._signals = None if meta["signals"] is None else frozenset(Signal(s) for s in meta["signals"])
         table, active = journal.table()
         if selector is not None:
-            selector, adapted = _adapted(selector, shadows or {}, table, self._signals)
+            selector, adapted = watchers.adapted(selector, shadows or {}, table, self._signals)
             shadows = None if shadows is None else adapted
         changes = journal.events(SELECTOR)
         self._selector = rebuilt(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
@@ -588,15 +588,3 @@ def _free(verdict: Verdict, size: int | None) -> tuple[IntArray, int | None]:
     demanded = verdict.demanded if size is None else verdict.demanded[:size]
     rest = verdict.allowed[~np.isin(verdict.allowed, demanded)]
     return rest, None if size is None else size - len(demanded)
-
-
-def _adapted(
-    selector: Selector[Any],
-    shadows: Mapping[str, Selector[Any]],
-    clients: ClientTable,
-    signals: frozenset[Signal] | None,
-) -> tuple[Selector[Any], dict[str, Selector[Any]]]:
-    """Return selectors as they work with what is supplied; shadows are shown only what the selector itself reads."""
-    selector = selector.adapted(clients.signals | (signals or frozenset()))
-    seen = clients.signals | selector.requires
-    return selector, {name: shadow.adapted(seen) for name, shadow in shadows.items()}

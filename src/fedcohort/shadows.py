@@ -20,7 +20,7 @@ from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import pack_many, sealed_state
 from fedcohort.journal.explain import recorded_scores
 from fedcohort.protocol import Answer, Cohort, Losses, Query, Selector, Slate, Status
-from fedcohort.signals import METRIC_SIGNALS
+from fedcohort.signals import METRIC_SIGNALS, Signal
 from fedcohort.views import in_cohort_order, outcome_for, what_was_paid_for
 
 EVENT = "shadow"
@@ -53,6 +53,18 @@ def check_names(shadows: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]
         if not isinstance(name, str) or not name:
             raise InputError(f"A shadow selector needs a name, a text that is not empty. Got {name!r}.")
     return dict(shadows)
+
+
+def adapted(
+    selector: Selector[Any],
+    shadows: Mapping[str, Selector[Any]],
+    clients: ClientTable,
+    signals: frozenset[Signal] | None,
+) -> tuple[Selector[Any], dict[str, Selector[Any]]]:
+    """Return selectors as they work with what is supplied; shadows are shown only what the selector itself reads."""
+    selector = selector.adapted(clients.signals | (signals or frozenset()))
+    seen = clients.signals | selector.requires
+    return selector, {name: shadow.adapted(seen) for name, shadow in shadows.items()}
 
 
 def choose(
