@@ -193,7 +193,7 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
         jobs = Jobs(run, zeros, np.tile(clients, runs), zeros, zeros)
         began = time.perf_counter()
         for _ in range(20):
-            batches = _Batches(JobTable.of(jobs, engine.store, local), local, engine.store, 20, len(t.vectors), 64)
+            batches = _Batches(JobTable.of(jobs, engine.store, local), local, 20, len(t.vectors), 64)
         middle = time.perf_counter()
         for _ in range(20):
             program._upload(t, batches, 0, None)

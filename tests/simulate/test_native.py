@@ -109,6 +109,16 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     assert (out[0].double() - end).norm() <= 1e-3 * (end - start[0].double()).norm() + 1e-6
 
 
+def test_a_layer_that_stands_in_several_places_counts_in_each():
+    relu, square = nn.ReLU(), nn.Linear(6, 6)
+    once = described(nn.Sequential(nn.Linear(4, 6), relu, square, relu, nn.Linear(6, 2)), (4,))
+    assert once["width"][:4].tolist() == [4, 6, 6, 2]
+    apart = described(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), square, nn.ReLU(), nn.Linear(6, 2)), (4,))
+    assert once == apart
+    shared = nn.Sequential(nn.Linear(4, 6), relu, square, relu, square, relu, nn.Linear(6, 2))
+    assert read_layers(FlatModel(shared), (4,)) is None  # one weight, two layers: no stack
+
+
 def engine(threads, **options):
     generator = np.random.default_rng(0)
     x = generator.integers(0, 256, (300, 8, 8), dtype=np.uint8)
@@ -176,7 +186,7 @@ def test_the_description():
     "layers",
     [
         [nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)],
-        [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3)],
+        [nn.Conv2d(1, 2, 3), nn.Flatten(), nn.ReLU(), nn.Linear(128, 3)],
         [nn.Flatten(), nn.Linear(100, 4), nn.Linear(4, 3)],
     ],
 )

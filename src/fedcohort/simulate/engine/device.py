@@ -76,15 +76,19 @@ class DeviceProgram:
         graphs: bool = True,
         tf32: bool = False,
     ) -> None:
-        self.net, self.store, self.local, self.classes, self.device = net, store, local, classes, device
+        self.net, self.local, self.classes, self.device = net, local, classes, device
+        self.n_train = store.n_train
         self.graphs = graphs and device.type == "cuda"
         self.tf32 = tf32
         if device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
+            from fedcohort.simulate.engine.fused import usable  # brings in a compiler
+
             index = torch.cuda.current_device() if device.index is None else device.index
             precision = "tf32" if tf32 else "tf32x3"
-            if _fusible(index, precision):
+            if usable(index, precision):
                 net.fuse(precision)
-        self.x = store.x.to(device)
+        self.x, self.sample, self.label = (part.to(device) for part in (store.x, store.sample, store.label))
+        self.y_test = store.y_test.to(device)
         self.crops = crop_table(store.shape).to(device) if local.augment else None
         if net.features is not None:
             features = net.features.to(device)
@@ -92,9 +96,6 @@ class DeviceProgram:
             if self.crops is not None:  # the order of a sample's features, and the zero behind them, in the net's order
                 places = torch.nn.functional.pad(features.argsort(), (0, 1), value=len(features))
                 self.crops = places[self.crops.index_select(1, features)]
-        self.sample = store.sample.to(device)
-        self.label = store.label.to(device)
-        self.y_test = store.y_test.to(device)
         self.order = net.order.to(device)
         held = net.order < net.n_params
         inverse = torch.empty(net.n_params, dtype=torch.int64)
@@ -136,7 +137,7 @@ class DeviceProgram:
         unrolled = _rounded(-(-steps // chunks), 5)
         with self._precision():
             t = self._prepare(_rounded(count, 4), unrolled, width, prox != 0.0 or correction is not None, prox)
-            batches = _Batches(table, self.local, self.store, chunks * unrolled, len(t.vectors), width)
+            batches = _Batches(table, self.local, chunks * unrolled, len(t.vectors), width)
             pseudo = self._pseudo_labels(table, models) if t.pseudo is not None else None
             t.vectors[:count] = start
             if t.velocity is not None:
@@ -297,7 +298,7 @@ class DeviceProgram:
     @torch.no_grad()
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
-        logits = self._logits(models, slice(self.store.n_train, None))
+        logits = self._logits(models, slice(self.n_train, None))
         y = self.y_test.expand(len(models), -1)
         loss = cross_entropy(logits, y).mean(1, dtype=torch.float64)
         right = (logits.argmax(2) == y).double().mean(1)
@@ -390,7 +391,7 @@ class DeviceProgram:
 class _Batches:
     """The batch plans of a call as arrays, (S, J, ...), with rate 0 where a job has no such step."""
 
-    def __init__(self, table: JobTable, local: LocalTraining, store: Store, steps: int, jobs: int, width: int) -> None:
+    def __init__(self, table: JobTable, local: LocalTraining, steps: int, jobs: int, width: int) -> None:
         self.first = table.first
         self.slots = np.zeros((steps, jobs, width), dtype=np.int64)
         self.numbers = np.zeros((steps, jobs, width + 1), dtype=np.float32)
@@ -416,12 +417,6 @@ class _Batches:
             numbers[per_epoch - 1 :: per_epoch, counts.min() : wide] = 0
             numbers[:, -1] = rates
             self.numbers[: len(counts), members] = numbers[:, None]
-
-
-def _fusible(device: int, precision: str) -> bool:
-    from fedcohort.simulate.engine.fused import usable  # brings in a compiler
-
-    return usable(device, precision)
 
 
 def _rounded(count: int, grain: int) -> int:

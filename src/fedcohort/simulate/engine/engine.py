@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -319,19 +318,10 @@ class Engine:
             raise InputError(
                 f"run, federation and client must be of one length. Got {len(run)}, {len(federation)}, {len(client)}."
             )
-        first, count = np.zeros_like(run), np.zeros_like(run)
-        if len(run):
-            _check_range("run", run, rows)
-            _check_range("federation", federation, len(self.store.first))
-        for number in np.unique(federation):
-            mine = federation == number
-            chosen = client[mine]
-            _check_range("client", chosen, len(self.store.first[number]))
-            first[mine], count[mine] = self.store.first[number][chosen], self.store.train[number][chosen]
-            if part == "validation":
-                first[mine] += count[mine]
-                count[mine] = self.store.size[number][chosen] - count[mine]
-        return Spans(run, first, count)
+        _check_range("run", run, rows)
+        _check_range("federation", federation, len(self.store.clients))
+        _check_range("client", client, self.store.clients[federation])
+        return self.store.spans(run, federation, client, part)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -344,9 +334,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
@@ -384,7 +372,8 @@ def _check_data(x_train: AnyArray, y_train: AnyArray, x_test: AnyArray, y_test: 
         raise InputError(f"Training samples are {x_train.dtype}, test samples {x_test.dtype}; give both as one.")
 
 
-def _check_range(name: str, values: IntArray, limit: int) -> None:
-    if values.min() < 0 or values.max() >= limit:
-        wrong = int(values[(values < 0) | (values >= limit)][0])
-        raise InputError(f"A {name} must be in [0, {limit}). Got {wrong}.")
+def _check_range(name: str, values: IntArray, limit: int | IntArray) -> None:
+    wrong = np.flatnonzero((values < 0) | (values >= limit))
+    if len(wrong):
+        most = np.broadcast_to(limit, values.shape)[wrong[0]]
+        raise InputError(f"A {name} must be in [0, {most}). Got {values[wrong[0]]}.")

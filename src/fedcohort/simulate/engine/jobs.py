@@ -32,45 +32,31 @@ class JobTable:
     @staticmethod
     def of(jobs: Jobs, store: Store, local: LocalTraining) -> JobTable:
         """Look the jobs up in the store."""
-        count = len(jobs)
-        first, n, largest = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for federation in np.unique(jobs.federation):
-            rows = jobs.federation == federation
-            first[rows] = store.first[federation][jobs.client[rows]]
-            n[rows] = store.train[federation][jobs.client[rows]]
-            largest[rows] = store.largest[federation]
-        per_epoch = -(-(largest if local.epochs_of_largest is not None else n) // local.batch_size)
+        columns = (jobs.run, jobs.federation, jobs.client, jobs.round, jobs.seed)
+        run, federation, client, round_, seed = (np.asarray(values, dtype=np.int64) for values in columns)
+        spans = store.spans(run, federation, client)
+        longest = spans.count if local.epochs_of_largest is None else store.largest[federation]
+        per_epoch = -(-longest // local.batch_size)
         if jobs.steps is not None:
             steps = np.asarray(jobs.steps, dtype=np.int64)
         elif local.steps is not None:
-            steps = np.full(count, local.steps, dtype=np.int64)
+            steps = np.full(len(jobs), local.steps, dtype=np.int64)
         else:
             steps = (local.epochs or local.epochs_of_largest or 0) * per_epoch
-        return JobTable(
-            run=np.asarray(jobs.run, dtype=np.int64),
-            first=first,
-            n=n,
-            steps=np.where(n > 0, steps, 0),
-            client=np.asarray(jobs.client, dtype=np.int64),
-            round=np.asarray(jobs.round, dtype=np.int64),
-            seed=np.asarray(jobs.seed, dtype=np.int64),
-            per_epoch=np.maximum(per_epoch, 1),
-        )
+        steps = np.where(spans.count > 0, steps, 0)
+        return JobTable(run, spans.first, spans.count, steps, client, round_, seed, np.maximum(per_epoch, 1))
+
+    def key(self, job: int) -> tuple[int, int, int]:
+        """Return what the random numbers of one job are drawn from: seed, round and client."""
+        return int(self.seed[job]), int(self.round[job]), int(self.client[job])
 
     def plan(self, job: int, local: LocalTraining) -> BatchPlan:
         """Draw the batches of one job."""
-        return draw_plan(
-            int(self.seed[job]),
-            int(self.round[job]),
-            int(self.client[job]),
-            int(self.n[job]),
-            local,
-            int(self.steps[job]),
-        )
+        return draw_plan(*self.key(job), int(self.n[job]), local, int(self.steps[job]))
 
     def crops(self, job: int, plan: BatchPlan) -> IntArray:
         """Draw how the images of one job's batches are augmented."""
-        return crop_plan(int(self.seed[job]), int(self.round[job]), int(self.client[job]), plan)
+        return crop_plan(*self.key(job), plan)
 
     def rates(self, job: int, local: LocalTraining) -> FloatArray:
         """Return the learning rates of one job's steps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -22,14 +22,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class Convolution:
-    """Convolution of stride 1 with bias."""
+    """Convolution of stride 1 with bias, and the pooling and ReLU that follow it, which commute."""
 
     weight: Slot  # (outputs, inputs, rows, columns)
     bias: Slot
     kernel: tuple[int, int]
     padding: tuple[int, int]
     image: Image  # its input
-    result: Image  # its output
+    pool: tuple[int, int] = (1, 1)
+    relu: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,26 @@ Layer = Dense | Convolution | Relu | MaxPool | Flatten | Norm
 def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
     """Return the layers of a module that is a stack of those above and ends with a dense one, else None.
 
-    Flattening an input that no convolution has touched is left out: samples are stored flat.
+    Flattening an input that no convolution has touched is left out: samples are stored flat. A layer may stand in
+    several places, unless it has weights.
     """
     if not isinstance(flat.module, nn.Sequential):
         return None
     slots = {slot.name: slot for slot in flat.slots}
     layers: list[Layer] = []
     shape = sample
-    for name, layer in flat.module.named_children():
+    for name, layer in flat.module.named_modules(remove_duplicate=False):
+        last = layers[-1] if layers else None
+        if not name or "." in name:
+            continue  # the module itself, and what is inside its layers
+        if next(layer.parameters(), None) is not None and f"{name}.weight" not in slots:
+            return None  # it has stood before
         if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             if layers and len(shape) == 3:
                 layers.append(Flatten((shape[0], shape[1], shape[2])))
             shape = (math.prod(shape),)
+        elif type(layer) is nn.ReLU and isinstance(last, Convolution):
+            layers[-1] = replace(last, relu=True)
         elif type(layer) is nn.ReLU and layers:
             layers.append(Relu())
         elif type(layer) is nn.Linear and layer.bias is not None and len(shape) == 1:
@@ -99,22 +108,20 @@ def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
         elif type(layer) is nn.Conv2d and _plain_convolution(layer) and len(shape) == 3:
             kernel = (layer.kernel_size[0], layer.kernel_size[1])
             padding = (int(layer.padding[0]), int(layer.padding[1]))
-            image: Image = (shape[0], shape[1], shape[2])
-            result: Image = (
-                layer.out_channels,
-                shape[1] + 2 * padding[0] - kernel[0] + 1,
-                shape[2] + 2 * padding[1] - kernel[1] + 1,
-            )
             weight, bias = slots[f"{name}.weight"], slots[f"{name}.bias"]
-            layers.append(Convolution(weight, bias, kernel, padding, image, result))
-            shape = result
+            layers.append(Convolution(weight, bias, kernel, padding, (shape[0], shape[1], shape[2])))
+            sides = zip(shape[1:], padding, kernel, strict=True)
+            shape = (layer.out_channels, *(side + 2 * pad - window + 1 for side, pad, window in sides))
         elif isinstance(layer, _NORMS) and layers and _plain_norm(layer, len(shape)):
             weight, bias, mean, variance = (
                 slots[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
             )
             layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
         elif type(layer) is nn.MaxPool2d and layers and len(shape) == 3 and (window := _plain_pool(layer)) is not None:
-            layers.append(MaxPool(window))
+            if isinstance(last, Convolution) and last.pool == (1, 1):
+                layers[-1] = replace(last, pool=window)
+            else:
+                layers.append(MaxPool(window))
             shape = (shape[0], shape[1] // window[0], shape[2] // window[1])
         else:
             return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -58,13 +59,11 @@ class ModuleBackend:
         self._store, self._local, self._device = store.to(device), local, device
         self._draws = draws(module, store.shape, store.x.dtype)
         self._flat = FlatModel(module.to(device))
-        self._borrowed = torch.get_num_threads()
-        if device.type == "cpu":
-            torch.set_num_threads(threads)
+        self._give_back = torch_threads(self, threads if device.type == "cpu" else None)
 
     def close(self) -> None:
         """Give torch the threads it had."""
-        torch.set_num_threads(self._borrowed)
+        self._give_back()
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
@@ -164,7 +163,8 @@ class ModuleBackend:
         if not self._draws:
             yield
             return
-        stream = rng.stream(int(table.seed[job]), rng.MODEL, int(table.round[job]), int(table.client[job]))
+        seed, *which = table.key(job)
+        stream = rng.stream(seed, rng.MODEL, *which)
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             torch.manual_seed(int(stream.integers(2**63)))
             yield
@@ -184,8 +184,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def one_torch_thread() -> int | None:
-    """Let torch compute with one thread; return how many it had, or None if it had no more (nothing to give back)."""
+def torch_threads(owner: object, count: int | None) -> Callable[[], object]:
+    """Let torch compute with so many threads, or as many as it has; return what gives it back those it had.
+
+    That is done when ``owner`` goes, at the latest.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    return before if before > 1 else None
+    if count is None or count == before:
+        return lambda: None
+    torch.set_num_threads(count)
+    return weakref.finalize(owner, torch.set_num_threads, before)

@@ -14,9 +14,9 @@ from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, MaxPool, Relu, read_layers
+from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, Relu, read_layers
 from fedcohort.simulate.engine.library import address, compiled, load
-from fedcohort.simulate.engine.modules import one_torch_thread
+from fedcohort.simulate.engine.modules import torch_threads
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, Spans
 from fedcohort.simulate.local import LocalTraining
@@ -61,38 +61,17 @@ def describe(layers: list[Layer]) -> AnyArray | None:
     """Return the record from which ``csrc/train.c`` builds the network, or None if it has something else in it."""
     rest = list(layers)
     kernels: list[tuple[int, ...]] = []
-    offset = 0
     while rest and isinstance(layer := rest[0], Convolution):
         del rest[0]
-        pool, relu = (1, 1), False
-        while rest and isinstance(after := rest[0], MaxPool | Relu):
-            if isinstance(after, Relu) and not relu:
-                relu = True
-            elif isinstance(after, MaxPool) and pool == (1, 1):
-                pool = after.kernel
-            else:
-                return None
-            del rest[0]
-        if (layer.weight.offset, layer.bias.offset) != (offset, offset + layer.weight.numel):
-            return None
-        offset += layer.weight.numel + layer.bias.numel
-        kernels.append((*layer.image, layer.result[0], *layer.kernel, *layer.padding, *pool, int(relu)))
+        kernels.append(
+            (*layer.image, layer.weight.shape[0], *layer.kernel, *layer.padding, *layer.pool, int(layer.relu))
+        )
     if kernels and (not rest or not isinstance(rest.pop(0), Flatten)):
         return None
-    widths: list[int] = []
-    for position, dense in enumerate(rest):
-        if position % 2:
-            if not isinstance(dense, Relu):
-                return None
-            continue
-        if not isinstance(dense, Dense) or (dense.weight.offset, dense.bias.offset) != (
-            offset,
-            offset + dense.weight.numel,
-        ):
-            return None
-        offset += dense.weight.numel + dense.bias.numel
-        outputs, inputs = dense.weight.shape
-        widths += [outputs] if widths else [inputs, outputs]
+    if not rest or any(not isinstance(layer, Relu if i % 2 else Dense) for i, layer in enumerate(rest)):
+        return None
+    dense = [layer for layer in rest if isinstance(layer, Dense)]
+    widths = [dense[0].weight.shape[1], *(layer.weight.shape[0] for layer in dense)]
     if max(len(kernels), len(widths)) > _MOST_LAYERS or (kernels and widths[0] > _MOST_FEATURES):
         return None
     record = np.zeros((), DESCRIPTION)
@@ -143,7 +122,7 @@ class NativeBackend:
         self._room = self._width = 0  # bytes for each thread, enough for batches of so many samples
         # A second thread of torch would gain little in what is left to do between calls, and would go on spinning for
         # milliseconds on a core that is needed here.
-        self._borrowed = one_torch_thread() if threads > 1 else None
+        self._give_back = torch_threads(self, 1 if threads > 1 else None)
 
     @staticmethod
     def of(store: Store, local: LocalTraining, layers: list[Layer], threads: int) -> NativeBackend | None:
@@ -156,13 +135,7 @@ class NativeBackend:
 
     def close(self) -> None:
         """Give torch its threads back."""
-        if self._borrowed is not None:
-            torch.set_num_threads(self._borrowed)
-            self._borrowed = None
-
-    def __del__(self) -> None:
-        if getattr(self, "_borrowed", None) is not None:
-            self.close()
+        self._give_back()
 
     # -- what the engine asks for --------------------------------------------------------------------------------
 

@@ -60,11 +60,9 @@ class FunctionalNet(StackedNet):
     """Any module without state, by ``vmap`` over ``torch.func.vjp``."""
 
     def __init__(self, flat: FlatModel, sample: tuple[int, ...]) -> None:
-        self.flat = flat
-        self.sample = sample
-        self.n_params = flat.n_params
+        self.flat, self.sample = flat, sample
+        self.n_params = self.trainable = flat.n_params
         self.order = torch.arange(flat.n_params)
-        self.trainable = flat.n_params
 
     def _one(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         tensors = {slot.name: slot.of(vector) for slot in self.flat.slots}
@@ -148,11 +146,9 @@ class _Convolution(_Layer):
     product with unfolded patches; on a GPU, kernels that never write the patches down.
     """
 
-    def __init__(
-        self, layer: Convolution, weight: Slot, bias: Slot, pool: tuple[int, int] | None, relu: bool = False
-    ) -> None:
+    def __init__(self, layer: Convolution, weight: Slot, bias: Slot) -> None:
         self.weight, self.bias, self.kernel, self.padding = weight, bias, layer.kernel, layer.padding
-        self.pool, self.relu = pool, relu
+        self.pool, self.relu = layer.pool, layer.relu
         self.depth = layer.kernel[0] * layer.kernel[1] * layer.image[0]
         self.image = (*layer.image[1:], layer.image[0])
         self.fused: FusedConvolution | None = None
@@ -166,7 +162,7 @@ class _Convolution(_Layer):
             kernel=self.kernel,
             padding=self.padding,
             outputs=self.weight.shape[1],
-            pool=self.pool or (1, 1),
+            pool=self.pool,
             relu=self.relu,
             weight=self.weight.offset,
             depth=self.weight.shape[0],
@@ -194,7 +190,7 @@ class _Convolution(_Layer):
         y = torch.bmm(windows.expand(j, -1, -1), self.weight.of(vectors)).view(j * batch, high, wide, -1)
         # ReLU and max-pooling commute, and the bias is the same for a whole window: pooled first, both touch a quarter
         # of the numbers.
-        if self.pool is not None:
+        if self.pool != (1, 1):
             pooled, where = pool(y, self.pool)
             if saved is not None:
                 saved += [y, where]
@@ -216,7 +212,7 @@ class _Convolution(_Layer):
             delta = torch.ops.aten.threshold_backward(delta, saved.pop(), 0)
         torch.sum(delta, (1, 2, 3), out=self.bias.of(out))
         images = delta.flatten(0, 1)
-        if self.pool is not None:
+        if self.pool != (1, 1):
             where, pooled = saved.pop(), saved.pop()
             images = unpool(images, where, pooled, self.pool)
         (height, width), windows = saved.pop(), saved.pop()
@@ -329,17 +325,9 @@ class LayerNet(StackedNet):
     """A ``nn.Sequential`` of dense layers, convolutions of stride 1, ReLU, max-pooling and flattening."""
 
     def __init__(
-        self,
-        layers: list[_Layer],
-        n_params: int,
-        order: torch.Tensor,
-        trainable: int,
-        image: tuple[int, int, int] | None,
+        self, layers: list[_Layer], n_params: int, order: torch.Tensor, trainable: int, image: tuple[int, ...] | None
     ) -> None:
-        self.layers = layers
-        self.n_params = n_params
-        self.order = order
-        self.trainable = trainable
+        self.layers, self.n_params, self.order, self.trainable = layers, n_params, order, trainable
         self.image = image  # (H, W, C) of the input when the lowest layer is a convolution
         if image is not None:
             height, width, channels = image
@@ -406,25 +394,12 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
     layers: list[_Layer] = []
     norms: list[tuple[dict[str, Slot], Norm]] = []
     fold: tuple[int, int, int] | None = None  # the image the last flattening turned into a vector
-    position = 0
-    while position < len(specification):
-        layer = specification[position]
-        position += 1
+    for layer in specification:
         if isinstance(layer, Convolution):
-            pool, relu = None, False
-            while position < len(specification):
-                following = specification[position]
-                if isinstance(following, MaxPool) and pool is None:
-                    pool = following.kernel
-                elif isinstance(following, Relu):
-                    relu = True
-                else:
-                    break
-                position += 1
             index = builder.index(layer.weight).permute(2, 3, 1, 0).reshape(-1, layer.weight.shape[0])
             weight = builder.add(layer.weight.name, F.pad(index, (0, 0, 0, -len(index) % 4), value=flat.n_params))
             bias = builder.add(layer.bias.name, builder.index(layer.bias))
-            layers.append(_Convolution(layer, weight, bias, pool, relu))
+            layers.append(_Convolution(layer, weight, bias))
         elif isinstance(layer, Dense):
             index = builder.index(layer.weight)
             if fold is not None:

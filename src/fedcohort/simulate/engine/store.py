@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedcohort.arrays import AnyArray
+from fedcohort.arrays import AnyArray, IntArray
 from fedcohort.errors import InputError
-from fedcohort.simulate.engine.types import ClientData
+from fedcohort.simulate.engine.types import ClientData, Spans
 
 _CHUNK = 4096  # samples converted at a time, so that building the tensor needs little beside it
 
@@ -21,8 +21,8 @@ class Store:
 
     ``x`` holds the ``n_train`` training samples, then the test samples. A *slot* is one sample of one client of one
     federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it; where what is
-    predicted is no class, ``targets[sample[slot]]`` is it. Client c of
-    federation f owns ``size[f][c]`` slots from ``first[f][c]``; the first ``train[f][c]`` of these are trained on.
+    predicted is no class, ``targets[sample[slot]]`` is it. Federation f has ``clients[f]`` clients, the largest of
+    which trains on ``largest[f]`` slots; where the slots of a client are, :meth:`spans` says.
     """
 
     def __init__(
@@ -48,10 +48,13 @@ class Store:
         self.sample = torch.from_numpy(np.concatenate([f.indices for f in federations]).astype(np.int64))
         self.label = torch.from_numpy(np.concatenate([f.labels for f in federations]).astype(np.int64))
         starts = np.cumsum([0, *(len(f.indices) for f in federations)])
-        self.first = [start + f.offsets[:-1] for start, f in zip(starts[:-1], federations, strict=True)]
-        self.size = [np.diff(f.offsets) for f in federations]
-        self.train = [size - f.validation for size, f in zip(self.size, federations, strict=True)]
-        self.largest = [int(part.max(initial=0)) for part in self.train]
+        self.clients = np.array([f.n_clients for f in federations])
+        # Of the clients of all federations, one after the other.
+        self._before = np.cumsum(self.clients) - self.clients
+        self._first = np.concatenate([start + f.offsets[:-1] for start, f in zip(starts, federations, strict=False)])
+        self._size = np.concatenate([np.diff(f.offsets) for f in federations])
+        self._train = self._size - np.concatenate([f.validation for f in federations])
+        self.largest = np.maximum.reduceat(self._train, self._before)
 
     def to(self, device: torch.device) -> Store:
         """Return a store whose tensors are on ``device``; itself for the CPU."""
@@ -67,6 +70,14 @@ class Store:
         """What is to be predicted for the samples of ``count`` slots."""
         slots = slice(first, first + count)
         return self.label[slots] if self.targets is None else self.targets[self.sample[slots]]
+
+    def spans(self, run: IntArray, federation: IntArray, client: IntArray, part: str = "train") -> Spans:
+        """Return where the samples of some clients lie: those they train on, or those of their validation sets."""
+        at = self._before[federation] + client
+        first, count = self._first[at], self._train[at]
+        if part == "validation":
+            first, count = first + count, self._size[at] - count
+        return Spans(run, first, count)
 
     @property
     def x_test(self) -> torch.Tensor:
