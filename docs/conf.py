@@ -91,9 +91,9 @@ def _parameters() -> str:
     from fedcohort.scenario.availability import AVAILABILITIES
     from fedcohort.scenario.latency import LATENCIES
     from fedcohort.scenario.partition import PARTITIONS
-    from fedcohort.simulate.config import RunOptions
     from fedcohort.simulate.data import DATASETS
     from fedcohort.simulate.local import LocalTraining
+    from fedcohort.simulate.options import RunOptions
     from fedcohort.simulate.tasks import TASKS
 
     lines = ["# Every parameter", "", "Written from the code: names, defaults and ranges are those it checks.", ""]

@@ -74,7 +74,10 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
     lengths = {"score": cohort.score, **cohort.parts}
     for name, values in lengths.items():
         if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
-            raise SelectorError(f"The selector {who} must give '{name}' for each of the cohort's candidates.")
+            raise SelectorError(
+                f"The selector {who} must give '{name}' for each of the cohort's candidates.",
+                hint="say whom they are about: Cohort(..., candidates=slate.candidates, score=...)",
+            )
 
 
 def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: Answer | None) -> None:

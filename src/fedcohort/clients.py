@@ -315,15 +315,19 @@ class ClientTable:
 
     def index(self, name: str) -> int:
         """Return the dense index of a name."""
-        if self._names is None and name.isdecimal() and str(int(name)) == name and int(name) < self.n:
-            return int(name)
-        if self._names is None or name not in self._index:
+        if name not in self:
             near = nearest(name, list(self.names)) if self.n <= 10_000 else None
             raise UnknownNameError(
                 f"There is no client {name!r} among the {self.n} of this federation.",
                 hint=f"did you mean {near!r}?" if near else None,
             )
-        return self._index[name]
+        return int(name) if self._names is None else self._index[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a name is that of a client."""
+        if self._names is not None:
+            return name in self._index
+        return isinstance(name, str) and name.isdecimal() and str(int(name)) == name and int(name) < self.n
 
     def indices(self, clients: Sequence[str] | Sequence[int] | AnyArray) -> IntArray:
         """Return dense indices for names or indices, checked."""

@@ -11,7 +11,7 @@ from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError
 from fedcohort.protocol import RoundRequest
 
-_NOBODY = np.empty(0, np.int64)
+_NOTHING = np.empty(0, "V1")  # of a kind nobody asks with
 
 
 class Membership:
@@ -28,15 +28,11 @@ class Membership:
         self.table = table
         self.active: BoolArray = sealed(np.array(active, np.bool_))
         self._all = bool(self.active.all())
-        self._recent: tuple[object, IntArray] = (None, _NOBODY)  # what was asked last, and who could be picked
+        self._recent: tuple[AnyArray, IntArray] = (_NOTHING, _NOTHING)  # what was asked last, and who could be picked
 
     def knows(self, name: str) -> bool:
         """Whether a name is that of a client, a member or one that left."""
-        try:
-            self.table.index(name)
-        except KeyError:
-            return False
-        return True
+        return name in self.table
 
     def changed(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:
         """Return the federation after clients left or came back, and who they are."""
@@ -48,29 +44,35 @@ class Membership:
     def candidates(self, request: RoundRequest, training: Sequence[IntArray]) -> IntArray:
         """Return who can be picked: available, a member, and in none of the cohorts that still train."""
         available = request.available
-        n = self.table.n
         if available is None:
             if self._all and not training:
-                return sealed(np.arange(n))
-            mask = self.active.copy()
-        elif self._recent[0] is available and not training:
-            return self._recent[1]
+                return sealed(np.arange(self.table.n))
+            return self._without(self.active.copy(), training)
+        given = np.asarray(available)
+        if training:
+            return self._without(self._mask(available), training)
+        before, candidates = self._recent
+        if given.dtype != before.dtype or not np.array_equal(given, before):
+            candidates = self._without(self._mask(available), ())
+            if given is available and given.base is None and not given.flags.writeable:
+                # A host may pass the same round after round; at a million clients to compare is a fortieth of the work.
+                self._recent = (given, candidates)
+        return candidates
+
+    def _mask(self, available: AnyArray | Sequence[int] | Sequence[str]) -> BoolArray:
+        """Return which members are available, (N,)."""
+        given, n = np.asarray(available), self.table.n
+        if given.dtype != np.bool_:
+            mask = np.zeros(n, np.bool_)
+            mask[self.table.indices(available)] = True
+        elif given.shape == (n,):
+            mask = given
         else:
-            given = np.asarray(available)
-            if given.dtype == np.bool_:
-                if given.shape != (n,):
-                    raise InputError(
-                        f"'available' as a mask must have one entry per client, shape ({n},). Got {given.shape}."
-                    )
-                mask = given & self.active
-            else:
-                mask = np.zeros(n, np.bool_)
-                mask[self.table.indices(available)] = True
-                mask &= self.active
+            raise InputError(f"'available' as a mask must have one entry per client, shape ({n},). Got {given.shape}.")
+        return mask & self.active
+
+    @staticmethod
+    def _without(mask: BoolArray, training: Sequence[IntArray]) -> IntArray:
         for clients in training:
             mask[clients] = False
-        candidates = sealed(np.flatnonzero(mask))
-        fixed = isinstance(available, np.ndarray) and available.base is None and not available.flags.writeable
-        if fixed and not training:
-            self._recent = (available, candidates)  # a host may pass the same array round after round
-        return candidates
+        return sealed(np.flatnonzero(mask))

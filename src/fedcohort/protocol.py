@@ -187,7 +187,7 @@ class Cohort:
     clients : (k,) int array
         In the order they were picked.
     candidates : (c,) int array, optional
-        Whom ``scores`` are about, usually the slate's candidates.
+        Whom ``score`` is about, usually the slate's candidates.
     score : (c,) float array, optional
         The number the choice was made by, higher is better.
     parts : mapping of str to (c,) float array

@@ -249,6 +249,12 @@ class Verdict:
     codes: AnyArray
     reasons: tuple[str, ...]
 
+    def free(self, size: int | None) -> tuple[IntArray, int | None]:
+        """Return whom a selector chooses from, and how many, once those are taken that the rules demand."""
+        demanded = self.demanded if size is None else self.demanded[:size]
+        rest = self.allowed[~np.isin(self.allowed, demanded)]
+        return rest, None if size is None else size - len(demanded)
+
 
 class Referee:
     """Rules over one federation.

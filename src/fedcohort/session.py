@@ -335,7 +335,7 @@ class Session(Standing):
         candidates = self._membership.candidates(request, [item.cohort.clients for item in self._open.values()])
         verdict = None if self._referee is None else self._referee.judge(self._round, candidates)
         if verdict is not None:
-            candidates, size = _free(verdict, size)
+            candidates, size = verdict.free(size)
         slate = None
         query = None
         if len(candidates) and size != 0:
@@ -581,10 +581,3 @@ class Session(Standing):
     def explain(self, round_: int, client: int | str | None = None) -> Explanation:
         """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
         return explain_round(self._journal, round_, client)
-
-
-def _free(verdict: Verdict, size: int | None) -> tuple[IntArray, int | None]:
-    """Return whom a selector chooses from, and how many, once those are taken that the rules demand."""
-    demanded = verdict.demanded if size is None else verdict.demanded[:size]
-    rest = verdict.allowed[~np.isin(verdict.allowed, demanded)]
-    return rest, None if size is None else size - len(demanded)

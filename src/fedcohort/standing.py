@@ -54,6 +54,7 @@ class Standing:
     _journal: Journal
     _guard: Guard
     _membership: Membership
+    _changes: int = 0
     _granted: dict[str, ClientTable]
     _referee: Referee | None = None  # without rules there is none
     _prepared: Any
@@ -117,6 +118,11 @@ class Standing:
         return self._membership.table
 
     @property
+    def changes(self) -> int:
+        """How often the federation has changed since the session was opened: who is in it, or what is known of them."""
+        return self._changes
+
+    @property
     def active(self) -> BoolArray:
         """(N,) who is a member now."""
         return self._membership.active
@@ -146,6 +152,7 @@ class Standing:
         if self._referee is not None and members.table is not self._membership.table:
             self._referee.set_table(members.table, self._round)
         self._membership = members
+        self._changes += 1
         self._granted = {name: members.table.granting(who.requires) for name, who in self._everybody.items()}
 
     @property

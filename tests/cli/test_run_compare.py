@@ -7,14 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from fedcohort.cli.app import main
 from fedcohort.cli.experiment import LiveProgress
 from fedcohort.report.data import abandoned
 from fedcohort.simulate.results import RunInfo, load
@@ -54,23 +51,7 @@ def config(tmp_path):
     return path
 
 
-def command(*arguments, cwd=None):
-    """Call the command line in this process, as the installed script does."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    code = 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        patch.setattr(sys, "argv", ["fedcohort", *map(str, arguments)])
-        patch.setenv("COLUMNS", "160")
-        if cwd is not None:
-            patch.chdir(cwd)
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
-
-
-def test_run_prints_data_on_stdout_and_messages_on_stderr(config, tmp_path):
+def test_run_prints_data_on_stdout_and_messages_on_stderr(command, config, tmp_path):
     done = command("run", config, "--out", tmp_path / "out", "--format", "json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -82,7 +63,7 @@ def test_run_prints_data_on_stdout_and_messages_on_stderr(config, tmp_path):
     assert load(tmp_path / "out").meta["command"].startswith("fedcohort run")
 
 
-def test_run_prints_a_table_and_chooses_a_directory(config, tmp_path):
+def test_run_prints_a_table_and_chooses_a_directory(command, config, tmp_path):
     done = command("run", config, "-s", "run.rounds=2", "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "to 30%" in done.stdout and "uniform" in done.stdout and "fedcbs" in done.stdout
@@ -109,7 +90,7 @@ def test_run_prints_a_table_and_chooses_a_directory(config, tmp_path):
         (["run", "{config}", "--engine", "cloud"], 1, "'engine' parameter"),
     ],
 )
-def test_mistakes_have_exit_codes_and_hints(config, tmp_path, arguments, code, message):
+def test_mistakes_have_exit_codes_and_hints(command, config, tmp_path, arguments, code, message):
     done = command(*[a.format(config=config) for a in arguments], cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert message in " ".join(done.stderr.replace("│", " ").split())
@@ -117,7 +98,7 @@ def test_mistakes_have_exit_codes_and_hints(config, tmp_path, arguments, code, m
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_diverged_run_gives_exit_code_three(config, tmp_path):
+def test_a_diverged_run_gives_exit_code_three(command, config, tmp_path):
     done = command("run", config, "--out", tmp_path / "out", "-s", "local.lr=3e38")
     assert done.returncode == 3
     assert "diverged" in done.stderr and "diverged" in done.stdout
@@ -149,7 +130,7 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(config, tmp_path):
     assert load(out).rounds.num_rows == status["rounds_done"] > 0
 
 
-def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(config, tmp_path):
+def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(command, config, tmp_path):
     change = ["-s", "run.rounds=60", "-s", "run.checkpoint_seconds=0.0"]
     assert command("run", config, "--out", tmp_path / "whole", *change).returncode == 0
     out = tmp_path / "killed"
@@ -174,7 +155,7 @@ def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(config, tmp_path):
     assert one == other
 
 
-def test_resume_continues_to_the_end(config, tmp_path):
+def test_resume_continues_to_the_end(command, config, tmp_path):
     from fedcohort.simulate.config import read
     from fedcohort.simulate.listener import Listener
     from fedcohort.simulate.runner import Simulation
@@ -190,7 +171,7 @@ def test_resume_continues_to_the_end(config, tmp_path):
     assert load(tmp_path / "out").rounds.num_rows == 4 * 5
 
 
-def test_compare_takes_names_and_makes_the_comparison_fair(config, tmp_path):
+def test_compare_takes_names_and_makes_the_comparison_fair(command, config, tmp_path):
     done = command(
         *("compare", config, "--selectors", "uniform,flash,fedcm-ts", "--seeds", "1", "--rounds", "2"),
         *("--out", tmp_path / "out", "--format", "json"),
@@ -204,7 +185,7 @@ def test_compare_takes_names_and_makes_the_comparison_fair(config, tmp_path):
     assert len({run.federation for run in found.runs}) == 1
 
 
-def test_compare_on_a_preset_and_another_dataset(tmp_path):
+def test_compare_on_a_preset_and_another_dataset(command, tmp_path):
     done = command(
         *("compare", "--data", "synthetic", "--scenario", "fedcor-1spc", "--selectors", "uniform", "--seeds", "2,5"),
         *("--rounds", "2", "--cohort", "4", "--targets", "0.1,0.2", "--model", "logistic"),
@@ -217,7 +198,7 @@ def test_compare_on_a_preset_and_another_dataset(tmp_path):
     assert "to 10%" in done.stdout and "to 20%" in done.stdout
 
 
-def test_analytics_ranks_clients(config):
+def test_analytics_ranks_clients(command, config):
     done = command("analytics", config, "--rounds", "4", "--show", "2")
     assert done.returncode == 0, done.stderr
     assert "least to the most skewed" in done.stdout and "..." in done.stdout
@@ -227,7 +208,7 @@ def test_analytics_ranks_clients(config):
     assert [row["rank"] for row in data["clients"]] == list(range(1, 11))
 
 
-def test_analytics_of_a_journal(config, tmp_path):
+def test_analytics_of_a_journal(command, config, tmp_path):
     out = tmp_path / "out"
     every = ("-s", "selectors.fedacs.duels=all")  # by default some rounds' duels do not count
     compared = command("compare", config, "--selectors", "fedacs,uniform", "--seeds", "1", *every, "--out", out)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.numerics.sampling import softmax_sample, weighted_sample
+from fedcohort.numerics.sampling import log_choice, softmax_sample, weighted_sample
 from fedcohort.numerics.top import top_k
 
 values = st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, 3.0, np.nan]), min_size=1, max_size=30)
@@ -72,3 +72,16 @@ def test_zero_weights_come_last():
     rng = np.random.default_rng(3)
     chosen = weighted_sample(np.array([0.0, 3.0, 0.0, 1.0]), 3, rng)
     assert set(chosen[:2].tolist()) == {1, 3} and chosen[2] in (0, 2)
+
+
+@pytest.mark.parametrize("n", [1, 5, 1024, 5000])
+def test_log_choice_is_the_inverse_of_the_distribution_function(n):
+    rng = np.random.default_rng(n)
+    logits = rng.normal(0, 3, n) + 700
+    share = np.exp(logits - logits.max())
+    share /= share.sum()
+    below = np.cumsum(share)
+    for uniform in (0.0, *rng.random(40), 1 - 2**-53):
+        position, log_probability = log_choice(logits, uniform)
+        assert below[position] - share[position] - 1e-12 <= uniform <= below[position] + 1e-12
+        assert log_probability == pytest.approx(np.log(share[position]))

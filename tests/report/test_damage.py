@@ -281,7 +281,7 @@ def test_links_below_the_watched_folder_lead_only_to_experiments(pristine, tmp_p
 
 
 def test_a_folder_of_far_too_many_folders_is_looked_into_so_far_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "_MOST_FOLDERS", 5)
+    monkeypatch.setattr(watching, "MOST_FOLDERS", 5)
     for i in range(9):
         (tmp_path / f"f{i}").mkdir()
     watcher = Watcher(tmp_path)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
+from fedcohort.pictures import Points
 from fedcohort.report import figures
 from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.figures import general_figures, seed_band, smoothed
 from fedcohort.report.insights import selector_figures
+from fedcohort.selectors import FedCor
 from fedcohort.simulate.leaderboard import Options
 
 
@@ -157,3 +160,14 @@ def test_an_unreadable_journal_is_a_warning_not_an_end(small):
         file.write_bytes(b"this is not a database" * 500)
     found, warnings = selector_figures(load_bundle([small]).settings[0])
     assert found == [] and any("cannot be shown" in text for text in warnings)
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_report(experiment, monkeypatch):
+    def broken(record):
+        return Points(np.full((len(record.state["embedding"]), 2), np.nan))
+
+    (picture,) = FedCor.pictures
+    monkeypatch.setattr(FedCor, "pictures", (dataclasses.replace(picture, view=broken),))
+    found, warnings = selector_figures(load_bundle([experiment]).settings[0])
+    assert picture.name not in {figure.name for figure in found} and len(found) > 2
+    assert [text for text in warnings if f"The picture '{picture.title}' cannot be drawn: ValueError" in text]

@@ -9,7 +9,8 @@ import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
 from fedcohort.errors import ParameterError, SignalError
-from fedcohort.selectors.fedcbs import FedCBS, qcid
+from fedcohort.numerics.class_balance import qcid
+from fedcohort.selectors.fedcbs import FedCBS
 
 
 def dirichlet_labels(seed=0, clients=200, concentration=0.1):

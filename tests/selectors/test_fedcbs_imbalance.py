@@ -12,7 +12,8 @@ from scipy import stats
 
 from fedcohort.clients import LabelCounts, LabelFactor, LabelGram
 from fedcohort.errors import InputError
-from fedcohort.selectors.fedcbs import enumeration, imbalance, selector
+from fedcohort.numerics import class_balance as imbalance
+from fedcohort.selectors.fedcbs import enumeration, selector
 
 FIGURE_3 = np.array([[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]])
 

@@ -19,7 +19,7 @@ from fedcohort import (
     create,
 )
 from fedcohort.errors import ParameterError
-from fedcohort.selectors.fedcbs import qcid
+from fedcohort.numerics.class_balance import qcid
 from fedcohort.selectors.fedcor import FedCor, process
 
 

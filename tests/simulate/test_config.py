@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedcohort.params import parameters
-from fedcohort.simulate.config import DataOptions, Experiment, ModelOptions, RunOptions, read
+from fedcohort.simulate.config import Experiment, read
+from fedcohort.simulate.options import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.tables import ConfigError, builtin_names, find_table, merged, override, to_toml
 
 FULL = """

@@ -196,15 +196,15 @@ def test_a_cache_of_somebody_else_or_behind_a_link_is_not_trusted(tmp_path, monk
     folder = tmp_path / "fedcohort"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert library._cache_folder() == folder
+    assert library.cache_folder() == folder
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
-    assert library._cache_folder() != folder
+    assert library.cache_folder() != folder
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "fedcohort").symlink_to(folder)
-    assert library._cache_folder() not in (folder, tmp_path / "elsewhere" / "fedcohort")
+    assert library.cache_folder() not in (folder, tmp_path / "elsewhere" / "fedcohort")
 
 
 def test_the_trial_imports_nothing_from_the_working_folder(tmp_path, monkeypatch, compiler):

@@ -26,7 +26,7 @@ EXPERIMENT = {
     "run": {"rounds": 2, "cohort": 3, "patience": 2},
 }
 # Called by everything everywhere; a walk that named them at each step would tell nothing.
-GROUND = {"arrays.py", "params.py", "registry.py", "specs.py", "errors.py"}
+GROUND = {"arrays.py", "params.py", "registry.py", "specs.py", "errors.py", "guard.py"}
 
 
 @pytest.fixture(scope="module")

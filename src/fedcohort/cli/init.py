@@ -50,9 +50,10 @@ def written(name: str, data: str, selectors: list[str], file: Path) -> str:
     from fedcohort.cli.compare import supply
     from fedcohort.cli.options import selectors_table
     from fedcohort.scenario.presets import find_preset, preset_table
-    from fedcohort.simulate.config import Experiment, RunOptions
+    from fedcohort.simulate.config import Experiment
     from fedcohort.simulate.data import DATASETS
     from fedcohort.simulate.local import LocalTraining
+    from fedcohort.simulate.options import RunOptions
 
     found = find_preset(name)
     if not selectors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +37,22 @@ class FederationTimeoutError(FedcohortError, TimeoutError):
     """Too few clients came online in time."""
 
     __str__ = FedcohortError.__str__
+
+
+_Version = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Available:
+    """Clients that can take part now."""
+
+    names: list[str]
+    clients: IntArray  # their dense indices
+
+    @staticmethod
+    def of(table: ClientTable, names: list[str]) -> Available:
+        """Look names up in a session's table."""
+        return Available(names, table.indices(names))
 
 
 class Population:
@@ -80,20 +97,19 @@ class Population:
         self._impostors: set[int] = set()
         self._keyed: frozenset[str] | None = None  # names that were ever bound to a key, by the journal
         self._facts: dict[str, Description] = {}  # what the table says about each, as it was described
-        self._looked_at: dict[str, Card] | None = None  # the roster `_fit` was worked out from
+        self._demands = 0  # raised whenever something but the roster changes who is fit
+        self._fit_at: _Version | None = None  # of the roster and the demands that `_fit` was worked out from
         self._fit: dict[str, Card] = {}
         self._supplied: frozenset[Signal] | None = None
         # What does not change between rounds is worked out once; a federation may have many thousand clients.
-        self._known: tuple[ClientTable | None, frozenset[str]] = (None, frozenset())
-        self._welcomed: tuple[dict[str, Card] | None, ClientTable | None] = (None, None)
-        self._free: tuple[dict[str, Card] | None, ClientTable | None, list[str]] = (None, None, [])
-        self._looked_up: tuple[list[str] | None, ClientTable | None, IntArray] = (None, None, np.empty(0, np.int64))
+        self._welcomed: tuple[_Version, int] | None = None
+        self._free: tuple[tuple[_Version, int], Available] | None = None
 
     @property
     def online(self) -> dict[str, Card]:
         """The clients that are online and can tell what is required, by name in natural order."""
-        everyone = self._roster.online
-        if everyone is self._looked_at:
+        everyone, at = self._roster.online, self._version
+        if at == self._fit_at:
             return self._fit
         sealed = self._labels is not None
         fit = {}
@@ -110,8 +126,12 @@ class Population:
             elif name not in self._refused:
                 self._refused.add(name)
                 log.warning("client %r takes no part: it cannot supply %s", name, ", ".join(f"'{s}'" for s in lacking))
-        self._looked_at, self._fit, self._supplied = everyone, fit, None
+        self._fit_at, self._fit, self._supplied = at, fit, None
         return fit
+
+    @property
+    def _version(self) -> _Version:
+        return self._roster.version, self._demands
 
     def _can_be_read(self, card: Card) -> bool:
         """Whether what a client sent about its labels is sound, as far as can be told without opening it."""
@@ -175,7 +195,7 @@ class Population:
         """Admit from now on only clients about whom these can be known too."""
         if not signals <= self._required:
             self._required |= signals
-            self._looked_at = None
+            self._demands += 1
 
     def known(self) -> frozenset[Signal]:
         """Return what can be known about every client that is online."""
@@ -221,7 +241,7 @@ class Population:
                     raise
                 log.warning("client %r takes no part: %s", error.client, short(error.message))
                 self._left_out.add(error.client)
-                self._looked_at = None
+                self._demands += 1
                 cards = [card for card in cards if card.name != error.client]
 
     def first_table(self) -> ClientTable:
@@ -238,7 +258,7 @@ class Population:
         for name, error in bad.items():
             log.warning("%s takes no part: what it says about its data cannot be read: %s", name, short(str(error)))
         self._left_out.update(bad)
-        self._looked_at = None
+        self._demands += 1
         return self.table(list(self.online.values()))
 
     def _unreadable(self, card: Card) -> Exception | None:
@@ -248,17 +268,12 @@ class Population:
             return error
         return None
 
-    def _names_of(self, table: ClientTable) -> frozenset[str]:
-        if self._known[0] is not table:
-            self._known = (table, frozenset(table.names))
-        return self._known[1]
-
     def welcome(self, session: Session) -> None:
         """Let clients that were never seen before join the session."""
-        online = self.online
-        if self._welcomed[0] is online and self._welcomed[1] is session.table:
+        online, at = self.online, self._version
+        if self._welcomed == (at, session.changes):
             return
-        known = self._names_of(session.table)
+        known = session.table
         newcomers = [c for name, c in online.items() if name not in known and name not in self._refused]
         if newcomers:
             newcomers.sort(key=lambda card: natural(card.name))
@@ -270,7 +285,7 @@ class Population:
             said = {name: card.description.attributes for name, card in online.items()}
             session.set_attributes({name: values for name, values in said.items() if values})
         self.remember(session)
-        self._welcomed = (online, session.table)
+        self._welcomed = (at, session.changes)
 
     def _joined(self, session: Session, cards: list[Card]) -> list[str]:
         """Let clients join together; if that fails one by one, so that one that cannot join keeps nobody out."""
@@ -280,7 +295,7 @@ class Population:
             session.join(table)
         except KeyHolderError as error:
             log.warning("%s must wait: %s", ", ".join(card.name for card in cards), short(error.message))
-            self._looked_at = None
+            self._demands += 1
             return []
         except Exception as error:  # what others say about themselves may make anything fail
             if len(cards) > 1:
@@ -296,11 +311,10 @@ class Population:
         counts = Signal.LABEL_COUNTS in table.signals
         if not table.signals or (Signal.LABEL_PRODUCTS in table.signals and not counts):
             return  # products of labels cannot be exchanged one by one
-        known = self._names_of(table)
         news = [
             (table.index(name), card.description)
             for name, card in self.online.items()
-            if name in known and self._facts.get(name) != card.description
+            if name in table and self._facts.get(name) != card.description
         ]
         if not news:
             return
@@ -331,24 +345,19 @@ class Population:
         if news:
             session.note(_REGISTERED, {"names": news})
         if news or self._keyed is None:
-            self._keyed, self._looked_at = keyed | frozenset(news), None
+            self._keyed = keyed | frozenset(news)
+            self._demands += 1
 
-    def available(self, session: Session, busy: bool) -> list[str]:
+    def available(self, session: Session, busy: bool) -> Available:
         """Return who can take part now: online, a member, and (``busy``) not still at work on something else."""
-        known = self._names_of(session.table)
+        online, table = self.online, session.table
         if busy:
             owes = self.debts.busy
-            return [name for name, card in self.online.items() if name in known and not owes(name, card.node)]
-        online = self.online
-        if self._free[0] is not online or self._free[1] is not session.table:
-            self._free = (online, session.table, [name for name in online if name in known])
-        return self._free[2]
-
-    def indices(self, table: ClientTable, names: list[str]) -> IntArray:
-        """Return the dense indices of ``names``; the same list is looked up once."""
-        if self._looked_up[0] is not names or self._looked_up[1] is not table:
-            self._looked_up = (names, table, table.indices(names))
-        return self._looked_up[2]
+            return Available.of(table, [n for n, card in online.items() if n in table and not owes(n, card.node)])
+        at = (self._version, session.changes)
+        if self._free is None or self._free[0] != at:
+            self._free = (at, Available.of(table, [name for name in online if name in table]))
+        return self._free[1]
 
     # -- queries --------------------------------------------------------------------------------------------------
 

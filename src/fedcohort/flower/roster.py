@@ -95,6 +95,7 @@ class Roster:
         self._due = math.inf  # when somebody is to be asked again
         self._by_name: dict[str, int] = {}
         self._sorted: dict[str, Card] | None = None  # `online`, until something changes
+        self.version = 0  # raised whenever it does
 
     @classmethod
     def of(cls, grid: Grid, clock: Callable[[], float], sleep: Callable[[float], None]) -> Roster:
@@ -165,8 +166,12 @@ class Roster:
     def _is_new(self, node: int, now: float) -> bool:
         return self._unfit.get(node, now) <= now
 
-    def _forget(self, node: int) -> None:
+    def _changed(self) -> None:
         self._sorted = None
+        self.version += 1
+
+    def _forget(self, node: int) -> None:
+        self._changed()
         self._described.pop(node, None)
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
@@ -212,6 +217,6 @@ class Roster:
         card = Card(name, node, description, answers, registered)
         if self._cards.get(node) == card and rival == node:
             return
-        self._sorted = None
+        self._changed()
         self._cards[node] = card
         self._by_name[name] = node

@@ -24,7 +24,7 @@ from fedcohort.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.inner import StrategyState, accounted, forget_round, keys, levels, needed, wanted
 from fedcohort.flower.logs import say
-from fedcohort.flower.population import FederationTimeoutError, Population
+from fedcohort.flower.population import Available, FederationTimeoutError, Population
 from fedcohort.flower.replies import (
     MEASURED,
     Checked,
@@ -285,7 +285,7 @@ class Rounds:
 
     # -- choosing ---------------------------------------------------------------------------------------------------
 
-    def _available(self, session: Session) -> list[str]:
+    def _available(self, session: Session) -> Available:
         """Return who can take part, waiting until as many are online as the run wants to see and one is free."""
         end = self.settings.clock() + self.settings.patience
         while True:
@@ -293,22 +293,22 @@ class Rounds:
             self._collect_late(session)
             self.population.welcome(session)
             enough = len(self.population.online) >= self.least
-            names = self.population.available(session, busy=bool(self.debts.open))
-            if enough and names and self._admitted(session, names):
-                return names
+            found = self.population.available(session, busy=bool(self.debts.open))
+            if enough and found.names and self._admitted(session, found):
+                return found
             if self.settings.clock() > end:
                 # Better to ask somebody who is slow than nobody.
-                names = self.population.available(session, busy=False)
-                if enough and names and self._admitted(session, names):
-                    return names
+                found = self.population.available(session, busy=False)
+                if enough and found.names and self._admitted(session, found):
+                    return found
                 raise self._nobody(session)
             self.settings.sleep(0.25)
 
-    def _admitted(self, session: Session, names: list[str]) -> bool:
+    def _admitted(self, session: Session, available: Available) -> bool:
         """Whether the rules leave anybody to choose."""
         if session.rules is None or session.pending:
             return True
-        verdict = session.verdict(RoundRequest(1, self.population.indices(session.table, names)))
+        verdict = session.verdict(RoundRequest(1, available.clients))
         self._kept_out = () if verdict is None else verdict.reasons
         return verdict is None or len(verdict.allowed) > 0
 
@@ -339,21 +339,21 @@ class Rounds:
         return self.settings.cohort_size or wanted(self.levels, "train", len(self.population.online))
 
     def _choose(self, session: Session, arrays: ArrayRecord) -> Cohort:
-        names = self._available(session)
+        available = self._available(session)
         size = self._size()
         if size is not None:
             size = min(size + self.settings.spares, session.table.n)
-        request = RoundRequest(size, self.population.indices(session.table, names))
+        request = RoundRequest(size, available.clients)
         query = session.query(request)
-        answer = None if query is None else self._answer(session, query, arrays, names)
+        answer = None if query is None else self._answer(session, query, arrays, available.names)
         cohort = session.ask(request, answer)
         session.commit()
         if log.isEnabledFor(logging.INFO):
             shown = ", ".join(cohort.names[:_NAMED]) + (", ..." if cohort.size > _NAMED else "")
             say(
-                "selected", "selected %s (%d of %d available, %d known)", shown, cohort.size, len(names),
+                "selected", "selected %s (%d of %d available, %d known)", shown, cohort.size, len(available.names),
                 session.table.n, round=cohort.round, ticket=cohort.ticket, clients=list(cohort.names),
-                available=len(names), known=session.table.n,
+                available=len(available.names), known=session.table.n,
             )  # fmt: skip
         return cohort
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.numerics.top import top_k
+
+_SUM_BLOCK = 1024
 
 
 def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> IntArray:
@@ -39,11 +43,25 @@ def softmax_sample(logits: FloatArray, k: int, rng: np.random.Generator) -> IntA
     return top_k(logits - np.log(rng.standard_exponential(len(logits))), k)
 
 
-def log_choice(log_weights: FloatArray, uniform: float) -> int:
-    """Return one position, drawn with probability proportional to exp(log_weights) by one uniform number in [0, 1).
+def log_choice(logits: FloatArray, uniform: float) -> tuple[int, float]:
+    """Return a position drawn with probability proportional to exp(logits), and the logarithm of that probability.
+
+    ``uniform`` is one uniform random number in [0, 1).
 
     >>> log_choice(np.array([-np.inf, 800.0, -np.inf]), 0.99)
-    1
+    (1, 0.0)
     """
-    running = np.exp(log_weights - log_weights.max()).cumsum()
-    return min(int(running.searchsorted(uniform * running[-1], side="right")), len(running) - 1)
+    highest = float(logits.max())
+    weights = logits - highest
+    np.exp(weights, out=weights)
+    start, before, total = 0, 0.0, None
+    if len(weights) > _SUM_BLOCK:
+        # A long running sum is slow; sums of blocks are not, and only the block that is hit needs the running sum.
+        below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _SUM_BLOCK)))
+        total = float(below[-1])
+        block = min(int(below.searchsorted(uniform * total, side="right")), len(below) - 1)
+        start, before = block * _SUM_BLOCK, float(below[block - 1]) if block else 0.0
+    inside = weights[start : start + _SUM_BLOCK].cumsum()
+    total = float(inside[-1]) if total is None else total
+    position = start + min(int(inside.searchsorted(uniform * total - before, side="right")), len(inside) - 1)
+    return position, float(logits[position]) - highest - math.log(total)

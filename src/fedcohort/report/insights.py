@@ -35,7 +35,15 @@ def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
             warnings.append(f"What {group.label} learned cannot be shown: {error.message}")
         except Exception as error:  # a picture of somebody's own selector may fail in any way
             warnings.append(f"What {group.label} learned cannot be shown: {type(error).__name__}: {error}.")
-    return [_figure(picture, found) for picture, found in views.values()], warnings
+    figures = []
+    for picture, found in views.values():
+        try:
+            figures.append(_figure(picture, found))
+        except FedcohortError:
+            raise
+        except Exception as error:  # numbers of somebody's own selector that cannot be drawn
+            warnings.append(f"The picture {picture.title!r} cannot be drawn: {type(error).__name__}: {error}")
+    return figures, warnings
 
 
 def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[Picture, View]]:

@@ -20,12 +20,12 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
+from fedcohort.numerics.class_balance import ClassBalance, group_of
 from fedcohort.numerics.label_shares import by_relative_softmax
 from fedcohort.numerics.running import moved
 from fedcohort.numerics.sampling import log_choice
 from fedcohort.params import Interval, OneOf, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.selectors.fedcbs.imbalance import ClassBalance, group_of
 from fedcohort.signals import Signal
 
 _MEMORY_SECONDS = 20  # a client's expected duration is the mean of about so many reports
@@ -339,7 +339,7 @@ class _Objective:
         """Add the m-th client, at random by its weight."""
         weights = -m * (self.balance() + self.coverage + self.slowest())
         weights[self.members] = -np.inf
-        return self._add(log_choice(weights, rng.random()))
+        return self._add(log_choice(weights, rng.random())[0])
 
     def swap(self, position: int) -> int:
         """Give a member's place to whoever makes J smallest, which may be itself."""

@@ -14,13 +14,14 @@ import torch
 
 from fedcohort.errors import InputError
 from fedcohort.scenario import Federation
-from fedcohort.simulate.config import DataOptions, Experiment, RunPlan, values_of
+from fedcohort.simulate.config import Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.models import build_model
+from fedcohort.simulate.options import DataOptions
 from fedcohort.simulate.results import ResultsError
 from fedcohort.simulate.run import check_fits, check_plan
 

@@ -17,7 +17,7 @@ from fedcohort.text import printable
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _DEPTH = 3  # folders below the watched one in which experiments are looked for
-_MOST_FOLDERS = 5_000  # looked into at each poll; a folder with more below it is not one of experiments
+MOST_FOLDERS = 5_000  # looked into at each poll; a folder with more below it is not one of experiments
 UNREADABLE = "unreadable"
 
 
@@ -157,7 +157,7 @@ class Watcher:
         """Find what is new and read what changed."""
         journals = {}
         found, complete = _things(self.root)
-        self._note = "" if complete else f"Only the first {_MOST_FOLDERS} folders below {self.root} are looked into."
+        self._note = "" if complete else f"Only the first {MOST_FOLDERS} folders below {self.root} are looked into."
         for path, kind in found:
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             if name not in self.items:
@@ -198,7 +198,7 @@ def _things(root: Path) -> tuple[list[tuple[Path, str]], bool]:
     for depth in range(_DEPTH + 1):
         deeper: list[Path] = []
         for folder in level:
-            if looked == _MOST_FOLDERS:
+            if looked == MOST_FOLDERS:
                 return found, False
             looked += 1
             found += _in_folder(folder, deeper if depth < _DEPTH else None, root)

@@ -14,10 +14,10 @@ import numpy as np
 
 from fedcohort.arrays import FloatArray, sealed
 from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.numerics.class_balance import group_of
 from fedcohort.numerics.label_shares import by_relative_softmax
 from fedcohort.params import Interval, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.selectors.fedcbs.imbalance import group_of
 from fedcohort.selectors.fedcbs.selector import Weighting, draw_group, exploration_bonus
 from fedcohort.signals import Signal
 

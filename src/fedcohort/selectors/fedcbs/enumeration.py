@@ -14,7 +14,7 @@ import numpy as np
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import LabelInfo
 from fedcohort.errors import InputError
-from fedcohort.selectors.fedcbs.imbalance import chance, group_of, qcid
+from fedcohort.numerics.class_balance import chance, group_of, qcid
 from fedcohort.selectors.fedcbs.selector import Weighting
 
 _MOST_ORDERED = 2_000_000

@@ -15,13 +15,13 @@ import numpy as np
 from fedcohort.arrays import FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.errors import InputError
+from fedcohort.numerics.class_balance import RESOLUTION, ClassBalance, group_of
+from fedcohort.numerics.sampling import log_choice
 from fedcohort.params import Either, Interval, OneOf, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.selectors.fedcbs.imbalance import RESOLUTION, ClassBalance, group_of
 from fedcohort.signals import Signal
 
 _LOG_RESOLUTION = 53 * math.log(2)  # a uniform random double has 53 bits
-_SUM_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -190,24 +190,6 @@ def exploration_bonus(strength: float, round_number: int, pulls: FloatArray) -> 
     return np.asarray(strength * np.sqrt(1.5 * math.log(round_number) / pulls))
 
 
-def _draw(logits: FloatArray, uniform: float) -> tuple[int, float]:
-    """Return a position drawn with probability proportional to exp(logits), and that probability's logarithm."""
-    highest = float(logits.max())
-    weights = logits - highest
-    np.exp(weights, out=weights)
-    start, before, total = 0, 0.0, None
-    if len(weights) > _SUM_BLOCK:
-        # A long running sum is slow; sums of blocks are not, and only the block that is hit needs the running sum.
-        below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _SUM_BLOCK)))
-        total = float(below[-1])
-        block = min(int(below.searchsorted(uniform * total, side="right")), len(below) - 1)
-        start, before = block * _SUM_BLOCK, float(below[block - 1]) if block else 0.0
-    inside = weights[start : start + _SUM_BLOCK].cumsum()
-    total = float(inside[-1]) if total is None else total
-    position = start + min(int(inside.searchsorted(uniform * total - before, side="right")), len(inside) - 1)
-    return position, float(logits[position]) - highest - math.log(total)
-
-
 def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) -> tuple[int, float]:
     r"""Draw a client with probability proportional to :math:`QCID(M_m)^{-\beta_m}`.
 
@@ -236,7 +218,7 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
     reach = (math.log(len(values)) + _LOG_RESOLUTION) / (weighting.beta * m)
     cut = math.exp(min(math.log(lowest) + reach, 700.0))
     near = np.flatnonzero(values <= max(cut, RESOLUTION))
-    position, log_probability = _draw(weighting.balance(values[near], m), uniform)
+    position, log_probability = log_choice(weighting.balance(values[near], m), uniform)
     return int(near[position]), log_probability
 
 
@@ -294,7 +276,7 @@ def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.ran
     picks = np.empty(size, dtype=np.int64)
     chance, bonus = np.empty(size), np.zeros(size)
     first = weighting.first(weighting.imbalance(group, values))
-    picks[0], chance[0] = _draw(first, rng.random())
+    picks[0], chance[0] = log_choice(first, rng.random())
     explored = first - weighting.balance(values, 1)
     bonus[0] = explored[picks[0]]
     last = first

@@ -68,7 +68,7 @@ def compiled(name: str) -> ctypes.CDLL | None:
         log.info("the engine does without machine code, as FEDCOHORT_CC asks")
         return None
     try:
-        compiler, sources, folder = find_compiler(), read_sources(), _cache_folder()
+        compiler, sources, folder = find_compiler(), read_sources(), cache_folder()
         start = f"{name}-{_fingerprint(sources, compiler)}"
         kept = next((path for path in sorted(folder.glob(f"{start}-*.so")) if _sound(path)), None)
         return load(name, kept or build(name, sources, compiler, folder, start))
@@ -128,7 +128,7 @@ def _fingerprint(sources: dict[str, bytes], compiler: Sequence[str]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """Return a folder that only this user can write to; one that goes with the process where there is none."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcohort"
     with contextlib.suppress(OSError):
