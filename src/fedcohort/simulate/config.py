@@ -77,7 +77,7 @@ from fedcohort.rules import Rules
 from fedcohort.scenario import Scenario
 from fedcohort.selectors import Uniform
 from fedcohort.signals import Signal
-from fedcohort.simulate.data import DATASETS, Dataset, Memory, OwnFile, spelled
+from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, spelled
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.options import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.sweep import expanded
@@ -262,7 +262,7 @@ def _task(value: Any) -> Task:
 
 def _data(value: Any, target: str = "class") -> DataOptions:
     if isinstance(value, Dataset):
-        return DataOptions(name="memory", source=Memory(value))
+        return DataOptions(name="memory", source=InMemory(value))
     values = _table("The section [data]", value)
     name = values.pop("name", "file" if "path" in values else "digits")
     if isinstance(name, str):
@@ -490,7 +490,7 @@ def _complete(
     task = _task(base.get("task", {}))
     data = _data(base.get("data", {}), task.target)
     complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": {**values_of(data), **values_of(data.source)}}
-    if isinstance(data.source, Memory):
+    if isinstance(data.source, InMemory):
         whole = data.source.dataset.x_train.dtype.kind == "i"
         complete["data"] = {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": whole}
     complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}

@@ -23,7 +23,7 @@ from fedcohort.journal.beside import remove
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.cluster import HandOver, drive, write_journals
 from fedcohort.simulate.config import MEMORY_FILE, Experiment, values_of
-from fedcohort.simulate.data import Memory, to_npz
+from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.extend import extended
 from fedcohort.simulate.facts import FederationFacts
@@ -181,7 +181,7 @@ class Simulation:
                         self._infos[plan.id] = replace(self._infos[plan.id], state="running", reason="")
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out, to_toml(self.experiment.table), self._meta())
-        kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, Memory)), None)
+        kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)
         if kept is not None:  # or nobody could continue it
             write_atomically(self.out / MEMORY_FILE, to_npz(kept.dataset))
         self._write_facts(writer)

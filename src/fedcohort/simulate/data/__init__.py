@@ -1,7 +1,7 @@
 """Datasets: embedded, synthetic, in files of several formats, from arrays, from partitioners of flwr_datasets."""
 
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
-from fedcohort.simulate.data.own import FlwrDataset, Memory, OwnFile, spelled, to_npz
+from fedcohort.simulate.data.own import FlwrDataset, InMemory, OwnFile, spelled, to_npz
 from fedcohort.simulate.data.partitioner import from_flwr_partitioner
 from fedcohort.simulate.data.sources import (
     DATASETS,
@@ -23,7 +23,7 @@ __all__ = [
     "FashionMnist",
     "Femnist",
     "FlwrDataset",
-    "Memory",
+    "InMemory",
     "Mnist",
     "OwnFile",
     "Source",

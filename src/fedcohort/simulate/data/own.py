@@ -41,7 +41,7 @@ def spelled(name: str) -> dict[str, str]:
     return {"name": "file", "path": name} if is_path else {"name": name}
 
 
-class Memory(Source):
+class InMemory(Source):
     """A dataset that is there already; an experiment keeps a copy of it in its directory."""
 
     name: ClassVar[str] = "memory"
