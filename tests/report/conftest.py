@@ -168,3 +168,13 @@ def page(_driver: Any) -> Iterator[Page]:
     found.requests()
     yield found
     _driver.get("about:blank")
+
+
+@pytest.fixture(scope="session")
+def report_url(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where a browser finds the report of the finished experiment."""
+    from fedcohort.report.page import assemble, build_report
+
+    path = tmp_path_factory.mktemp("html") / "report.html"
+    path.write_text(build_report(assemble([experiment])), encoding="utf-8")
+    return path.as_uri()

@@ -12,7 +12,6 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from fedcohort.report import palette
-from fedcohort.report.page import assemble, build_report
 
 AXE = Path(__file__).parent / "axe"
 MINIMUM = 18.0  # CIEDE2000 between any two lines of one dash pattern; 2.3 is just noticeable side by side
@@ -113,13 +112,6 @@ def test_the_fifth_selector_is_dashed_and_no_two_are_drawn_alike():
 
 
 # -- in a browser ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def report_url(experiment, tmp_path_factory):
-    path = tmp_path_factory.mktemp("html") / "report.html"
-    path.write_text(build_report(assemble([experiment])), encoding="utf-8")
-    return path.as_uri()
 
 
 def opened(page, url):

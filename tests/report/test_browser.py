@@ -11,13 +11,6 @@ from fedcohort.report.page import assemble, build_report
 FIGURES = 12
 
 
-@pytest.fixture(scope="module")
-def report_url(experiment, tmp_path_factory):
-    path = tmp_path_factory.mktemp("html") / "report.html"
-    path.write_text(build_report(assemble([experiment])), encoding="utf-8")
-    return path.as_uri()
-
-
 def opened(page, url):
     page.driver.get(url)
     page.js("FC.drawAll()")
