@@ -33,6 +33,7 @@ from fedcohort.journal.codec import pack_many, sealed_state
 from fedcohort.journal.database import Commit
 from fedcohort.journal.explain import ABANDONED, recorded_scores
 from fedcohort.journal.place import place
+from fedcohort.journal.position import Position, rewind
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
@@ -170,6 +171,7 @@ class Session(Standing):
         shadows: Mapping[str, Selector[Any]] | None = None,
         rules: Rules | None = None,
         commit: Commit = "always",
+        at: Position | None = None,
     ) -> Session:
         """Continue a session from its journal, exactly where it stopped.
 
@@ -185,8 +187,14 @@ class Session(Standing):
         rules : Rules, optional
             The rules from now on; a change is recorded. Default: those of the journal.
         commit : "always" or "manual"
+        at : Position, optional
+            Where the session stood when the host last wrote its own files; what the journal holds beyond is dropped.
         """
-        return cls._continued(Journal.open(place(path), commit), selector, shadows, rules, quiet=commit == "manual")
+        check = None if at is None else partial(rewind, position=at)
+        journal = Journal.open(place(path), commit)
+        self = cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=check)
+        self._blind = {} if at is None else {name: why for name, why in at.blind.items() if name in self._shadows}
+        return self
 
     @classmethod
     def _continued(

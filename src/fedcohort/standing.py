@@ -20,8 +20,9 @@ from fedcohort.errors import InputError
 from fedcohort.expressions import Attributes
 from fedcohort.guard import guarded
 from fedcohort.journal import Journal
-from fedcohort.journal.codec import sealed_state
+from fedcohort.journal.codec import sealed_state, state_fields
 from fedcohort.journal.explain import ABANDONED
+from fedcohort.journal.position import Position
 from fedcohort.journal.reading import EXCLUDED
 from fedcohort.journal.upkeep import FORGOTTEN, RECOVERED, erase
 from fedcohort.membership import Membership
@@ -58,6 +59,7 @@ class Standing:
     _granted: dict[str, ClientTable]
     _referee: Referee | None = None  # without rules there is none
     _prepared: Any
+    _open: Mapping[int, Any]  # by ticket, what was asked for and not told
     _host_state: Any
 
     # -- opening again ----------------------------------------------------------------------------------------------
@@ -141,6 +143,18 @@ class Standing:
     def journal(self) -> Journal:
         """The journal, for reading."""
         return self._journal
+
+    def position(self) -> Position:
+        """Return where the session stands, for the host's own checkpoint; see :class:`fedcohort.journal.Position`."""
+        return Position(
+            *self._journal.newest(),
+            pending=tuple(self._open),
+            host=self._host_state,
+            attributes=self._journal.attributes(),
+            shadows=self._shadow_specs(),
+            blind=dict(self._blind),
+            states={name: dict(state_fields(state)) for name, state in self._states.items()},
+        )
 
     def coverage(self) -> Coverage:
         """Return how many clients carry the training; its ``warning`` says when it is too few. Changes nothing."""

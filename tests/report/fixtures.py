@@ -21,14 +21,8 @@ from fedcohort.protocol import SELECTORS, Answer, Losses, RoundReport, RoundRequ
 from fedcohort.session import Session
 from fedcohort.signals import Signal
 from fedcohort.simulate.metrics import imbalance
-from fedcohort.simulate.results import (
-    FORMAT_VERSION,
-    ExperimentWriter,
-    FederationFacts,
-    RunInfo,
-    clients_schema,
-    rounds_schema,
-)
+from fedcohort.simulate.results import FORMAT_VERSION, FederationFacts, RunInfo, clients_schema, rounds_schema
+from fedcohort.simulate.writer import ExperimentWriter
 
 CLASSES = 10
 MODEL_BYTES = 210_000
@@ -280,8 +274,9 @@ def start_experiment(
     extra_config: str = "",
 ) -> Experiment:
     """Begin an experiment: every choice x seed x setting is a run; nothing is played yet."""
-    writer = ExperimentWriter.create(
-        path,
+    writer = ExperimentWriter.create(path)
+    writer.runs([])
+    writer.begin(
         f'name = "{path.name}"\nrounds = {rounds}\n{extra_config}',
         {"fedcohort": "0.1.0", "torch": "none", "python": "3.11", "device": "cpu", "created": "2026-01-01T12:00:00",
          "command": "fedcohort compare", "dataset": {"name": "toy", "classes": CLASSES}},

@@ -108,7 +108,7 @@ def test_a_missing_federation_costs_only_its_picture(small):
 
 
 def test_a_round_written_twice_counts_once(small):
-    from fedcohort.simulate.results import ExperimentWriter
+    from fedcohort.simulate.writer import ExperimentWriter
 
     table = load(small).rounds
     again = table.slice(0, 6)

@@ -6,9 +6,10 @@ import pytest
 
 from fedcohort.errors import FedcohortError, SignalError
 from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import ResultsError, load, locked
+from fedcohort.simulate.results import ResultsError, load
 from fedcohort.simulate.runner import Simulation, extend_experiment, run_experiment
 from fedcohort.simulate.tables import ConfigError, merged
+from fedcohort.simulate.writer import locked
 
 TABLE = {
     "name": "small",

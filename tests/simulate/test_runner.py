@@ -3,13 +3,22 @@
 import errno
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
 
-from fedcohort.errors import DataError, DeviceError, FedcohortError, InputError, ScenarioError, SignalError
+from fedcohort.errors import (
+    DataError,
+    DeviceError,
+    FedcohortError,
+    InputError,
+    JournalError,
+    ScenarioError,
+    SignalError,
+)
 from fedcohort.journal import read_journal
 from fedcohort.simulate import results
 from fedcohort.simulate.checkpoint import Checkpoint, found
@@ -20,6 +29,7 @@ from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.results import ResultsError, load
 from fedcohort.simulate.runner import Simulation, default_out, run_experiment
 from fedcohort.simulate.tables import to_toml
+from fedcohort.simulate.writer import ExperimentWriter, locked
 
 TABLE = {
     "name": "small",
@@ -40,6 +50,16 @@ TABLE = {
         "scaffolded": {"name": "fedcbs", "aggregator": {"name": "scaffold"}},
     },
 }
+
+
+OWN_MODEL = """
+from torch import nn
+
+
+class Tanh(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Linear(shape[0], 8), nn.Tanh(), nn.Linear(8, classes))
+"""
 
 
 def table(**changes):
@@ -77,6 +97,20 @@ def sorted_rows(out, kind):
         row.pop("wall_seconds", None)
     key = ("run", "round", "client") if kind == "clients" else ("run", "round")
     return sorted(rows, key=lambda row: [row[name] for name in key])
+
+
+def assert_same(out, whole):
+    """Two experiments found the same, bit by bit."""
+    assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
+    assert repr(sorted_rows(out, "clients")) == repr(sorted_rows(whole, "clients"))
+    assert load(out).runs == load(whole).runs
+    for info in load(out).runs:
+        one, other = (read_journal(load(path).journal(info)) for path in (out, whole))
+        assert one.metrics() == other.metrics()
+        assert [c.clients.tolist() for c in one.cohorts()] == [c.clients.tolist() for c in other.cohorts()]
+        assert repr(one.state("")) == repr(other.state(""))
+        one.close()
+        other.close()
 
 
 @pytest.fixture(scope="module")
@@ -128,14 +162,7 @@ def test_a_resumed_experiment_equals_an_uninterrupted_one(whole, tmp_path, stop_
     assert run(out, stop_after=stop_after) == "interrupted"
     assert load(out).status["state"] == "interrupted"
     assert run(out, resume=True) == "finished"
-    assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
-    assert repr(sorted_rows(out, "clients")) == repr(sorted_rows(whole, "clients"))
-    for info in load(out).runs:
-        one, other = (read_journal(load(path).journal(info)) for path in (out, whole))
-        assert one.metrics() == other.metrics()
-        assert [c.clients.tolist() for c in one.cohorts()] == [c.clients.tolist() for c in other.cohorts()]
-        one.close()
-        other.close()
+    assert_same(out, whole)
 
 
 def test_a_crash_loses_only_what_came_after_the_last_checkpoint(whole, tmp_path):
@@ -162,30 +189,37 @@ def test_a_crash_loses_only_what_came_after_the_last_checkpoint(whole, tmp_path)
     assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
 
 
-def test_a_crash_while_journals_are_committed(tmp_path, monkeypatch):
-    """Some journals at the new checkpoint, some at the old one: the runs behind catch up."""
-    config = table(selectors={"uniform": {}, "flash": {}})
-    assert run(tmp_path / "whole", config) == "finished"
-    out = tmp_path / "torn"
-    simulation = Simulation(Experiment.from_dict(config), out)
-    group = simulation.prepared.group(0, journals=out / "journal", device="cpu", workers=1)
-    simulation.begin(0, group)
-    for _ in range(3):
-        group.step()
-    simulation._checkpoint(0, group)
-    for _ in range(2):
-        group.step()
-    monkeypatch.setattr(group, "commit", lambda: [run.session.commit() for run in group.runs[:2]])
-    monkeypatch.setattr("fedcohort.simulate.checkpoint.prune", lambda *_: None)
-    simulation._checkpoint(0, group)
-    group.close()
-    monkeypatch.undo()
-    assert len(found(out / "checkpoint", 0)) == 2
+def test_rows_and_journals_that_got_ahead_of_the_checkpoint_are_taken_back(whole, tmp_path):
+    out = tmp_path / "ahead"
+    assert run(out, stop_after=20) == "interrupted"
+    shutil.copytree(out / "checkpoint", tmp_path / "checkpoint")
+    assert run(out, resume=True, stop_after=20) == "interrupted"
+    shutil.rmtree(out / "checkpoint")
+    shutil.copytree(tmp_path / "checkpoint", out / "checkpoint")
     assert run(out, resume=True) == "finished"
-    ours, theirs = sorted_rows(out, "rounds"), sorted_rows(tmp_path / "whole", "rounds")
-    assert [(r["run"], r["round"], r["cohort"]) for r in ours] == [(r["run"], r["round"], r["cohort"]) for r in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4) if one["loss"] else other["loss"] is None
+    assert_same(out, whole)
+
+
+def test_a_group_without_a_checkpoint_starts_over(whole, tmp_path):
+    out = tmp_path / "lost"
+    assert run(out, stop_after=20) == "interrupted"
+    for path in (out / "checkpoint").iterdir():
+        path.unlink()
+    assert run(out, resume=True) == "finished"
+    assert_same(out, whole)
+
+
+def test_a_journal_older_than_the_checkpoint_is_refused(tmp_path):
+    out = tmp_path / "old"
+    config = table(selectors={"uniform": {}})
+    assert run(out, config, stop_after=4) == "interrupted"
+    shutil.copy(out / "journal" / "uniform-s0.sqlite", tmp_path / "kept.sqlite")
+    assert run(out, resume=True, stop_after=4) == "interrupted"
+    for file in (out / "journal").glob("uniform-s0.sqlite*"):
+        file.unlink()
+    shutil.copy(tmp_path / "kept.sqlite", out / "journal" / "uniform-s0.sqlite")
+    with pytest.raises(JournalError, match="older copy"):
+        run(out, resume=True)
 
 
 def test_dying_before_the_first_checkpoint_starts_again(whole, tmp_path):
@@ -207,15 +241,26 @@ def test_resuming_a_finished_experiment_changes_nothing(tmp_path):
     assert sorted_rows(tmp_path / "x", "rounds") == before
 
 
-def test_lockstep_limits_the_size_of_groups(whole, tmp_path):
-    config = table(run={"lockstep": 2})
-    prepared = prepare(Experiment.from_dict(config))
+def test_lockstep_limits_the_size_of_groups():
+    prepared = prepare(Experiment.from_dict(table(run={"lockstep": 2})))
     assert sorted(len(places) for places in prepared.groups.values()) == [2, 2, 2, 2]
     assert len(prepare(Experiment.from_dict(TABLE)).groups) == 2  # SCAFFOLD trains by another rule
-    assert run(tmp_path / "x", config) == "finished"
-    for one, other in zip(sorted_rows(tmp_path / "x", "rounds"), sorted_rows(whole, "rounds"), strict=True):
-        assert one["cohort"] == other["cohort"]
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4) if one["loss"] else other["loss"] is None
+
+
+@pytest.mark.parametrize(
+    "model", ["logistic", "mlp", "test_runner_model.py:Tanh"], ids=["logistic", "mlp", "plain loop"]
+)
+def test_results_do_not_depend_on_which_runs_share_a_batch(tmp_path, monkeypatch, model):
+    """On the CPU, bit by bit: alone, in pairs, and all together."""
+    (tmp_path / "test_runner_model.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(tmp_path)
+    selectors = {**TABLE["selectors"], "filtered": {"name": "fedcm-ts", "filter": {"name": "fedca"}}, "divfl": {}}
+    config = table(model={"name": model}, selectors=selectors, scenario={"server_validation": 3})
+    for lockstep in (256, 2, 1):
+        config["run"]["lockstep"] = lockstep
+        assert run(tmp_path / f"by-{lockstep}", config) == "finished"
+    assert_same(tmp_path / "by-2", tmp_path / "by-256")
+    assert_same(tmp_path / "by-1", tmp_path / "by-256")
 
 
 def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(whole, tmp_path, monkeypatch):
@@ -288,7 +333,7 @@ def test_improvement_is_measured_against_the_iid_setting(tmp_path):
 def test_two_processes_never_write_one_directory(tmp_path):
     config = table(selectors={"uniform": {}})
     assert run(tmp_path / "x", config, stop_after=2) == "interrupted"
-    with results.locked(tmp_path / "x"), pytest.raises(ResultsError, match="Another process"):
+    with locked(tmp_path / "x"), pytest.raises(ResultsError, match="Another process"):
         run(tmp_path / "x", resume=True)
     assert run(tmp_path / "x", resume=True) == "finished"
 
@@ -358,6 +403,9 @@ def test_directories_that_are_no_experiments(tmp_path, whole):
     with pytest.raises(ResultsError, match="half-written"):
         load(tmp_path)
     (tmp_path / "config.toml").write_text((whole / "config.toml").read_text())
+    with pytest.raises(ResultsError, match=r"runs\.json is missing(.|\n)*--resume"):
+        load(tmp_path)
+    (tmp_path / "runs.json").write_text("[]")
     empty = load(tmp_path)
     assert empty.rounds.num_rows == 0 and empty.runs == [] and empty.curves == {}
     assert leaderboards(empty) == ()
@@ -375,8 +423,81 @@ def test_damaged_parts_and_checkpoints_are_named(tmp_path):
         run(out, resume=True)
     part = next((out / "rounds").iterdir())
     part.write_bytes(b"PAR1")
-    with pytest.raises(ResultsError, match="cannot be read"):
+    with pytest.raises(ResultsError, match="is damaged"):
         load(out).rounds
+
+
+def test_a_damaged_part_is_named_wherever_the_damage_is(whole, tmp_path):
+    """Cut off, a bit flipped, other columns: never other numbers, never an error that is not ours."""
+    expected = repr(sorted_rows(whole, "rounds"))
+    out = tmp_path / "x"
+    shutil.copytree(whole, out)
+    part = out / "rounds" / "part-00000.parquet"
+    data = part.read_bytes()
+    rng = np.random.default_rng(3)
+    damages = [data[:size] for size in rng.integers(0, len(data), 20)]
+    for place, bit in zip(rng.integers(0, len(data), 150), rng.integers(0, 8, 150), strict=True):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << bit
+        damages.append(bytes(flipped))
+    refused = []
+    for damage in damages:
+        part.write_bytes(damage)
+        try:
+            assert repr(sorted_rows(out, "rounds")) == expected
+        except ResultsError as error:
+            refused.append(str(error))
+    assert len(refused) > 160
+    assert all("part-00000.parquet is damaged" in error for error in refused)
+    pyarrow.parquet.write_table(pyarrow.table({"round": [1, 2]}), part)
+    with pytest.raises(ResultsError, match=r"no column 'run'(.|\n)*restore it"):
+        load(out).rounds
+    pyarrow.parquet.write_table(pyarrow.table({"run": ["a"], "round": ["first"]}), part)
+    with pytest.raises(ResultsError, match="is damaged"):
+        load(out).rounds
+
+
+def test_resuming_over_a_damaged_part_says_so(tmp_path):
+    out = tmp_path / "x"
+    assert run(out, table(selectors={"uniform": {}}), stop_after=4) == "interrupted"
+    part = next((out / "clients").iterdir())
+    part.write_bytes(part.read_bytes()[:-40])
+    with pytest.raises(ResultsError, match=r"clients/part-00000\.parquet is damaged"):
+        run(out, resume=True)
+
+
+@pytest.mark.parametrize("stop_after", [None, 20])
+@pytest.mark.parametrize("left", [None, "[{]"])
+def test_runs_json_is_written_anew_where_it_is_lost(whole, tmp_path, stop_after, left):
+    out = tmp_path / "x"
+    assert run(out, stop_after=stop_after) == ("interrupted" if stop_after else "finished")
+    (out / "runs.json").unlink() if left is None else (out / "runs.json").write_text(left)
+    with pytest.raises(ResultsError, match=r"runs\.json"):
+        load(out)
+    for path in out.glob("federation-*.npz"):
+        path.unlink()
+    assert run(out, resume=True) == "finished"
+    assert_same(out, whole)
+    assert load(out).federation("uniform-s0").sizes.tolist() == load(whole).federation("uniform-s0").sizes.tolist()
+
+
+def test_a_creation_that_was_cut_off_starts_again(whole, tmp_path):
+    out = tmp_path / "x"
+    shutil.copytree(whole, out)
+    for name in ("rounds", "clients", "journal", "checkpoint"):
+        shutil.rmtree(out / name)
+        (out / name).mkdir()
+    for name in ("meta.json", "status.json", "live.jsonl", ".lock"):
+        (out / name).unlink()
+    (out / ".meta.json.tmp").write_text("{")
+    with pytest.raises(ResultsError, match=r"cut off(.|\n)*same --out"):
+        run(out, resume=True)
+    (out / "notes.txt").write_text("somebody's")
+    with pytest.raises(ResultsError, match="not empty"):
+        run(out)
+    (out / "notes.txt").unlink()
+    assert run(out) == "finished"
+    assert_same(out, whole)
 
 
 def test_a_run_that_is_not_there(whole):
@@ -387,7 +508,7 @@ def test_a_run_that_is_not_there(whole):
 def test_an_interrupted_compaction_counts_nothing_twice(tmp_path, monkeypatch):
     out = tmp_path / "x"
     config = table(run={"checkpoint_seconds": 0.0}, selectors={"uniform": {}})
-    monkeypatch.setattr(results.ExperimentWriter, "compact", lambda self: None)
+    monkeypatch.setattr(ExperimentWriter, "compact", lambda self: None)
     assert run(out, config) == "finished"
     monkeypatch.undo()
     rows = sorted_rows(out, "rounds")
@@ -395,10 +516,10 @@ def test_an_interrupted_compaction_counts_nothing_twice(tmp_path, monkeypatch):
     from pathlib import Path
 
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
-    results.ExperimentWriter(out).compact()
+    ExperimentWriter(out).compact()
     monkeypatch.undo()
     assert sorted_rows(out, "rounds") == rows
-    results.ExperimentWriter(out).compact()
+    ExperimentWriter(out).compact()
     assert sorted_rows(out, "rounds") == rows
     assert [p.name for p in (out / "clients").iterdir()] == ["part-00000.parquet"]
     assert pyarrow.parquet.read_table(out / "rounds" / "part-00000.parquet").num_rows == len(rows)

@@ -60,6 +60,7 @@ def bench(
     from fedcohort.benchmark.suite import table
     from fedcohort.simulate.config import Experiment
     from fedcohort.simulate.runner import Simulation, default_out
+    from fedcohort.simulate.writer import write_atomically
 
     console = err(quiet)
     if submit is not None:

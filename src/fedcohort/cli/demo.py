@@ -103,8 +103,9 @@ def demo(
     """
     from fedcohort.report.page import assemble, build_report
     from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.results import load, write_atomically
+    from fedcohort.simulate.results import load
     from fedcohort.simulate.tables import find_table
+    from fedcohort.simulate.writer import write_atomically
 
     table = find_table("demo")
     if rounds is not None:

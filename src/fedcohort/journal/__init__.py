@@ -6,6 +6,7 @@ written. Resume, explanations, shadow selectors, reports and the dashboard all r
 
 from fedcohort.journal.explain import Explanation, ScoreRow, explain_round
 from fedcohort.journal.opening import is_blank
+from fedcohort.journal.position import Position, rewind
 from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.replies import ReplyBlock, ReplyRow
 from fedcohort.journal.schema import SCHEMA_VERSION
@@ -16,10 +17,12 @@ __all__ = [
     "CohortRow",
     "Explanation",
     "Journal",
+    "Position",
     "ReplyBlock",
     "ReplyRow",
     "ScoreRow",
     "explain_round",
     "is_blank",
     "read_journal",
+    "rewind",
 ]

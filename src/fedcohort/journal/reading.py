@@ -186,6 +186,12 @@ class Record:
             found.setdefault(round_, {})[key] = value
         return found
 
+    def newest(self) -> tuple[int, int, int]:
+        """Return the highest numbers of a ticket, a block of replies and an event, -1 when there is none."""
+        ((reply,),) = self.database.fetch("SELECT COALESCE(MAX(id), -1) FROM replies")
+        ((event,),) = self.database.fetch("SELECT COALESCE(MAX(id), -1) FROM events")
+        return self.last()[1], int(reply), int(event)
+
     def last(self) -> tuple[int, int]:
         """Return the highest round and ticket recorded, -1 when there is none."""
         ((round_, ticket),) = self.database.fetch(

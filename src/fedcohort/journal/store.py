@@ -13,7 +13,7 @@ import json
 import time
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,7 @@ class Journal(Record):
         return self._durable
 
     def _mark_durable(self) -> None:
-        ((reply,),) = self.database.fetch("SELECT COALESCE(MAX(id), -1) FROM replies")
-        self._durable = (self.last()[1], int(reply))
+        self._durable = self.newest()[:2]
 
     def newer(self, ticket: int, reply: int, columns: Mapping[str, str]) -> dict[str, list[tuple[Any, ...]]]:
         """Return the rows of cohorts and scores above ``ticket`` and of replies above ``reply``, as they are stored."""
@@ -222,9 +221,13 @@ class Journal(Record):
         """Record a selector's state, writing only what changed since it was last saved. Not for in-memory journals."""
         if self.path is None:
             return
+        self.save_fields(selector, state_fields(state))
+
+    def save_fields(self, selector: str, fields: Iterable[tuple[str, AnyArray | Any]]) -> None:
+        """Record the fields of a selector's state, writing only what changed since they were last saved."""
         before = self._saved.get(selector, {})
         after: dict[str, AnyArray | Any] = {}
-        for name, value in state_fields(state):
+        for name, value in fields:
             after[name] = value
             known = name in before
             if not isinstance(value, np.ndarray):

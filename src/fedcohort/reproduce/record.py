@@ -17,7 +17,8 @@ from fedcohort.errors import FedcohortError, InputError
 from fedcohort.reproduce.declare import Labels, Study
 from fedcohort.simulate.leaderboard import leaderboards
 from fedcohort.simulate.metrics import Curve
-from fedcohort.simulate.results import Results, RunInfo, write_atomically
+from fedcohort.simulate.results import Results, RunInfo
+from fedcohort.simulate.writer import write_atomically
 
 FORMAT = 1
 _POINTS = 40  # of a curve that is kept

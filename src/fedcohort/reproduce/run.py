@@ -18,8 +18,9 @@ from fedcohort.reproduce.record import Record, record_of
 from fedcohort.reproduce.verdicts import to_dict
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Deadline, LineProgress, Listener
-from fedcohort.simulate.results import load, write_atomically, write_json
+from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.writer import write_atomically, write_json
 
 FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
 QUICK_ROUNDS = 18  # beyond FedCor's warm-up

@@ -1,8 +1,9 @@
 """Checkpoints: arrays and a little JSON in one ``.npz`` per lock-step group and round, without pickle.
 
-A checkpoint is written before the runs' journals are committed and the older one is removed afterwards. Should the
-machine die in between, some journals stand at the older checkpoint's round and some at the newer one's; each run then
-continues from the checkpoint that its journal agrees with, and those behind catch up.
+A checkpoint and the journals of its runs are one atomic step. Rows and journals are written first, the checkpoint after
+them: that its file appears is the moment from which the rounds count. It holds the :class:`~fedcohort.journal.Position`
+of every run's session, so that rows and journals that got ahead of it, when the machine died or the disk was full, are
+taken back to it. A group that has no checkpoint starts over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray
-from fedcohort.simulate.results import ResultsError, write_atomically
+from fedcohort.simulate.results import ResultsError
+from fedcohort.simulate.writer import write_atomically
 
 _NAME = re.compile(r"group-(\d+)-round-(\d+)\.npz")
 
@@ -85,25 +87,27 @@ def found(folder: Path, group: int) -> dict[int, Path]:
     return dict(sorted(files.items()))
 
 
-def members(folder: Path) -> dict[int, list[str]]:
-    """Return the ids of the runs of each group that has a checkpoint, in the order of its models."""
+def newest(folder: Path, group: int) -> Path | None:
+    """Return the group's last checkpoint; there may be an older one that nobody had time to remove."""
+    return next(reversed(found(folder, group).values()), None)
+
+
+def all_newest(folder: Path) -> dict[int, Checkpoint]:
+    """Return the last checkpoint of each group that has one."""
     numbers = sorted({int(match[1]) for path in folder.glob("*.npz") if (match := _NAME.fullmatch(path.name))})
-    return {number: list(load(list(found(folder, number).values())[-1]).facts["runs"]) for number in numbers}
+    return {number: load(path) for number in numbers if (path := newest(folder, number)) is not None}
 
 
 def ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
-    """Whether the group's last checkpoint is settled and all its runs have ended in it.
+    """Whether all runs of the group have ended in its last checkpoint.
 
     Parameters
     ----------
     rounds : mapping of run id to int
         How many rounds each is to make; a run that made fewer and was not stopped goes on.
     """
-    files = found(folder, group)
-    if len(files) != 1:  # two: the journals were being committed when the machine died
-        return False
-    (path,) = files.values()
-    return not any(goes_on(run, rounds[name]) for name, run in load(path).facts["runs"].items())
+    path = newest(folder, group)
+    return path is not None and not any(goes_on(run, rounds[name]) for name, run in load(path).facts["runs"].items())
 
 
 def goes_on(run: Mapping[str, Any], rounds: int) -> bool:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate import checkpoint as checkpoints
-from fedcohort.simulate.results import RunInfo, write_atomically
+from fedcohort.simulate.results import RunInfo
+from fedcohort.simulate.writer import write_atomically
 
 if TYPE_CHECKING:
     from fedcohort.simulate.group import Group
@@ -58,8 +59,8 @@ class GroupHost:
         Which group.
     device : str
     workers : int
-    saved : list of bytes
-        Checkpoints to continue from, oldest first.
+    saved : bytes, optional
+        The checkpoint to continue from.
     journals : dict of file name to bytes
         Journals to continue, as they are on the driver's disk.
     """
@@ -71,7 +72,7 @@ class GroupHost:
         device: str,
         workers: int,
         *,
-        saved: list[bytes],
+        saved: bytes | None,
         journals: dict[str, bytes],
     ) -> None:
         self._prepared, self._number, self._device, self._workers = prepared, number, device, workers
@@ -84,10 +85,10 @@ class GroupHost:
     def _opened(self) -> Group:
         """Build the group; not in the constructor, whose errors Ray cannot tell from a lost machine."""
         group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
-        if self._saved:
+        if self._saved is not None:
             for name, data in self._journals.items():
                 (self._home / name).write_bytes(data)
-            group.resume([checkpoints.Checkpoint.from_bytes(data) for data in self._saved])
+            group.resume(checkpoints.Checkpoint.from_bytes(self._saved))
         else:
             group.start()
         return group
@@ -175,10 +176,7 @@ class Driver:
         """Start an actor for a group and its first slice."""
         simulation = self.simulation
         saved = simulation.saved(number)
-        journals = {}
-        if saved:
-            simulation.writer.forget(simulation.journal_rounds(number))
-            journals = {path.name: snapshot(path) for path in simulation.journal_files(number)}
+        journals = {} if saved is None else simulation.journals(number)
         actor = (
             self.ray.remote(GroupHost)
             .options(max_concurrency=2, **self.resources)
@@ -235,6 +233,9 @@ def drive(simulation: Simulation) -> str:
 def write_journals(folder: Path, journals: dict[str, bytes]) -> None:
     """Put handed-over journals in place, each whole or not at all."""
     for name, data in journals.items():
-        for extra in ("-wal", "-shm"):
-            (folder / f"{name}{extra}").unlink(missing_ok=True)
-        write_atomically(folder / name, data)
+        path = folder / name
+        if path.with_name(f"{name}-wal").exists():  # of a process that was killed, with rounds that must not be lost
+            write_atomically(path, snapshot(path))
+            for extra in ("-wal", "-shm"):
+                path.with_name(f"{name}{extra}").unlink(missing_ok=True)
+        write_atomically(path, data)

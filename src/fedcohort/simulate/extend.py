@@ -14,8 +14,9 @@ from typing import Any
 
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.results import ResultsError, check_unchanged, load
+from fedcohort.simulate.results import ResultsError, load
 from fedcohort.simulate.tables import ConfigError, read_table
+from fedcohort.simulate.writer import check_unchanged
 
 
 def extended(
@@ -63,7 +64,7 @@ def extended(
             f"{' or '.join(str(n) for n in sorted(set(planned.values())))} rounds already.",
             hint="add seeds, rounds or selectors; an interrupted experiment continues with 'fedcohort run --resume'",
         )
-    saved = {name for names in checkpoints.members(out / "checkpoint").values() for name in names}
+    saved = {name for point in checkpoints.all_newest(out / "checkpoint").values() for name in point.facts["runs"]}
     lost = [info.id for info in results.runs if info.rounds_done and info.id not in saved]
     if lost and results.status.get("state") == "finished":
         raise ResultsError(

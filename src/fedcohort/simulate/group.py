@@ -18,6 +18,7 @@ import torch
 from fedcohort.aggregators import Corrections, Mix, WeightedSum
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.filters import Need, Replies
+from fedcohort.journal import Position
 from fedcohort.protocol import RoundReport, RoundRequest, Status
 from fedcohort.scenario import Federation
 from fedcohort.signals import Signal
@@ -132,7 +133,7 @@ class Group:
     def start(self) -> None:
         """Open every run's session anew."""
         for run in self.runs:
-            run.open_session(self._journal(run), again=False)
+            run.start_session(self._journal(run))
 
     def _journal(self, run: Run) -> Path | None:
         return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
@@ -141,10 +142,11 @@ class Group:
         """Return everything that is needed to continue, between two rounds."""
         arrays = {"models": self.models.cpu().numpy()}
         for run in self.runs:
+            arrays[f"session/{run.row}"] = np.frombuffer(run.session.position().to_bytes(), np.uint8)
             if run.memory is not None:
                 for name, value in run.memory.arrays().items():
                     arrays[f"memory/{run.row}/{name}"] = value if isinstance(value, np.ndarray) else value.cpu().numpy()
-        facts = {"runs": {run.plan.id: run.facts() for run in self.runs}}
+        facts = {"runs": {run.plan.id: {**run.facts(), "federation": self._keys[run.row]} for run in self.runs}}
         return Checkpoint(max(run.round for run in self.runs), facts, arrays)
 
     def commit(self) -> None:
@@ -152,25 +154,19 @@ class Group:
         for run in self.runs:
             run.session.commit()
 
-    def resume(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Continue each run from the checkpoint its journal agrees with.
-
-        Parameters
-        ----------
-        checkpoints : sequence of Checkpoint
-            Usually one; two when the machine died while journals were being committed.
-        """
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint; journals that got ahead of it are taken back."""
         for run in self.runs:
-            run.open_session(self._journal(run), again=True)
-            at = run.session.round
-            fitting = [c for c in checkpoints if c.facts["runs"].get(run.plan.id, {}).get("round") == at]
-            if not fitting:
+            facts = checkpoint.facts["runs"].get(run.plan.id)
+            if facts is None or f"session/{run.row}" not in checkpoint.arrays:
                 raise ResultsError(
-                    f"The journal of run {run.plan.id!r} stands at round {at}, and no checkpoint does.",
-                    hint="the experiment cannot be continued; start it again with another --out",
+                    f"The checkpoint does not say where the session of run {run.plan.id!r} stood.",
+                    hint="it is of an earlier version of fedcohort; start the experiment again with another --out",
                 )
-            checkpoint = fitting[-1]
-            run.take(checkpoint.facts["runs"][run.plan.id])
+            run.resume_session(
+                self._journal(run), Position.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
+            )
+            run.take(facts)
             self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
             if run.memory is not None:
                 prefix = f"memory/{run.row}/"
@@ -205,7 +201,7 @@ class Group:
     # -- one round ---------------------------------------------------------------------------------------------
 
     def step(self, on_round: OnRound | None = None) -> None:
-        """Advance by one round every run that is furthest behind: all of them, save after a crash."""
+        """Advance by one round every run that is furthest behind: all, unless their numbers of rounds once differed."""
         began = time.perf_counter()
         behind = min(run.round for run in self.runs if run.running)
         asked = self._requests([run for run in self.runs if run.running and run.round == behind])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
+import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +18,7 @@ from fedcohort.journal import Journal
 from fedcohort.journal.live import LiveRounds
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import RunInfo
+from fedcohort.simulate.writer import disk_errors
 
 _FLUSH_SECONDS = 0.5
 _BYTES = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
@@ -39,22 +43,30 @@ class LiveFeed(Listener):
         self._journals: Mapping[str, Journal] = {}
 
     def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
-        """Open the feed."""
-        self._file = (self._out / "live.jsonl").open("a")
+        """Open the feed; a line that an earlier process could not finish stays a line of its own."""
+        with disk_errors(self._out / "live.jsonl"):
+            self._file = (self._out / "live.jsonl").open("a+")
+            end = self._file.tell()
+            self._file.seek(max(end - 1, 0))
+            if end and self._file.read() != "\n":
+                self._file.write("\n")
+                self._file.flush()
 
     def follow(self, journals: Mapping[str, Journal]) -> None:
         """Say whose rounds are being made, so that their scores can be read before the next checkpoint."""
         self._flush()
         self._journals = journals
-        if self._rounds is not None:
-            self._rounds.close()
-        self._rounds = LiveRounds(self._out / "live.sqlite")
+        with self._errors():
+            if self._rounds is not None:
+                self._rounds.close()
+            self._rounds = LiveRounds(self._out / "live.sqlite")
 
     def durable(self) -> None:
         """Say that all journals have been committed."""
         self._flush()
         if self._rounds is not None:
-            self._rounds.forget()
+            with self._errors():
+                self._rounds.forget()
 
     def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
         """Take a line."""
@@ -70,21 +82,34 @@ class LiveFeed(Listener):
     def _flush(self) -> None:
         if not self._lines or self._file is None:
             return
-        if self._rounds is not None:
-            self._rounds.publish(self._journals)
-        self._file.writelines(self._lines)
-        self._file.flush()
+        with self._errors():
+            if self._rounds is not None:
+                self._rounds.publish(self._journals)
+            self._file.writelines(self._lines)
+            self._file.flush()
         self._lines.clear()
 
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        with disk_errors(self._out / "live.sqlite"):
+            try:
+                yield
+            except sqlite3.OperationalError as error:
+                full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+                raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+
     def on_end(self, state: str) -> None:
-        """Close the feed."""
+        """Close the feed; of an experiment that failed, as far as that is possible."""
         self._journals = {}
-        if self._rounds is not None:
-            self._rounds.close()
-            self._rounds = None
-        self._flush()
+        failed = contextlib.suppress(OSError, sqlite3.Error) if state == "failed" else contextlib.nullcontext()
+        with failed:
+            if self._rounds is not None:
+                self._rounds.close()
+                self._rounds = None
+            self._flush()
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what could not be written is in memory still
+                self._file.close()
             self._file = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,17 +153,26 @@ def _groups(experiment: Experiment, begun: Mapping[int, Sequence[str]]) -> dict[
     if foreign:
         raise ResultsError(f"There is a checkpoint of the run {foreign[0]!r}, which the configuration does not have.")
     groups = {number: tuple(place_of[name] for name in names) for number, names in begun.items()}
+    whole = _split(experiment, range(len(experiment.plans)), itertools.count())
+    if groups.items() <= whole.items():  # nothing was added: the same batches as without an interruption
+        return whole
     placed = {place for places in groups.values() for place in places}
-    by_key: dict[str, list[int]] = {}
-    for i, plan in enumerate(experiment.plans):
-        if i not in placed:
-            by_key.setdefault(_group_key(plan), []).append(i)
+    rest = [place for place in range(len(experiment.plans)) if place not in placed]
     free = (number for number in itertools.count() if number not in begun)
-    for places in by_key.values():
-        turns = -(-len(places) // experiment.options.lockstep)
-        for part in np.array_split(np.array(places), turns):
-            groups[next(free)] = tuple(part.tolist())
-    return dict(sorted(groups.items()))
+    return dict(sorted((groups | _split(experiment, rest, free)).items()))
+
+
+def _split(experiment: Experiment, places: Sequence[int], numbers: Iterator[int]) -> dict[int, tuple[int, ...]]:
+    """Divide plans into groups of those that can share a batch, none larger than ``run.lockstep``."""
+    by_key: dict[str, list[int]] = {}
+    for place in places:
+        by_key.setdefault(_group_key(experiment.plans[place]), []).append(place)
+    groups = {}
+    for alike in by_key.values():
+        turns = -(-len(alike) // experiment.options.lockstep)
+        for part in np.array_split(np.array(alike), turns):
+            groups[next(numbers)] = tuple(part.tolist())
+    return groups
 
 
 def _check_model(plan: RunPlan, dataset: Dataset) -> None:

@@ -19,16 +19,13 @@ Files appear whole or not at all: each is written beside its place and moved the
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import json
-import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,9 +49,14 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 RUN_STATES = ("running", "finished", "stopped", "diverged")
+FOLDERS = ("rounds", "clients", "journal", "checkpoint")
+_CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # before meta.json
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 _KEY = re.compile(r"[\w-]*")  # of a federation's file
-_COVERS = b"fedcohort.parts"
+COVERS = b"fedcohort.parts"
+_DIGEST = "fedcohort.sha256"
+_BLANK = "0" * 64
+_RESTORE = "restore it from a copy, or run the experiment again with another --out"
 
 
 class ResultsError(FedcohortError, OSError):
@@ -145,241 +147,80 @@ def clients_schema() -> pa.Schema:
     )
 
 
-# -- writing --------------------------------------------------------------------------------------------------------
+# -- parts of the tables --------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the file system into one clear error; what was written before stays."""
-    try:
-        yield
-    except ResultsError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResultsError(
-                f"The disk is full: {path} could not be written. Everything written before is intact.",
-                hint="free some space, then continue with --resume",
-            ) from error
-        raise ResultsError(f"{path} could not be written: {error.strerror or error}.") from error
-
-
-@contextmanager
-def _archive_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise ResultsError(f"{path} is missing; the experiment has not got that far, or it was removed.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ResultsError(f"{path} is damaged: {error}.") from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path`` and move it there, so that no reader ever sees half a file."""
-    beside = path.with_name(f".{path.name}.tmp")
-    with _disk_errors(path):
-        try:
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically; NaN has no place in it."""
-    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False, default=_plain) + "\n").encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return str(value)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to an experiment's directory; the system lets go when this one dies."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
-    with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ResultsError(
-                f"Another process is working on the experiment in {folder}.", hint="wait for it, or stop it first"
-            ) from None
-        yield
-
-
-def _digest(config: bytes) -> str:
-    return hashlib.sha256(config).hexdigest()
-
-
-def check_unchanged(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse an experiment whose configuration somebody changed after its runs were made."""
-    known = meta.get("config")
-    if known and _digest((path / "config.toml").read_bytes()) not in known:
-        raise ResultsError(
-            f"{path / 'config.toml'} was changed after the experiment began; its runs would no longer be comparable.",
-            hint="put it back as it was; 'fedcohort extend' adds seeds, rounds and selectors, and another experiment "
-            "begins with 'fedcohort run'",
-        )
-
-
-class ExperimentWriter:
-    """Writes an experiment's directory.
-
-    Parameters
-    ----------
-    path : Path
-        A directory made by :meth:`create`, or one to resume.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._next = max(_next_part(self.path / kind) for kind in ("rounds", "clients"))
-
-    @classmethod
-    def create(cls, path: Path, config: str, meta: Mapping[str, Any]) -> ExperimentWriter:
-        """Make the directory of a new experiment; one that holds anything already is refused."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ResultsError(
-                f"{path} exists already and is not empty.",
-                hint="choose another --out, or continue that experiment with --resume",
-            )
-        with _disk_errors(path):
-            for folder in ("rounds", "clients", "journal", "checkpoint"):
-                (path / folder).mkdir(parents=True, exist_ok=True)
-        write_atomically(path / "config.toml", config.encode())
-        write_json(path / "meta.json", {"format": FORMAT_VERSION, **meta, "config": [_digest(config.encode())]})
-        return cls(path)
-
-    def extend(self, config: str, baseline: str, command: str) -> None:
-        """Replace the configuration by one that has more runs or rounds; meta.json is good before and after."""
-        meta = json.loads((self.path / "meta.json").read_text())
-        old = _digest((self.path / "config.toml").read_bytes())
-        meta |= {"config": [old, _digest(config.encode())], "baseline": baseline}
-        meta["command"] = " && ".join(text for text in (meta.get("command", ""), command) if text)
-        write_json(self.path / "meta.json", meta)
-        write_atomically(self.path / "config.toml", config.encode())
-
-    def status(self, **values: Any) -> None:
-        """Replace status.json."""
-        write_json(self.path / "status.json", values)
-
-    def runs(self, runs: Sequence[RunInfo]) -> None:
-        """Replace runs.json."""
-        write_json(self.path / "runs.json", [asdict(run) for run in runs])
-
-    def federation(self, key: str, facts: FederationFacts) -> None:
-        """Write one federation's facts, unless they are there already."""
-        if (self.path / f"federation-{key}.npz").exists():
-            return
-        arrays: dict[str, AnyArray] = {
-            "label_counts": facts.label_counts,
-            "true_counts": facts.true_counts,
-            "sizes": facts.sizes,
-            "noise_rate": facts.noise_rate,
-        }
-        if facts.names is not None:
-            arrays["names"] = np.array(facts.names)
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
-        write_atomically(self.path / f"federation-{key}.npz", buffer.getvalue())
-
-    def append(self, rounds: pa.Table, clients: pa.Table) -> None:
-        """Write one more part of both tables."""
-        if not len(rounds):
-            return
-        self._write("clients", self._next, clients)
-        self._write("rounds", self._next, rounds)
-        self._next += 1
-
-    def _write(self, kind: str, part: int, table: pa.Table) -> None:
-        pa = arrow()
-        path = self.path / kind / f"part-{part:05d}.parquet"
-        sink = pa.BufferOutputStream()
-        pa.parquet.write_table(table, sink, compression="zstd")
-        write_atomically(path, sink.getvalue().to_pybytes())
-
-    def forget(self, resume_at: Mapping[str, int]) -> None:
-        """Drop rows of rounds that a resumed run is going to make again.
-
-        Parameters
-        ----------
-        resume_at : mapping of run id to the round it continues with
-        """
-        pa = arrow()
-        for kind in ("rounds", "clients"):
-            for part, path in _parts(self.path / kind).items():
-                table = pa.parquet.read_table(path)
-                first = np.array([resume_at.get(name, np.iinfo(np.int32).max) for name in _run_names(table)], np.int64)
-                keep = table.column("round").to_numpy() < first[_run_codes(table)] if len(table) else []
-                if len(table) and not np.all(keep):
-                    self._write(kind, part, table.filter(pa.array(keep)))
-
-    def compact(self) -> None:
-        """Merge all parts of each table into one; safe to be interrupted."""
-        for kind in ("rounds", "clients"):
-            parts = _parts(self.path / kind)
-            if len(parts) < 2:
-                continue
-            table = _read_parts(parts)
-            table = table.replace_schema_metadata({_COVERS: str(max(parts) + 1).encode()})
-            self._write(kind, 0, table.unify_dictionaries().combine_chunks())
-            for part, path in parts.items():
-                if part:
-                    path.unlink()
-
-
-def _parts(folder: Path) -> dict[int, Path]:
+def part_files(folder: Path) -> dict[int, Path]:
     """Return the part files of a table by number, ascending."""
     found = {int(m[1]): p for p in folder.glob("part-*.parquet") if (m := _PART.fullmatch(p.name))}
     return dict(sorted(found.items()))
 
 
-def _next_part(folder: Path) -> int:
+def next_part(folder: Path) -> int:
     """Return the first number that no part has, nor had before the parts were merged into the first."""
-    parts = _parts(folder)
+    parts = part_files(folder)
     covered = 0
     if 0 in parts:
-        covered = int((arrow().parquet.read_schema(parts[0]).metadata or {}).get(_COVERS, b"0"))
+        covered = int((read_part(parts[0]).schema.metadata or {}).get(COVERS, b"0"))
     return max(covered, 1 + max(parts, default=-1))
 
 
-def _run_names(table: pa.Table) -> list[str]:
+def run_names(table: pa.Table) -> list[str]:
+    """Return the runs that a table names."""
     column = table.column("run").unify_dictionaries()
     return column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
 
 
-def _run_codes(table: pa.Table) -> AnyArray:
+def run_codes(table: pa.Table) -> AnyArray:
+    """Return for each row the place of its run in :func:`run_names`."""
     column = table.column("run").unify_dictionaries()
     codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in column.chunks]
     return np.concatenate(codes) if codes else np.zeros(0, np.int64)
 
 
-def _read_parts(parts: Mapping[int, Path]) -> pa.Table:
+def part_bytes(table: pa.Table) -> bytes:
+    """Return a table as a Parquet file that holds a digest of all its other bytes; :func:`read_part` compares it."""
+    pa = arrow()
+    sink = pa.BufferOutputStream()
+    with pa.parquet.ParquetWriter(sink, table.schema, compression="zstd") as file:
+        file.write_table(table)
+        file.add_key_value_metadata({_DIGEST: _BLANK})
+    data: bytes = sink.getvalue().to_pybytes()
+    head, _, tail = data.rpartition(_BLANK.encode())
+    return head + hashlib.sha256(data).hexdigest().encode() + tail
+
+
+def read_part(path: Path) -> pa.Table:
+    """Read a part as it was written, or say that it is damaged."""
+    pa = arrow()
+    schema = rounds_schema() if path.parent.name == "rounds" else clients_schema()
+    try:
+        data = path.read_bytes()
+        file = pa.parquet.ParquetFile(pa.BufferReader(data))
+        digest = (file.metadata.metadata or {}).get(_DIGEST.encode())  # files of earlier versions have none
+        if digest is not None and hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
+            raise ValueError("it is not as it was written")
+        table = pa.parquet.read_table(pa.BufferReader(data))
+        missing = {"run", "round"} - set(table.column_names)
+        if missing:
+            raise ValueError(f"it has no column {min(missing)!r}")
+        return _with_all(table, schema)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise ResultsError(f"{path} is damaged: {str(error).rstrip('.')}.", hint=_RESTORE) from error
+
+
+def read_parts(parts: Mapping[int, Path]) -> pa.Table:
     """Read the parts in order; after an interrupted compaction part 0 already holds the later ones."""
     pa = arrow()
     tables, covered = [], 0
     for part, path in parts.items():
         if 0 < part < covered:
             continue
-        try:
-            table = pa.parquet.read_table(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ResultsError(f"{path} cannot be read: {error}.") from error
+        table = read_part(path)
         if part == 0:
-            covered = int((table.schema.metadata or {}).get(_COVERS, b"0"))
+            covered = int((table.schema.metadata or {}).get(COVERS, b"0"))
         tables.append(table.replace_schema_metadata(None))
     return pa.concat_tables(tables)
 
@@ -390,7 +231,17 @@ def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for column in schema:
         if column.name not in table.column_names:
             table = table.append_column(column, pa.nulls(len(table), column.type))
-    return table.select(schema.names).cast(schema)
+    return table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
+
+
+@contextmanager
+def _archive_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise ResultsError(f"{path} is missing; the experiment has not got that far, or it was removed.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is damaged: {error}.") from error
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -418,9 +269,9 @@ class Results:
 
     def _table(self, kind: str, schema: pa.Schema) -> pa.Table:
         for attempt in range(3):  # a compaction may remove a part between listing and reading
-            parts = _parts(self.path / kind)
+            parts = part_files(self.path / kind)
             try:
-                return _with_all(_read_parts(parts), schema) if parts else schema.empty_table()
+                return _with_all(read_parts(parts), schema) if parts else schema.empty_table()
             except FileNotFoundError:
                 if attempt == 2:
                     raise
@@ -462,9 +313,9 @@ class Results:
     def _places(self) -> dict[str, AnyArray]:
         """Rows of ``rounds`` that belong to each run, in the order of rounds, each round once."""
         table = self.rounds
-        codes, at = _run_codes(table), table.column("round").to_numpy()
+        codes, at = run_codes(table), table.column("round").to_numpy()
         found = {}
-        for code, name in enumerate(_run_names(table)):
+        for code, name in enumerate(run_names(table)):
             mine = np.flatnonzero(codes == code)
             mine = mine[np.argsort(at[mine], kind="stable")]
             last = np.append(at[mine][1:] != at[mine][:-1], True)  # a resumed run may have written a round twice
@@ -539,6 +390,58 @@ class Results:
         return f"<p>{text}</p>" + notebook([leaderboard_table(board) for board in self.leaderboards()])
 
 
+def cut_off(path: Path) -> bool:
+    """Whether a directory holds nothing but what a creation leaves that did not get as far as meta.json."""
+    folders = [path / name for name in FOLDERS]
+    if any(file.name not in FOLDERS and not _CREATED.fullmatch(file.name) for file in path.iterdir()):
+        return False
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
+        return False
+    return all(folder.is_dir() for folder in folders) or not any(file.is_file() for file in path.iterdir())
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """Return meta.json of an experiment's directory; :class:`ResultsError` when it is none that can be read."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ResultsError(f"There is no experiment at {folder}.", hint="pass the directory that --out named")
+    if not any(folder.iterdir()):
+        raise ResultsError(f"{folder} is empty.", hint="an experiment's directory holds meta.json, runs.json, rounds/")
+    if not (folder / "meta.json").is_file():
+        if cut_off(folder):
+            raise ResultsError(
+                f"The experiment in {folder} was cut off while its directory was made; there is nothing to continue.",
+                hint="run it again with the same --out, without --resume",
+            )
+        raise ResultsError(
+            f"{folder} is no experiment of fedcohort: it has no meta.json.", hint="pass the directory that --out named"
+        )
+    meta: dict[str, Any] = _read_json(folder / "meta.json", dict)
+    version = meta.get("format")
+    if not isinstance(version, int):
+        raise ResultsError(f"{folder / 'meta.json'} names no format; this is no experiment of fedcohort.")
+    if version > FORMAT_VERSION:
+        raise ResultsError(
+            f"{folder} was written by a newer fedcohort (format {version}; this one reads up to {FORMAT_VERSION}).",
+            hint=f"upgrade fedcohort to {meta.get('fedcohort', 'a newer version')} or later",
+        )
+    return meta
+
+
+def read_runs(folder: Path) -> list[RunInfo]:
+    """Return the entries of runs.json."""
+    path = folder / "runs.json"
+    hint = "continue the experiment with --resume, which writes it anew; a finished one too"
+    if not path.exists():
+        raise ResultsError(f"{path} is missing, so that nobody knows which runs there are.", hint=hint)
+    known = {f.name for f in fields(RunInfo)}
+    try:
+        rows = _read_json(path, list)
+        return [RunInfo(**{key: value for key, value in row.items() if key in known}) for row in rows]
+    except (TypeError, AttributeError) as error:
+        raise ResultsError(f"{path} is damaged: {error}.", hint=hint) from error
+
+
 @guarded
 def load(path: str | Path) -> Results:
     """Read an experiment's directory, also while it is still being written.
@@ -549,43 +452,21 @@ def load(path: str | Path) -> Results:
         When there is nothing, nothing usable, something else, or something newer than this version can read.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise ResultsError(f"There is no experiment at {folder}.", hint="pass the directory that --out named")
-    if not any(folder.iterdir()):
-        raise ResultsError(f"{folder} is empty.", hint="an experiment's directory holds meta.json, runs.json, rounds/")
-    if not (folder / "meta.json").is_file():
-        raise ResultsError(
-            f"{folder} is no experiment of fedcohort: it has no meta.json.", hint="pass the directory that --out named"
-        )
-    meta = _read_json(folder / "meta.json", dict)
-    version = meta.get("format")
-    if not isinstance(version, int):
-        raise ResultsError(f"{folder / 'meta.json'} names no format; this is no experiment of fedcohort.")
-    if version > FORMAT_VERSION:
-        raise ResultsError(
-            f"{folder} was written by a newer fedcohort (format {version}; this one reads up to {FORMAT_VERSION}).",
-            hint=f"upgrade fedcohort to {meta.get('fedcohort', 'a newer version')} or later",
-        )
+    meta = read_meta(folder)
     try:
         config = tomllib.loads((folder / "config.toml").read_text())
     except FileNotFoundError:
         raise ResultsError(f"{folder} is half-written: config.toml is missing.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ResultsError(f"{folder / 'config.toml'} is damaged: {error}.") from error
     status = _read_json(folder / "status.json", dict) if (folder / "status.json").exists() else {"state": "running"}
-    rows = _read_json(folder / "runs.json", list) if (folder / "runs.json").exists() else []
-    known = {f.name for f in fields(RunInfo)}
-    try:
-        runs = [RunInfo(**{key: value for key, value in row.items() if key in known}) for row in rows]
-    except (TypeError, AttributeError) as error:
-        raise ResultsError(f"{folder / 'runs.json'} is damaged: {error}.") from error
-    return Results(folder, config, meta, status, runs)
+    return Results(folder, config, meta, status, read_runs(folder))
 
 
 def _read_json(path: Path, kind: type) -> Any:
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, kind):
         raise ResultsError(f"{path} is damaged: expected a JSON {'object' if kind is dict else 'list'}.")

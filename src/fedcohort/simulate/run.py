@@ -17,6 +17,7 @@ from fedcohort.clients import ClientTable
 from fedcohort.early_stop import EarlyStop, Watch
 from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Need
+from fedcohort.journal import Position
 from fedcohort.privacy.sharing import LabelSharing, Told
 from fedcohort.protocol import Selector
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
@@ -198,14 +199,8 @@ class Run:
         """Whether there are rounds to make."""
         return self.state == "running"
 
-    def open_session(self, journal: Path | None, *, again: bool) -> None:
-        """Start the run's session, or continue it from its journal."""
-        if again:
-            assert journal is not None
-            self.session = Session.open(
-                journal, self.selector, shadows=self.plan.shadows, rules=self.plan.rules, commit="manual"
-            )
-            return
+    def start_session(self, journal: Path | None) -> None:
+        """Start the run's session."""
         self.session = Session(
             self.selector,
             self.ground.table(self.plan.labels, self.plan.seed),
@@ -226,6 +221,14 @@ class Run:
         said = self.plan.scenario.said(names, seed=self.plan.seed, round=self.round, changing=changing)
         if said:
             self.session.set_attributes(said)
+
+    def resume_session(self, journal: Path | None, at: Position) -> None:
+        """Continue the run's session where it stood at a checkpoint; shadows that had failed by then stay out."""
+        assert journal is not None
+        shadows = {name: shadow for name, shadow in self.plan.shadows.items() if name in at.shadows}
+        self.session = Session.open(
+            journal, self.selector, shadows=shadows, rules=self.plan.rules, commit="manual", at=at
+        )
 
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import sys
@@ -18,8 +19,8 @@ import torch
 import fedcohort
 from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.guard import guarded
-from fedcohort.journal import read_journal
 from fedcohort.journal.beside import remove
+from fedcohort.journal.opening import snapshot
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.cluster import HandOver, drive, write_journals
 from fedcohort.simulate.config import MEMORY_FILE, Experiment, values_of
@@ -31,15 +32,11 @@ from fedcohort.simulate.group import Group
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
 from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.results import (
-    ExperimentWriter,
-    RunInfo,
-    check_unchanged,
-    load,
-    locked,
-    write_atomically,
-)
+from fedcohort.simulate.results import ResultsError, RunInfo, read_meta, read_runs
 from fedcohort.simulate.tables import override, read_table, to_toml
+from fedcohort.simulate.writer import ExperimentWriter, check_unchanged, locked, write_atomically
+
+log = logging.getLogger(__name__)
 
 _STATUS_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
@@ -90,14 +87,17 @@ class Simulation:
         self._done_before = 0
         self._status_due = 0.0
         self._infos: dict[str, RunInfo] = {}
-        before = {info.id: info for info in load(out).runs} if resume else {}
+        before = _known(out) if resume else {}
+        begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
+        saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
         self.prepared = prepare(
             experiment,
             self.device,
-            known={name: info.federation for name, info in before.items()},
-            begun=checkpoints.members(out / "checkpoint") if resume else {},
+            known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
+            | {name: info.federation for name, info in before.items()},
+            begun={number: list(point.facts["runs"]) for number, point in begun.items()},
         )
-        self.writer = self._writer(before)
+        self.writer = self._writer(before, saved)
 
     @classmethod
     def open(
@@ -110,7 +110,7 @@ class Simulation:
         address: str | None = None,
     ) -> Simulation:
         """Continue an experiment from its directory, perhaps on another device or engine."""
-        check_unchanged(out, load(out).meta)
+        check_unchanged(out, read_meta(out))
         changes = [] if engine is None else [f"run.engine={engine}"]
         experiment = Experiment.from_dict(override(read_table(out / "config.toml"), changes))
         return cls(experiment, out, resume=True, listeners=listeners, device=device, address=address)
@@ -163,7 +163,7 @@ class Simulation:
 
     # -- the directory -----------------------------------------------------------------------------------------
 
-    def _writer(self, before: Mapping[str, RunInfo]) -> ExperimentWriter:
+    def _writer(self, before: Mapping[str, RunInfo], saved: Mapping[str, Mapping[str, Any]]) -> ExperimentWriter:
         for plan, key in zip(self.experiment.plans, self.prepared.federation_keys, strict=True):
             self._infos[plan.id] = before.get(plan.id) or RunInfo(
                 id=plan.id,
@@ -176,21 +176,26 @@ class Simulation:
             )
         if self._resume:
             for number, places in self.prepared.groups.items():
-                if not self.ended(number):
-                    for plan in (self.experiment.plans[i] for i in places):
-                        self._infos[plan.id] = replace(self._infos[plan.id], state="running", reason="")
+                ended = self.ended(number)
+                for name in (self.experiment.plans[i].id for i in places):
+                    state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
+                    done = saved[name]["round"] if name in saved else 0
+                    self._infos[name] = replace(self._infos[name], state=state, reason=reason, rounds_done=done)
             return ExperimentWriter(self.out)
-        writer = ExperimentWriter.create(self.out, to_toml(self.experiment.table), self._meta())
+        writer = ExperimentWriter.create(self.out)
         kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)
         if kept is not None:  # or nobody could continue it
             write_atomically(self.out / MEMORY_FILE, to_npz(kept.dataset))
         self._write_facts(writer)
+        writer.begin(to_toml(self.experiment.table), self._meta())
         return writer
 
     def _write_facts(self, writer: ExperimentWriter) -> None:
         """Write the federations and runs that the directory does not have yet."""
         classes = None if self.experiment.plans[0].task.has_classes else 0
         for key, federation in self.prepared.federations.items():
+            if writer.has_federation(key):
+                continue
             writer.federation(
                 key,
                 FederationFacts(
@@ -264,8 +269,8 @@ class Simulation:
             return self._run()
 
     def _run(self) -> str:
+        self._write_facts(self.writer)
         if self._extension is not None:
-            self._write_facts(self.writer)
             self.writer.extend(self._extension, self.experiment.baseline, self._command)
         self._done_before = sum(info.rounds_done for info in self._infos.values())
         for listener in self.listeners:
@@ -282,6 +287,7 @@ class Simulation:
             self._report_quietly("interrupted")
             raise
         except BaseException as error:
+            state = "failed"
             self._report_quietly("failed", str(error))
             raise
         finally:
@@ -334,47 +340,41 @@ class Simulation:
             group.close()
 
     def begin(self, number: int, group: Group) -> None:
-        """Start a group, or continue it from its checkpoints."""
+        """Start a group, or continue it from its checkpoint."""
         saved = self.saved(number)
-        if saved:
-            group.resume([checkpoints.Checkpoint.from_bytes(data) for data in saved])
-            self.writer.forget({info.id: info.rounds_done for info in group.infos()})
-        else:
+        if saved is None:
             group.start()
+        else:
+            group.resume(checkpoints.Checkpoint.from_bytes(saved))
         for info in group.infos():
             self._infos[info.id] = info
         self._done_before = sum(info.rounds_done for info in self._infos.values())
         self._started = time.time()
 
-    def saved(self, number: int) -> list[bytes]:
-        """Return the group's checkpoints, oldest first; without any, remove what an attempt left before its first."""
-        found = checkpoints.found(self.out / "checkpoint", number)
-        if not found and self._resume:
-            for path in self.journal_files(number):
-                remove(path)
-            self.writer.forget({self.experiment.plans[i].id: 0 for i in self.prepared.groups[number]})
-        return [path.read_bytes() for path in found.values()]
+    def saved(self, number: int) -> bytes | None:
+        """Return the group's last checkpoint, and drop the rows after it; without any, remove what an attempt left."""
+        path = checkpoints.newest(self.out / "checkpoint", number)
+        if path is not None:
+            point = checkpoints.load(path)
+            self.writer.forget({name: facts["round"] for name, facts in point.facts["runs"].items()})
+            return path.read_bytes()
+        if self._resume:
+            names = [self.experiment.plans[i].id for i in self.prepared.groups[number]]
+            for name in names:
+                remove(self.out / "journal" / f"{name}.sqlite")
+            self.writer.forget(dict.fromkeys(names, 0))
+        return None
 
-    def journal_files(self, number: int) -> list[Path]:
-        """Return the journals of a group's runs, as far as they exist."""
+    def journals(self, number: int) -> dict[str, bytes]:
+        """Return the journals of a group's runs by file name, each whole in itself."""
         names = [f"{self.experiment.plans[i].id}.sqlite" for i in self.prepared.groups[number]]
-        return [path for name in names if (path := self.out / "journal" / name).exists()]
-
-    def journal_rounds(self, number: int) -> dict[str, int]:
-        """Return the round each run of a group continues with, by its journal."""
-        rounds = {}
-        for path in self.journal_files(number):
-            with contextlib.closing(read_journal(path)) as journal:
-                rounds[path.stem] = journal.last()[0] + 1
-        return rounds
+        return {name: snapshot(path) for name in names if (path := self.out / "journal" / name).exists()}
 
     def take_over(self, number: int, result: HandOver) -> None:
-        """Write what another process made of a group: rows and checkpoint first, then the journals."""
+        """Write what another process made of a group: rows and journals first, then the checkpoint they belong to."""
         self.writer.append(result.rounds, result.clients)
-        folder = self.out / "checkpoint"
-        checkpoints.save(folder, number, result.checkpoint, result.round)
         write_journals(self.out / "journal", result.journals)
-        checkpoints.prune(folder, number, result.round)
+        self._conclude(number, result.checkpoint, result.round)
         for info in result.infos:
             self._infos[info.id] = info
         if self.listeners:
@@ -384,22 +384,36 @@ class Simulation:
         self._report("running")
 
     def _checkpoint(self, number: int, group: Group) -> float:
-        """Write rows and a checkpoint, commit the journals; return the seconds it took."""
+        """Write rows, commit the journals, write the checkpoint they belong to; return the seconds it took."""
         began = time.monotonic()
         point = group.checkpoint()
         self.writer.append(*group.drain())
-        checkpoints.save(self.out / "checkpoint", number, point.to_bytes(), point.round)
         group.commit()
+        self._conclude(number, point.to_bytes(), point.round)
         self._feed.durable()
-        checkpoints.prune(self.out / "checkpoint", number, point.round)
         self._report("running")
         return time.monotonic() - began
+
+    def _conclude(self, number: int, checkpoint: bytes, round_: int) -> None:
+        """Let everything written for a group's rounds count: until the checkpoint is there, a resume takes it back."""
+        folder = self.out / "checkpoint"
+        checkpoints.save(folder, number, checkpoint, round_)
+        checkpoints.prune(folder, number, round_)
 
     def on_round(self, info: RunInfo, row: Mapping[str, Any]) -> None:
         """Take note of a run's round and pass it on."""
         self._infos[info.id] = info
         for listener in self.listeners:
             listener.on_round(info, row)
+
+
+def _known(out: Path) -> dict[str, RunInfo]:
+    """Return what runs.json says of an experiment to be continued; it is written anew where it is lost."""
+    try:
+        return {info.id: info for info in read_runs(out)}
+    except ResultsError as error:
+        log.warning("%s It is written anew from the configuration and the checkpoints.", error.message)
+        return {}
 
 
 def default_out(name: str, root: Path | None = None) -> Path:
