@@ -163,7 +163,7 @@ def compare(
     Without a configuration, a scenario of a paper brings the paper's cohort, local training, rounds and targets;
     otherwise those of the built-in demonstration hold. What is taken over is printed, and every option changes it.
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 
     Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc;
     fedcohort compare --selectors uniform,fedcor --sweep fedcor.warmup=5,15,30

@@ -99,7 +99,7 @@ def demo(
     Two federations: one with skewed labels, one with wrong labels and unlike clients. Every selector is there in the
     one it was made for. Needs no data but the digits that come with scikit-learn.
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
     """
     from fedcohort.report.page import assemble, build_report
     from fedcohort.simulate.config import Experiment

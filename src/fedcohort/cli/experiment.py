@@ -76,7 +76,7 @@ class LiveProgress(Listener):
         if value is None:
             value = self._latest[run.id][1]
         self._latest[run.id] = (run, value)
-        if run.state in ("stopped", "diverged"):
+        if run.state in ("stopped", "diverged", "failed"):
             self._total -= max(self._per_run - run.rounds_done, 0)  # so that the bar still ends at its end
         if self._live is None and time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + _LINE_SECONDS
@@ -223,12 +223,12 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
     say(console, f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}")
     for text in sentences((_titled(run), results.coverage(run)) for run in results.runs):
         say(console, f"warning: {text}", style="yellow")
-    diverged = [run for run in results.runs if run.state == "diverged"]
-    if diverged:
-        for run in diverged[:5]:
-            say(console, f"{run.id} diverged: {run.reason}", style="red")
-        if len(diverged) > 5:
-            say(console, f"and {len(diverged) - 5} more diverged", style="red")
+    lost = [run for run in results.runs if run.state in ("diverged", "failed")]
+    if lost:
+        for run in lost[:5]:
+            say(console, f"{run.id} {run.state}: {run.reason}", style="red")
+        if len(lost) > 5:
+            say(console, f"and {len(lost) - 5} more", style="red")
         raise typer.Exit(DIVERGED)
 
 

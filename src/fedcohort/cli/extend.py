@@ -50,7 +50,7 @@ def extend(
     the runs that a new experiment of the larger configuration would have. --sweep adds a selector once for each value;
     one that is not among --selectors is added for it. Interrupted, it continues with: fedcohort run --resume RUN.
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 
     Examples: fedcohort extend runs/demo-1 --seeds 10; fedcohort extend runs/demo-1 --rounds 300 --selectors active-fl;
     fedcohort extend runs/demo-1 --sweep fedcor.warmup=5,15,30

@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Run the experiment of a configuration file, or continue one.
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged, 130 interrupted (a checkpoint is written).
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 
     Examples: fedcohort run experiment.toml; fedcohort run demo -s run.rounds=20; fedcohort run --resume runs/demo-1
     """

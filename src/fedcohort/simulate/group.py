@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from fedcohort.protocol import RoundReport, RoundRequest, Status
 from fedcohort.scenario import Federation
 from fedcohort.signals import Signal
 from fedcohort.simulate.batch import Batch, client_data
+from fedcohort.simulate.blame import NOBODYS, alone, fail, own_parts
 from fedcohort.simulate.checkpoint import Checkpoint
 from fedcohort.simulate.config import RunPlan
 from fedcohort.simulate.costs import holders
@@ -113,6 +115,7 @@ class Group:
             if run.aggregator.needs_server:
                 run.server = self._server_samples(run, dataset)
         self._rows = RowBuffer()
+        self._shared = own_parts(first)
 
     def _server_samples(self, run: Run, dataset: Dataset) -> ServerSamples:
         """Return the samples a run's aggregator computes on; runs that use the same ones share them."""
@@ -202,15 +205,29 @@ class Group:
 
     def step(self, on_round: OnRound | None = None) -> None:
         """Advance by one round every run that is furthest behind: all, unless their numbers of rounds once differed."""
-        began = time.perf_counter()
         behind = min(run.round for run in self.runs if run.running)
-        asked = self._requests([run for run in self.runs if run.running and run.round == behind])
-        chosen = [_choose(turn) for turn in answer(self.batch, asked)]
+        runs = [run for run in self.runs if run.running and run.round == behind]
+        try:
+            self._step(runs, on_round)
+        except NOBODYS:
+            raise
+        except Exception as error:
+            if self._shared is None:
+                raise
+            for run in runs:
+                if run.running:
+                    fail(run, self._shared, error)
+
+    def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
+        began = time.perf_counter()
+        answered = [turn for turn in answer(self.batch, self._requests(runs)) if turn.asked.run.running]
+        found = [alone(turn.asked.run, turn.asked.run.chooser, partial(_choose, turn)) for turn in answered]
+        chosen = [turn for turn in found if turn is not None]
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
         averaged = [next(trained) if len(turn.arrived) else Averaged.unchanged(turn) for turn in chosen]
-        evaluated = self._evaluate(averaged)
-        share = (time.perf_counter() - began) / len(evaluated)
+        evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
+        share = (time.perf_counter() - began) / max(len(evaluated), 1)
         for turn in evaluated:
             self._finish(turn, share, on_round)
 
@@ -228,7 +245,9 @@ class Group:
                     masks[key] = available
             run.hear_attributes(changing=True)
             request = RoundRequest(run.size, available)
-            turns.append(Asked(run, request, available, run.session.query(request) if run.asks else None))
+            query = alone(run, run.chooser, partial(run.session.query, request)) if run.asks else None
+            if run.running:
+                turns.append(Asked(run, request, available, query))
         return turns
 
     # -- training ----------------------------------------------------------------------------------------------
@@ -290,23 +309,29 @@ class Group:
         shares: list[tuple[BoolArray, FloatArray]] = []
         special: dict[int, torch.Tensor] = {}
         for i, turn in enumerate(turns):
-            kept = self._kept(turn, params, logits.get(i))
+            run = turn.run
+            judged = alone(
+                run, f"the filter {run.plan.filter.name!r}", partial(self._kept, turn, params, logits.get(i))
+            )
+            kept = np.zeros(len(turn.clients), np.bool_) if judged is None else judged
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
             if not kept.any():
                 mixes.append(Mix(weights, 1.0))
                 continue
-            run, members = turn.run, turn.members(kept, steps[turn.jobs], signals[i])
+            members = turn.members(kept, steps[turn.jobs], signals[i])
             if isinstance(run.aggregator, WeightedSum):
-                mix = run.aggregator.mix(members)
-                weights[kept] = mix.weights
-                mixes.append(Mix(weights, mix.old))
+                mix = alone(run, run.averager, partial(run.aggregator.mix, members))
+                if mix is not None:
+                    weights[kept] = mix.weights
+                mixes.append(Mix(weights, 1.0 if mix is None else mix.old))
             else:
                 rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
-                combined = run.combine(self.models[run.row], rows, members)
-                weights[kept] = combined.weights
-                special[i] = combined.model
-                mixes.append(Mix(weights))
+                combined = alone(run, run.averager, partial(run.combine, self.models[run.row], rows, members))
+                if combined is not None:
+                    weights[kept] = combined.weights
+                    special[i] = combined.model
+                mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
         return self._mixed(turns, params, mixes, special), shares
 
     def _mixed(
@@ -379,15 +404,16 @@ class Group:
         averaged, chosen = turn.averaged, turn.averaged.chosen
         run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
         if len(cohort):
-            run.session.tell(
-                RoundReport(
-                    cohort.ticket,
-                    cohort.clients,
-                    status=averaged.status,
-                    metrics=averaged.metrics,
-                    kept=averaged.kept,
-                )
+            report = RoundReport(
+                cohort.ticket,
+                cohort.clients,
+                status=averaged.status,
+                metrics=averaged.metrics,
+                kept=averaged.kept,
             )
+            alone(run, run.chooser, partial(run.session.tell, report))
+            if not run.running:
+                return
         sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
         judged_by = run.plan.task.judged_by
         if sound is not None:

@@ -49,7 +49,7 @@ class NotebookProgress(Listener):
         self._done += 1
         accuracy = row["accuracy"]
         self._latest[run.id] = (run, self._latest[run.id][1] if accuracy is None else accuracy)
-        if run.state in ("stopped", "diverged"):
+        if run.state in ("stopped", "diverged", "failed"):
             self._total -= max(self._per_run - run.rounds_done, 0)  # so that the bar still ends at its end
         now = time.monotonic()
         if now >= self._due:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcohort.errors import InputError
+from fedcohort.errors import DataError, FedcohortError, InputError
+from fedcohort.registry import is_reference
 from fedcohort.scenario import Federation
 from fedcohort.simulate.config import Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
@@ -106,7 +107,7 @@ def prepare(
     for plan, identity in zip(experiment.plans, identities, strict=True):
         data_key = _data_key(plan.data)
         if data_key not in datasets:
-            datasets[data_key] = plan.data.source.load(plan.data.folder, plan.data.download)
+            datasets[data_key] = _loaded(plan)
         dataset = datasets[data_key]
         if (data_key, plan.model.name) not in built:
             _check_task(plan, dataset)
@@ -127,6 +128,18 @@ def prepare(
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
     return Prepared(experiment, datasets, federations, tuple(data_keys), keys, _groups(experiment, begun or {}))
+
+
+def _loaded(plan: RunPlan) -> Dataset:
+    data = plan.data
+    try:
+        return data.source.load(data.folder, data.download)
+    except FedcohortError:
+        raise
+    except Exception as error:  # the user's own code
+        if not is_reference(data.name):
+            raise
+        raise DataError(f"The data {data.name!r} cannot be loaded: {type(error).__name__}: {error}.") from error
 
 
 def _federation_identity(plan: RunPlan) -> str:

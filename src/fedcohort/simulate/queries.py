@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from fedcohort.arrays import IntArray
 from fedcohort.protocol import Answer, Losses, Trial
 from fedcohort.signals import Signal, losses_of
 from fedcohort.simulate.batch import Batch
+from fedcohort.simulate.blame import alone
 from fedcohort.simulate.costs import RoundCost
 from fedcohort.simulate.stages import Answered, Asked, members
 
@@ -84,7 +86,9 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
             averages.append(old)
             continue
         described = members(run, clients, trained.steps[start:stop], None, {})
-        averages.append(run.combine(old, trained.params[start:stop], described, trial=True).model)
+        tried = partial(run.combine, old, trained.params[start:stop], described, trial=True)
+        combined = alone(run, run.averager, tried)
+        averages.append(old if combined is None else combined.model)
     after = batch.measure(torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[
         measure
     ]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fedcohort.simulate.leaderboard import Leaderboard
 
 FORMAT_VERSION = 1
-RUN_STATES = ("running", "finished", "stopped", "diverged")
+RUN_STATES = ("running", "finished", "stopped", "diverged", "failed")
 FOLDERS = ("rounds", "clients", "journal", "checkpoint")
 _CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # before meta.json
 _PART = re.compile(r"part-(\d{5,})\.parquet")
@@ -83,9 +83,9 @@ class RunInfo:
     federation : str
         Key of the file ``federation-KEY.npz``.
     state : str
-        running, finished, stopped (by its selector) or diverged.
+        running, finished, stopped (by its selector), diverged, or failed: something of its own raised an error.
     reason : str
-        Why it stopped or diverged.
+        Why it stopped, diverged or failed.
     rounds_done : int
     """
 

@@ -29,6 +29,7 @@ from fedcohort.simulate.costs import CostModel
 from fedcohort.simulate.results import RunInfo
 from fedcohort.simulate.server import ServerSamples
 from fedcohort.simulate.tasks import Task
+from fedcohort.specs import selector_name
 
 
 def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
@@ -193,6 +194,16 @@ class Run:
         self.before, self.after = losses_of(self.needed, "received"), losses_of(self.needed, "own")
         self.updates, self.gradients = vectors_of(self.needed, "update"), vectors_of(self.needed, "gradient")
         self.wants_gradients = bool(self.gradients) or plan.aggregator.needs_gradients
+
+    @property
+    def chooser(self) -> str:
+        """The selector, as messages name it."""
+        return f"the selector {selector_name(self.plan.selector)!r}"
+
+    @property
+    def averager(self) -> str:
+        """The aggregator, as messages name it."""
+        return f"the aggregator {self.aggregator.name!r}"
 
     @property
     def running(self) -> bool:

@@ -386,6 +386,8 @@ class Simulation:
     def _checkpoint(self, number: int, group: Group) -> float:
         """Write rows, commit the journals, write the checkpoint they belong to; return the seconds it took."""
         began = time.monotonic()
+        for info in group.infos():  # those of runs that failed, too
+            self._infos[info.id] = info
         point = group.checkpoint()
         self.writer.append(*group.drain())
         group.commit()

@@ -94,7 +94,7 @@ def leaderboards(
     planned: dict[str, int | None] = {}
     for info in results.runs:
         rounds = results.column(info, "round")
-        if not len(rounds):
+        if not len(rounds) and info.state != "failed":
             continue
         name = setting_name(info.setting)
         values = {column: results.column(info, column) for column in _COLUMNS} | {"accuracy": results.score(info)}

@@ -2,7 +2,8 @@
 
 Definitions of the metrics are those of :mod:`fedcohort.simulate.metrics`. Comparisons are paired: only seeds that both
 selectors ran count, because the same seed means the same federation. A run that diverged keeps what it reached before
-(best accuracy, rounds to a target), but has no terminal accuracy; it is counted and shown as diverged.
+(best accuracy, rounds to a target), but has no terminal accuracy; it is counted and shown as diverged. So is one that
+failed because something of its own raised an error.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fedcohort.registry import nearest
 from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
 from fedcohort.simulate.metrics import TERMINAL_ROUNDS, Curve, Metric, Spread, relative_improvement, speed_up
 
+LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
 _BYTES = ("bytes_down", "bytes_up")
 _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
 
@@ -41,7 +43,7 @@ class RunNumbers(Protocol):
 
     @property
     def state(self) -> str:
-        """Running, finished, stopped or diverged."""
+        """Running, finished, stopped, diverged or failed."""
 
     @property
     def round(self) -> IntArray:
@@ -148,7 +150,7 @@ class SeedRow:
     megabytes_to : tuple of float or None
         Sent and received until then, queries included.
     best, early_stop, terminal : float
-        Accuracies; terminal is NaN for a run that diverged.
+        Accuracies; terminal is NaN for a run that diverged or failed.
     window : int
         How many last rounds terminal accuracy is the mean of.
     qcid : float
@@ -212,13 +214,18 @@ class LeaderRow:
 
     @property
     def runs(self) -> int:
-        """How many there are, diverged ones included."""
+        """How many there are, diverged and failed ones included."""
         return len(self.seeds)
 
     @property
     def diverged(self) -> int:
         """How many diverged."""
         return sum(seed.state == "diverged" for seed in self.seeds)
+
+    @property
+    def failed(self) -> int:
+        """How many failed."""
+        return sum(seed.state == "failed" for seed in self.seeds)
 
     @property
     def main(self) -> ToTarget:
@@ -511,8 +518,8 @@ def _curve(run: RunNumbers) -> Curve:
 
 
 def terminal_accuracy(run: RunNumbers, options: Options) -> float:
-    """Return where a run ends; NaN for one that diverged."""
-    return math.nan if run.state == "diverged" else _curve(run).terminal(terminal_window(_made(run), options.terminal))
+    """Return where a run ends; NaN for one that diverged or failed."""
+    return math.nan if run.state in LOST else _curve(run).terminal(terminal_window(_made(run), options.terminal))
 
 
 def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRow:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.simulate.leaderboard.numbers import (
+    LOST,
     Leaderboard,
     Options,
     RunNumbers,
@@ -73,8 +74,7 @@ def ranking(boards: Sequence[Leaderboard]) -> Ranking | None:
     blocks = []
     for board in boards:
         ends = {
-            row.label: {s.seed: -math.inf if s.state == "diverged" else s.terminal for s in row.seeds}
-            for row in board.rows
+            row.label: {s.seed: -math.inf if s.state in LOST else s.terminal for s in row.seeds} for row in board.rows
         }
         common = set.intersection(*(set(ends[label]) for label in labels)) if labels else set()
         rows = [[ends[label][seed] for label in labels] for seed in sorted(common)]

@@ -90,6 +90,8 @@ def note(board: Leaderboard) -> str:
         said.append("Of shorter runs it is the last fifth.")
     if any(row.diverged for row in board.rows):
         said.append(f"A run that diverged has no terminal {board.metric.name}.")
+    if any(row.failed for row in board.rows):
+        said.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
     if max(row.runs for row in board.rows) > 1:
         said.append("± is the standard deviation over seeds.")
     return " ".join([*said, _about_p(board)])
@@ -149,6 +151,8 @@ def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
         notes.append(f"{row.runs} seed{'s' if row.runs != 1 else ''}")
     if row.diverged:
         notes.append(f"{row.diverged} diverged")
+    if row.failed:
+        notes.append(f"{row.failed} failed")
     color, dash = drawn or (None, 0)
     return Cell(row.label, ", ".join(notes), color=color, dash=dash)
 
@@ -224,6 +228,7 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                 "selector": row.selector,
                 "runs": row.runs,
                 "diverged": row.diverged,
+                "failed": row.failed,
                 "targets": [
                     {
                         "target": natural(item.target),

@@ -1,0 +1,153 @@
+"""Something of one's own that raises ends its own run, is named, and disturbs no other."""
+
+import json
+import re
+
+import pytest
+
+from fedcohort.errors import FedcohortError
+from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
+from fedcohort.simulate.leaderboard.formats import to_text
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation, run_experiment
+
+TABLE = {
+    "seeds": [0],
+    "data": {"name": "synthetic", "samples": 200, "test_samples": 60, "classes": 3, "shape": [5]},
+    "scenario": {"partition": {"name": "shards", "clients": 8, "per_client": 2}},
+    "model": {"name": "logistic"},
+    "local": {"steps": 2, "batch_size": 8},
+    "run": {"rounds": 4, "cohort": 2, "eval_every": 1, "workers": 1, "device": "cpu"},
+    "selectors": {"uniform": {}},
+}
+SELECTORS = """
+import dataclasses
+import numpy as np
+from fedcohort import Cohort
+from fedcohort.protocol import Losses, Selector
+from fedcohort.signals import Signal
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    rounds: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Greedy(Selector):
+    stage = "STAGE"
+    at = AT
+
+    @property
+    def requires(self):
+        return frozenset({Signal.LOSS}) if self.stage == "query" else frozenset()
+
+    def _mind(self, stage, rounds):
+        if stage == self.stage and rounds == self.at:
+            raise ZeroDivisionError("nobody is greedy enough")
+
+    def init(self, clients, rng):
+        return State()
+
+    def query(self, state, request, rng):
+        self._mind("query", request.round)
+        return None
+
+    def select(self, state, request, answer, rng):
+        self._mind("select", request.round)
+        if self.stage == "twice" and request.round == self.at:
+            return Cohort(np.array([1, 1])), state
+        return Cohort(request.candidates[: request.size]), state
+
+    def update(self, state, outcome):
+        self._mind("update", state.rounds)
+        return State(state.rounds + 1)
+"""
+OWN = """
+import torch
+from torch import nn
+
+CALLS = []
+
+
+class Net(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Linear(shape[0], 4), nn.Tanh(), nn.Linear(4, classes))
+
+    def forward(self, x):
+        CALLS.append(len(x))
+        if len(CALLS) > 12:
+            raise ArithmeticError("the model is tired")
+        return super().forward(x)
+
+
+def judge(outputs, targets):
+    CALLS.append(0)
+    if len(CALLS) > 3:
+        raise KeyError("no such verdict")
+    return float((outputs.argmax(1) == targets).float().mean())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(out, run):
+    keep = ("round", "accuracy", "loss", "cohort")
+    return [{k: r[k] for k in keep} for r in load(out).rounds.to_pylist() if r["run"] == run]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("stage", ["query", "select", "twice", "update"])
+def test_a_selector_that_raises_ends_its_own_run(tmp_path, stage, at):
+    assert run_experiment(TABLE, tmp_path / "alone") == "finished"
+    (tmp_path / "mine.py").write_text(SELECTORS.replace("STAGE", stage).replace("AT", str(at)))
+    out = tmp_path / "both"
+    both = {"uniform": {}, "greedy": {"name": "mine.py:Greedy"}}
+    assert run_experiment({**TABLE, "selectors": both}, out) == "finished"
+    infos = {info.label: info for info in load(out).runs}
+    assert infos["uniform"].state == "finished"
+    assert rows(out, "uniform-s0") == rows(tmp_path / "alone", "uniform-s0")
+    failed = infos["greedy"]
+    assert (failed.state, failed.rounds_done, len(rows(out, "greedy-s0"))) == ("failed", at, at)
+    assert "Greedy" in failed.reason and f"in round {at}" in failed.reason
+    if stage != "twice":
+        assert "ZeroDivisionError: nobody is greedy enough (mine.py, line" in failed.reason
+    (board,) = leaderboards(load(out))
+    text = to_text(leaderboard_table(board))
+    assert "1 failed" in text and "runs.json says what" in text
+    json.dumps(board.to_dict(), allow_nan=False)
+    assert Simulation.open(out).run() == "finished"
+    assert {info.label: info for info in load(out).runs} == infos
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model": {"name": "own.py:Net"}}, "the model .*own.py:Net.*ArithmeticError: the model is tired"),
+        ({"task": {"metric": "own.py:judge", "higher_is_better": True}}, "the metric .*own.py:judge.*no such verdict"),
+    ],
+    ids=["model", "metric"],
+)
+def test_a_model_or_metric_that_raises_ends_the_runs_that_share_it(tmp_path, change, named):
+    (tmp_path / "own.py").write_text(OWN)
+    settings = [{"name": "own", **change}, {"name": "ours"}] if "model" in change else [{"name": "own"}]
+    base = {**TABLE, **({} if "model" in change else change), "settings": settings}
+    assert run_experiment(base, tmp_path / "x") == "finished"
+    states = {info.setting["name"]: info for info in load(tmp_path / "x").runs}
+    assert states["own"].state == "failed"
+    assert re.search(named, states["own"].reason)
+    if "ours" in states:
+        assert states["ours"].state == "finished"
+
+
+def test_data_that_raises_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from fedcohort.simulate.data import Source\n\n\nclass Data(Source):\n    name = 'data'\n\n"
+        "    def load(self, folder=None, download=False):\n        raise LookupError('the shelf is empty')\n"
+    )
+    with pytest.raises(FedcohortError, match=r"own\.py:Data(.|\n)*LookupError: the shelf is empty"):
+        run_experiment({**TABLE, "data": {"name": "own.py:Data"}}, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
