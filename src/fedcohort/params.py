@@ -61,9 +61,14 @@ class Interval(Constraint):
             return False
         if self.kind is int and not isinstance(value, numbers.Integral):
             return False
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        if not isinstance(value, numbers.Real):
             return False
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number of more than 300 digits
+            return False
+        if not math.isfinite(number):
+            return False
         if self.low is not None and (number < self.low or (number == self.low and self.closed in ("right", "neither"))):
             return False
         return self.high is None or not (

@@ -322,13 +322,15 @@ def _slug(text: str) -> str:
 
 
 def _seeds(value: Any) -> list[int]:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if Interval(int, 1, 100_000).admits(value):
         return list(range(value))
     if isinstance(value, list) and value and all(Interval(int, 0, None).admits(seed) for seed in value):
         if len(set(value)) != len(value):
             raise ConfigError(f"The seeds must differ. Got {value}.")
         return list(value)
-    raise ConfigError(f"'seeds' must be a list of whole numbers, not negative, or how many. Got {value!r}.")
+    raise ConfigError(
+        f"'seeds' must be a list of whole numbers, not negative, or how many, at most 100,000. Got {value!r}."
+    )
 
 
 def _build(table: Mapping[str, Any]) -> Experiment:

@@ -48,11 +48,11 @@ class LocalTraining(Parameterized):
     15
     """
 
-    batch_size: int = param(64, Interval(int, 1, None), "samples of one SGD step (B)")
-    steps: int | None = param(None, Optional(Interval(int, 1, None)), "SGD iterations of a round")
-    epochs: int | None = param(None, Optional(Interval(int, 1, None)), "passes over the client's samples (E)")
+    batch_size: int = param(64, Interval(int, 1, 10**9), "samples of one SGD step (B)")
+    steps: int | None = param(None, Optional(Interval(int, 1, 10**9)), "SGD iterations of a round")
+    epochs: int | None = param(None, Optional(Interval(int, 1, 10**9)), "passes over the client's samples (E)")
     epochs_of_largest: int | None = param(
-        None, Optional(Interval(int, 1, None)), "as many steps as the largest client needs for this many epochs"
+        None, Optional(Interval(int, 1, 10**9)), "as many steps as the largest client needs for this many epochs"
     )
     lr: float = param(0.01, Interval(float, 0, None, "neither"), "learning rate of the first round (eta)")
     lr_decay: float = param(1.0, Interval(float, 0, 1, "right"), "factor of the learning rate per round")

@@ -47,7 +47,7 @@ class ModelOptions(Parameterized):
 class RunOptions(Parameterized):
     """How long and how often: the section ``[run]``."""
 
-    rounds: int = param(100, Interval(int, 1, None), "rounds of training")
+    rounds: int = param(100, Interval(int, 1, 10**7), "rounds of training")
     cohort: int | str = param(10, _Count(), "clients per round")
     eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
     targets: tuple[float, ...] = param(
@@ -71,7 +71,7 @@ class RunOptions(Parameterized):
         (), ListOf(Text()), "labels of selectors that shadow every run: what they would have picked is on record"
     )
     device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
-    workers: int | None = param(None, Optional(Interval(int, 1, None)), "threads for CPU training; None: all cores")
+    workers: int | None = param(None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: all cores")
     tf32: bool = param(
         True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"
     )

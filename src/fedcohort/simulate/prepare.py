@@ -24,6 +24,7 @@ from fedcohort.simulate.group import Group
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.options import DataOptions
 from fedcohort.simulate.results import ResultsError
+from fedcohort.simulate.room import check_room
 from fedcohort.simulate.run import check_fits, check_plan
 
 _SUITS = {"class": "classification", "number": "regression", "token": "next-token prediction"}
@@ -125,9 +126,17 @@ def prepare(
                 dataset.writer_names,
             )
         check_plan(plan, federations[names[identity]])
+        _check_room(plan, federations[names[identity]])
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
     return Prepared(experiment, datasets, federations, tuple(data_keys), keys, _groups(experiment, begun or {}))
+
+
+def _check_room(plan: RunPlan, federation: Federation) -> None:
+    """Refuse local training whose batches alone, as numbers of samples, no memory would hold."""
+    largest = int(federation.train_sizes.max(initial=0))
+    samples = plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
+    check_room(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
 
 
 def _loaded(plan: RunPlan) -> Dataset:

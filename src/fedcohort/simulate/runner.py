@@ -33,6 +33,7 @@ from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
 from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.results import ResultsError, RunInfo, read_meta, read_runs
+from fedcohort.simulate.room import memory_errors
 from fedcohort.simulate.tables import override, read_table, to_toml
 from fedcohort.simulate.writer import ExperimentWriter, check_unchanged, locked, write_atomically
 
@@ -90,13 +91,14 @@ class Simulation:
         before = _known(out) if resume else {}
         begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
         saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
-        self.prepared = prepare(
-            experiment,
-            self.device,
-            known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
-            | {name: info.federation for name, info in before.items()},
-            begun={number: list(point.facts["runs"]) for number, point in begun.items()},
-        )
+        with memory_errors():
+            self.prepared = prepare(
+                experiment,
+                self.device,
+                known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
+                | {name: info.federation for name, info in before.items()},
+                begun={number: list(point.facts["runs"]) for number, point in begun.items()},
+            )
         self.writer = self._writer(before, saved)
 
     @classmethod
@@ -265,7 +267,7 @@ class Simulation:
 
     def run(self) -> str:
         """Make all rounds; return "finished", or "interrupted" after :meth:`stop`."""
-        with locked(self.out):
+        with locked(self.out), memory_errors():
             return self._run()
 
     def _run(self) -> str:

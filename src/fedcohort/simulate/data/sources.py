@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import struct
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from fedcohort.registry import Registry
 from fedcohort.simulate.data import files
 from fedcohort.simulate.data.dataset import Dataset, every_fifth
 from fedcohort.simulate.data.places import Resource, download_folder, fetch, folders
+from fedcohort.simulate.room import check_room
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,9 @@ class Synthetic(Source):
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Draw it; needs neither folder nor download."""
-        features = int(np.prod(self.shape))
+        features = math.prod(self.shape)
+        samples = sum(self._sizes()) * (4 * features + 16)
+        check_room("The synthetic data", samples + self.classes * self.modes * features * 8)
         directions = rng.stream(self.seed, rng.DATA, 0).standard_normal((self.classes, self.modes, features))
         directions /= np.linalg.norm(directions, axis=2, keepdims=True)
         # random directions are nearly orthogonal: centres of radius r are r * sqrt(2) apart
