@@ -9,12 +9,14 @@ experiment, bit by bit; only clocks may differ.
 
 Kills are aimed at windows, which are told apart by the files that are being opened and moved (an audit hook of Python):
 
-    creation    the directory, until meta.json is there
-    start       from there to the first checkpoint: journals are created
-    first       the first checkpoint of a group: rows, commits of the journals, the checkpoint itself
-    later       any later checkpoint
-    end         the merging of parts, the last reports
-    resuming    the experiment is killed in a checkpoint, and killed again while it is being continued
+    creation       the directory, until meta.json is there
+    start          from there to the first checkpoint: journals are created, the first round is made
+    first rows     the first checkpoint of a group: its rows are written
+    first commit   the first checkpoint of a group: the journals are committed
+    first saving   the first checkpoint of a group: its file is written, older ones are removed, the status is told
+    later ...      the same three of a later checkpoint
+    end            the merging of parts, the last reports
+    resuming       the experiment is killed in a later commit, and killed again while it is being continued
 
 Within a window a process dies at an event drawn at random (a call in Python, or into C) by SIGKILL, or at an instant
 drawn at random by a timer whose signal kills in the middle of a system call too.
@@ -77,7 +79,11 @@ TABLE = {
         "scaffolded": {"name": "fedcbs", "aggregator": {"name": "scaffold"}},
     },
 }  # fmt: skip
-WINDOWS = ("creation", "start", "first", "later", "end")
+KILLS = {  # how often each window is drawn
+    "creation": 2, "start": 3, "first rows": 2, "first commit": 8, "first saving": 5,
+    "later rows": 2, "later commit": 8, "later saving": 5, "end": 2, "resuming": 5,
+}  # fmt: skip
+DISKS = {window: weight for window, weight in KILLS.items() if window != "resuming"}
 FINISHED, REFUSED, CRASHED = 0, 3, 4  # exit codes of a child
 MEBIBYTE = 1 << 20
 
@@ -98,22 +104,29 @@ class Watch:
     def _audit(self, event, arguments):
         if event == "os.mkdir" and Path(str(arguments[0])).name == "rounds":
             self._enter("creation")
-        elif event == "open" and isinstance(arguments[0], str) and ".part-" in arguments[0]:
-            if "/clients/" in arguments[0] and self.window not in ("first", "later", "end"):
-                self._enter("later" if self.checkpoints else "first")
+        elif event == "open" and isinstance(arguments[0], str) and arguments[0].endswith(".tmp"):
+            name = Path(arguments[0]).name
+            if name.startswith(".part-") and "/clients/" in arguments[0] and self.window != "end":
+                self._enter_checkpoint("rows")
+            elif name.startswith(".group-"):
+                self._enter_checkpoint("saving")
         elif event == "os.rename":
             name = Path(str(arguments[1])).name
             if name == "meta.json":
                 self._enter("start")
-            elif name.startswith("group-"):
+            elif name.startswith("part-") and "/rounds/" in str(arguments[1]) and self.window != "end":
+                self._enter_checkpoint("commit")
+            elif name == "runs.json" and self.window.endswith("saving"):
                 self.checkpoints += 1
-            elif name == "runs.json" and self.window in ("first", "later"):
                 self._enter("rounds")
         elif event == "sqlite3.connect" and "/journal/" in str(arguments[0]) and self.window == "rounds":
             self.checkpoints = 0  # the next group
             self._enter("start")
         elif event in ("os.scandir", "os.listdir") and str(arguments[0]).endswith("/rounds") and self.finishing:
             self._enter("end")
+
+    def _enter_checkpoint(self, stage):
+        self._enter(f"{'later' if self.checkpoints else 'first'} {stage}")
 
     def _enter(self, window):
         if window != self.window:
@@ -369,8 +382,8 @@ def drawn(rng, visits, window):
 
 def kill(trial, rng, visits, window):
     """Kill the experiment once in a window, or twice; return whether it died."""
-    point = drawn(rng, visits, "later" if window == "resuming" else window)
-    target = "later" if window == "resuming" else window
+    target = "later commit" if window == "resuming" else window
+    point = drawn(rng, visits, target)
     died = trial.disturb(lambda: Killer(target, **point)) < 0
     if window == "resuming" and died:
         events = rng.randrange(20_000)
@@ -385,11 +398,10 @@ def kill(trial, rng, visits, window):
 
 
 def kills(folder, count, rng, visits, expected, tell):
-    weights = {"creation": 1, "start": 2, "first": 6, "later": 6, "end": 1, "resuming": 4}
-    verdicts = {window: Counter() for window in weights}
+    verdicts = {window: Counter() for window in KILLS}
     done = 0
     while done < count:
-        window = rng.choices(list(weights), list(weights.values()))[0]
+        window = rng.choices(list(KILLS), list(KILLS.values()))[0]
         with Trial(folder, done) as trial:
             if not kill(trial, rng, visits, window):
                 verdicts[window]["(the point was not reached; not counted)"] += 1
@@ -401,11 +413,11 @@ def kills(folder, count, rng, visits, expected, tell):
 
 
 def disks(folder, count, rng, visits, expected, tell):
-    verdicts = {window: Counter() for window in ("creation", "start", "first", "later", "end")}
+    verdicts = {window: Counter() for window in DISKS}
     ended = Counter()
     done = 0
     while done < count:
-        window = rng.choices(list(verdicts), [1, 1, 4, 4, 1])[0]
+        window = rng.choices(list(DISKS), list(DISKS.values()))[0]
         places = [visit for visit in visits if visit[0] == window]
         visit, room = rng.randrange(len(places)), rng.choice([0, 4096, 16384, 65536, 262144]) + rng.randrange(65536)
         with Trial(folder, f"disk-{done}") as trial, mounted(trial.home):
@@ -457,7 +469,7 @@ def main(arguments=None):
             assert child(measured.out, Meter, measured.said) == FINISHED, measured.said.read_text()
             visits = json.loads(measured.said.read_text())
             assert differences(expected, content(measured.out)) == []
-        missing = set(WINDOWS) - {visit[0] for visit in visits}
+        missing = set(DISKS) - {visit[0] for visit in visits}
         assert not missing, f"windows that were never entered: {missing}"
         killed = kills(folder, options.kills, rng, visits, expected, tell)
         filled, ended = {}, Counter()
