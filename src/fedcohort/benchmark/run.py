@@ -10,7 +10,8 @@ from fedcohort.benchmark.scores import Scores, score
 from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
 from fedcohort.errors import InputError
 from fedcohort.protocol import SELECTORS
-from fedcohort.simulate.results import load, write_atomically
+from fedcohort.simulate.results import load
+from fedcohort.simulate.writer import write_atomically
 
 QUICK_ROUNDS = 20
 

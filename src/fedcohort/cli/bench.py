@@ -60,7 +60,6 @@ def bench(
     from fedcohort.benchmark.suite import table
     from fedcohort.simulate.config import Experiment
     from fedcohort.simulate.runner import Simulation, default_out
-    from fedcohort.simulate.writer import write_atomically
 
     console = err(quiet)
     if submit is not None:
@@ -105,7 +104,7 @@ def bench(
 
 def _submit(folder: Path, target: Path) -> None:
     from fedcohort.benchmark.submission import check_submission
-    from fedcohort.simulate.results import write_atomically
+    from fedcohort.simulate.writer import write_atomically
 
     config, scores = folder / "config.toml", folder / "bench.json"
     found = check_submission(config, scores)
