@@ -28,7 +28,7 @@ def identical(found):
 
 
 def test_experiments_that_are_killed_around_checkpoints(tmp_path):
-    assert identical(crash(tmp_path, 12, 0, seed=1)["kills"]) == 12
+    assert identical(crash(tmp_path, 8, 0, seed=1)["kills"]) == 8
 
 
 @pytest.mark.slow

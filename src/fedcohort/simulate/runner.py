@@ -271,6 +271,7 @@ class Simulation:
             return self._run()
 
     def _run(self) -> str:
+        self.writer.tidy()
         self._write_facts(self.writer)
         if self._extension is not None:
             self.writer.extend(self._extension, self.experiment.baseline, self._command)

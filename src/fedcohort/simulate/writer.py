@@ -168,6 +168,12 @@ class ExperimentWriter:
         write_atomically(self.path / "config.toml", config.encode())
         write_json(self.path / "meta.json", {"format": FORMAT_VERSION, **meta, "config": [_digest(config.encode())]})
 
+    def tidy(self) -> None:
+        """Remove files that an earlier process was writing when it died."""
+        for folder in (self.path, *(self.path / name for name in FOLDERS)):
+            for file in folder.glob(".*.tmp"):
+                file.unlink(missing_ok=True)
+
     def extend(self, config: str, baseline: str, command: str) -> None:
         """Replace the configuration by one that has more runs or rounds; meta.json is good before and after."""
         meta = json.loads((self.path / "meta.json").read_text())
