@@ -1,5 +1,6 @@
 """Journals that are not what was written: bits that flipped, rows that were changed, older versions; and verify."""
 
+import contextlib
 import json
 import os
 import random
@@ -120,6 +121,18 @@ def flips(path: Path, end: str, count: int, seed: int, folder: Path) -> Counter[
     return found
 
 
+@contextlib.contextmanager
+def little_room(size):
+    """No file may grow beyond ``size`` bytes: a write fails as on a full disk."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def as_version_2(path):
     """Take from a journal what version 3 has more."""
     with closing(sqlite3.connect(path)) as db:
@@ -139,6 +152,8 @@ def test_a_journal_of_version_2_is_read_and_brought_to_this_one(tmp_path):
     as_version_2(path)
     found = examine(path)
     assert found.sound and found.version == 2 and found.seal is None
+    with little_room(60_000), pytest.raises(JournalError, match="could not be brought from version 2 to 3, and is as"):
+        Session.open(path)
     with closing(read_journal(path)) as journal:
         assert contents(journal) == before
     Session.open(path).close()
@@ -225,6 +240,17 @@ def test_verify_names_the_row_that_was_changed(tmp_path):
     assert "the table replies has other rows than were written: 5, and 6 were" in said
     with pytest.raises(JournalError, match="row of cohorts with ticket 2"):
         Session.open(path)
+
+
+def test_verify_finds_what_cannot_be_read_in_a_journal_without_checksums(tmp_path):
+    path = tmp_path / "j.sqlite"
+    written(path, 4).close()
+    as_version_2(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE cohorts SET clients = X'00' WHERE ticket = 2")
+        db.commit()
+    code, said = verified(path)
+    assert code == 1 and "contents WRONG  cannot be read" in said
 
 
 def test_verify_says_what_cannot_be_replayed(tmp_path):

@@ -91,7 +91,7 @@ def recover(
     """
     commits = next((f for f in examine(journal, again=False).findings if f.check == "commits"), None)
     if commits is not None and commits.sound:
-        out().print(f"{journal} lacks nothing; nothing was changed.", highlight=False, markup=False)
+        say(out(), f"{journal} lacks nothing; nothing was changed.")
         return
     with closing(Journal.open(journal, accept_loss=True)) as record:
         last, _ = record.last()

@@ -116,7 +116,7 @@ def open_for_writing(path: Path, commit: Commit, *, accept_loss: bool = False) -
             version, seal = check(connection, path, mark, beside, accept_loss=accept_loss)
             connection.execute("PRAGMA journal_mode = WAL")
             if seal is None:
-                seal = upgrade(connection)
+                seal = _upgraded(connection, path)
                 log.info("the journal %s was brought from version %d to %d", path, version, SCHEMA_VERSION)
     except BaseException:
         if connection is not None:
@@ -216,10 +216,21 @@ def _errors(path: Path) -> Iterator[None]:
 # -- from version 2 ---------------------------------------------------------------------------------------------------
 
 
-def upgrade(connection: sqlite3.Connection) -> Seal:
+def _upgraded(connection: sqlite3.Connection, path: Path) -> Seal:
+    """Bring a journal of version 2 to this version, or leave it as it is."""
+    try:
+        return _with_checksums(Database(connection, str(path), seal=Seal.fresh()))
+    except JournalError as error:
+        raise JournalError(
+            f"The journal {path} could not be brought from version 2 to {SCHEMA_VERSION}, and is as it was: "
+            f"{error.__cause__ or error.message}.",
+            hint="it can be read with read_journal(path)",
+        ) from error
+
+
+def _with_checksums(database: Database) -> Seal:
     """Give every row of a journal of version 2 its checksum, in one transaction, and return the seal over them."""
-    seal = Seal.fresh()
-    database = Database(connection, "of version 2", seal=seal)
+    connection = database.connection
     with database.transaction():
         for name in INDEXES:
             connection.execute(f"DROP INDEX {name}")
