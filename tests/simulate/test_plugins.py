@@ -112,7 +112,11 @@ def test_a_selector_that_raises_ends_its_own_run(tmp_path, stage, at):
     assert rows(out, "uniform-s0") == rows(tmp_path / "alone", "uniform-s0")
     failed = infos["greedy"]
     assert (failed.state, failed.rounds_done, len(rows(out, "greedy-s0"))) == ("failed", at, at)
-    assert "Greedy" in failed.reason and f"in round {at}" in failed.reason
+    assert (
+        f"the selector {failed.selector!r} raised" in failed.reason
+        and "Greedy" in failed.selector
+        and f"in round {at}" in failed.reason
+    )
     if stage != "twice":
         assert "ZeroDivisionError: nobody is greedy enough (mine.py, line" in failed.reason
     (board,) = leaderboards(load(out))

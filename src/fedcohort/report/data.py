@@ -242,8 +242,9 @@ def _warnings(path: Path, result: Results) -> list[str]:
     elif state == "failed":
         found.append(f"{path.name} failed{how_far}: {result.status.get('message') or 'no reason was recorded'}.")
     for run in result.runs:
-        if run.state == "diverged":
-            found.append(f"Run {run.id} diverged after {run.rounds_done} rounds: {run.reason or 'not a number'}.")
+        if run.state in ("diverged", "failed"):
+            why = run.reason or ("not a number" if run.state == "diverged" else "no reason was recorded")
+            found.append(f"Run {run.id} {run.state} after {run.rounds_done} rounds: {why}.")
     return found
 
 

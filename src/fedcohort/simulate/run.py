@@ -29,7 +29,6 @@ from fedcohort.simulate.costs import CostModel
 from fedcohort.simulate.results import RunInfo
 from fedcohort.simulate.server import ServerSamples
 from fedcohort.simulate.tasks import Task
-from fedcohort.specs import selector_name
 
 
 def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
@@ -198,7 +197,7 @@ class Run:
     @property
     def chooser(self) -> str:
         """The selector, as messages name it."""
-        return f"the selector {selector_name(self.plan.selector)!r}"
+        return f"the selector {self.plan.selector.name!r}"
 
     @property
     def averager(self) -> str:
