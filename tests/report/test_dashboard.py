@@ -133,7 +133,9 @@ def test_a_live_session_is_followed(session):
     (item,) = watcher.items.values()
     detail = item.detail()
     assert detail["state"] == "running" and detail["done"] == 6
-    assert [f["name"] for f in detail["sections"][0]["figures"]] == ["metrics", "picks", "participation"]
+    assert [f["name"] for f in detail["sections"][0]["figures"]] == [
+        "metrics", "durations", "outcomes", "picks", "participation",
+    ]  # fmt: skip
     cohort = session.ask(RoundRequest(size=3))
     session.tell(RoundReport(cohort.ticket, cohort.clients[:1], [1], {"duration": [1.0]}, complete=False))
     before = item.version

@@ -12,12 +12,15 @@ from rich.table import Table
 
 from fedcohort.cli.options import FormatOption
 from fedcohort.cli.output import Format, out, print_json, say
-from fedcohort.errors import InputError
 from fedcohort.journal import ScoreRow, read_journal
 from fedcohort.journal.explain import history
+from fedcohort.report.account import read_account
+from fedcohort.report.live_page import ending
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
 from fedcohort.text import printable
+
+_TROUBLED = 30  # clients that failed, shown at most
 
 
 def explain(  # the command line's options are this signature
@@ -26,7 +29,7 @@ def explain(  # the command line's options are this signature
     ],
     round_: Annotated[
         int | None,
-        typer.Option("--round", "-r", min=0, help="Which round, counted from 0; not needed with --client."),
+        typer.Option("--round", "-r", min=0, help="Which round, counted from 0; without it and --client, the run."),
     ] = None,
     client: Annotated[
         str | None,
@@ -38,12 +41,19 @@ def explain(  # the command line's options are this signature
 ) -> None:
     """Explain a round: the scores of picked and nearly picked clients, their parts, and what shadows would have done.
 
-    Examples: fedcohort explain runs/digits --run fedcor-s0 --round 37;
+    With --client alone, that client's history; with neither, the whole run: how it ended, who failed and why, who was
+    never picked, what shadows would have meant.
+
+    Examples: fedcohort explain server.sqlite; fedcohort explain runs/digits --run fedcor-s0 --round 37;
     fedcohort explain runs/digits --run fedcor-s0 --round 37 --client 12; fedcohort explain server.sqlite --round 5;
     fedcohort explain server.sqlite --client clinic-north
     """
     if round_ is None:
-        _history(find_journal(run, name), client, format)
+        journal = find_journal(run, name)
+        if client is None:
+            _whole(journal, format)
+        else:
+            _history(journal, client, format)
         return
     why = explain_journal(find_journal(run, name), round_, client, nearly=nearly)
     if format is Format.JSON:
@@ -72,17 +82,41 @@ def explain(  # the command line's options are this signature
             same = f"{shadow['same']} of {len(shadow['picked'])} the same"
             line = f"shadow {shadow['name']} would have picked {', '.join(shadow['picked'])} ({same})"
         say(console, line)
+    if why.explanation.shadows:
+        say(console, "Over all rounds:")
+        for past in read_account(find_journal(run, name)).shadows:
+            say(console, past.sentence())
 
 
-def _history(journal: Path, client: str | None, format: Format) -> None:
+def _whole(journal: Path, format: Format) -> None:
+    """Show what became of a run."""
+    found = read_account(journal)
+    if format is Format.JSON:
+        print_json(found.to_dict())
+        return
+    console = out()
+    for line in (*ending(found), *(shadow.sentence() for shadow in found.shadows)):
+        say(console, line)
+    troubled = [c for c in found.clients if c.reason]
+    if not troubled:
+        return
+    result = Table(
+        "client", "picked", "sound", "the last time it brought no model", header_style="bold", box=SIMPLE_HEAD,
+        pad_edge=False,
+    )  # fmt: skip
+    for client in sorted(troubled, key=lambda c: c.statuses.get("OK", 0) - c.picked)[:_TROUBLED]:
+        sound = str(client.statuses.get("OK", 0))
+        result.add_row(printable(client.name), str(client.picked), sound, printable(client.reason))
+    console.print(result)
+
+
+def _history(journal: Path, client: str, format: Format) -> None:
     """Show one client's part in every round."""
-    if client is None:
-        raise InputError("Say which round, or which client.", hint="--round 3, or --client NAME for its whole history")
     with closing(read_journal(journal)) as record:
         table, _ = record.table()
         key: int | str = int(client) if not table.has_names and client.isdecimal() else client
         parts = history(record, key)
-    rows = [(p.round, p.picked, p.failures.get(p.name or "", p.status or "") if p.picked else p.reason) for p in parts]
+    rows = [(p.round, p.picked, p.outcome) for p in parts]
     if format is Format.JSON:
         print_json([{"round": r, "was_picked": picked, "what": what} for r, picked, what in rows])
         return

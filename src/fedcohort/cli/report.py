@@ -11,6 +11,7 @@ import typer
 from fedcohort.cli.options import FormatOption, QuietOption
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
 from fedcohort.errors import InputError
+from fedcohort.report.live_page import build_live_report, ending
 from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard.formats import render
 
@@ -33,7 +34,8 @@ class TableForm(StrEnum):
 
 def report(  # the command line's options are this signature
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Directories of experiments.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Directories of experiments, or live journals.", show_default=False),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Heading; default: the directories' names.")] = None,
@@ -60,10 +62,32 @@ def report(  # the command line's options are this signature
 
     The file opens offline, on a phone too. Numbers of every picture can be saved from it as CSV.
 
-    Examples: fedcohort report runs/digits; fedcohort report runs/a runs/b -o both.html --target 0.62;
+    Of the journal of a live run it shows participation, failures with their reasons, durations, shadows, rules and
+    every client's history.
+
+    Examples: fedcohort report runs/digits; fedcohort report server.sqlite;
+    fedcohort report runs/a runs/b -o both.html --target 0.62;
     fedcohort report runs/digits --export figures --picture pdf; fedcohort report runs/digits --tables latex
     """
     messages = err(quiet)
+    live = [path for path in runs if path.is_file()]
+    if live:
+        if len(live) < len(runs) or target or baseline or export or tables:
+            raise InputError(
+                f"{live[0]} is the journal of a live run: it has no selectors to compare, so directories of "
+                "experiments, --target, --baseline, --export and --tables do not go with it.",
+                hint=f"fedcohort report {live[0]}",
+            )
+        page, accounts = build_live_report(live, title=title, rounds=round_ or ())
+        _write(output, page)
+        if format is Format.JSON:
+            print_json({"report": str(output), "runs": [account.to_dict() for account in accounts]})
+            return
+        for account in accounts:
+            for line in ending(account):
+                say(messages, line)
+        say(out(), str(output))
+        return
     with messages.status("reading the results"):
         found = assemble(
             runs,
@@ -80,12 +104,7 @@ def report(  # the command line's options are this signature
             "\n".join(render(t, tables.value) for s in found.sections for t in s.tables), markup=False, highlight=False
         )
         return
-    page = build_report(found)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"The report {output} could not be written: {error.strerror or error}.") from error
+    _write(output, build_report(found))
     written = []
     if export is not None:
         from fedcohort.report.export import export_figures
@@ -107,3 +126,11 @@ def report(  # the command line's options are this signature
     say(out(), str(output))
     if written:
         say(messages, f"{len(written)} files in {export}")
+
+
+def _write(output: Path, page: str) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"The report {output} could not be written: {error.strerror or error}.") from error

@@ -50,9 +50,14 @@ def begun(
     _note(session, PLANNED, {"rounds": rounds})
 
 
+def _end(session: Session, state: str, reason: str) -> dict[str, Any]:
+    """Return how a run ended and after which ticket; a later one means that it was started again."""
+    return {"state": state, "rounds": session.round, "ticket": session.journal.last()[1], "reason": reason}
+
+
 def finished(session: Session, seconds: float) -> None:
     """Put the end of a run on record."""
-    _note(session, ENDED, {"state": "finished", "rounds": session.round, "reason": ""})
+    _note(session, ENDED, _end(session, "finished", ""))
     session.commit()
     say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)
 
@@ -63,5 +68,5 @@ def failed(session: Session | None, error: BaseException) -> None:
     say("failed", "the run ended: %s", reason, level=logging.ERROR, reason=reason)
     if session is not None:
         with contextlib.suppress(FedcohortError):
-            _note(session, ENDED, {"state": "failed", "rounds": session.round, "reason": reason})
+            _note(session, ENDED, _end(session, "failed", reason))
             session.commit()

@@ -92,6 +92,13 @@ class Explanation:
     def __str__(self) -> str:
         return self.reason
 
+    @property
+    def outcome(self) -> str:
+        """What became of the client when it was picked, and why; else why it was not picked."""
+        if not self.picked:
+            return self.reason
+        return self.failures.get(self.name or "", self.status or "not told yet")
+
 
 def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
     """Return the part of a cohort's scores worth keeping: all of few, else the picked and the next best."""

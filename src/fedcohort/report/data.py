@@ -94,7 +94,8 @@ class SelectorRuns:
 class Setting:
     """Runs that may be compared: same data, same heterogeneity, same training.
 
-    ``rounds`` is how many the longest run has made, ``planned`` how many each is to make, where that is known.
+    ``rounds`` is how many the longest run has made, ``planned`` how many each is to make, where that is known;
+    ``names`` are the clients' own, where they have some.
     """
 
     name: str
@@ -103,6 +104,11 @@ class Setting:
     federations: Mapping[str, FederationFacts]
     rounds: int
     planned: int | None = None
+    names: tuple[str, ...] | None = None
+
+    def called(self, client: int) -> str:
+        """Return how a client is called: by its name, else by its number."""
+        return str(client) if self.names is None or client >= len(self.names) else self.names[client]
 
     @property
     def running(self) -> bool:
@@ -343,4 +349,6 @@ def _setting(
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
     planned = [planned_rounds(result.config, result.run(run.id).setting) for result, run in members]
-    return Setting(name, tuple(groups), n, federations, rounds, max((p for p in planned if p), default=None))
+    called = {facts.names for facts in federations.values()}  # names of several seeds' federations may differ
+    names = called.pop() if len(called) == 1 else None
+    return Setting(name, tuple(groups), n, federations, rounds, max((p for p in planned if p), default=None), names)

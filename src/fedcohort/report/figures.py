@@ -364,6 +364,7 @@ def picks(setting: Setting) -> Figure | None:
                 "xstep": x_step,
                 "ystep": y_step,
                 "x": {"label": "round", "format": "integer"},
+                **({"names": list(setting.names)} if setting.names is not None and y_step == 1 else {}),
             }
         )
     share, group, client, counts = max(busiest, key=lambda entry: entry[0])
@@ -372,7 +373,8 @@ def picks(setting: Setting) -> Figure | None:
     equal = int((counts == counts.max()).sum()) - 1
     others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
     sentence = (
-        f"A horizontal streak is a client picked again and again. Most often it is client {client} with {group.label} "
+        "A horizontal streak is a client picked again and again. "
+        f"Most often it is client {setting.called(client)} with {group.label} "
         f"(seed {group.runs[0].seed}): in {percent(share, 0)} of the rounds{again}{others}."
     )
     return Figure(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -147,24 +147,67 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
     theme : "light" or "dark", optional
         Default: as the reader's system says.
     """
+    panes = [
+        Pane(section.setting.name, _blocks(section, number), {f.name: f for f in section.figures}, section.explanations)
+        for number, section in enumerate(report.sections)
+    ]
+    return build_page(
+        report.title,
+        _facts(report),
+        report.warnings,
+        panes,
+        remarks=report.remarks,
+        setup=setup_html(report.bundle),
+        theme=theme,
+    )
+
+
+@dataclass(frozen=True)
+class Pane:
+    """What is shown together; of several one is chosen by its name."""
+
+    name: str
+    blocks: Sequence[str]
+    figures: Mapping[str, Figure]
+    explanations: list[dict[str, Any]]
+
+
+def build_page(
+    title: str,
+    facts: Sequence[tuple[int, str]],
+    warnings: Sequence[str],
+    panes: Sequence[Pane],
+    *,
+    remarks: Sequence[str] = (),
+    setup: str = "",
+    theme: str | None = None,
+) -> str:
+    """Return a self-contained page.
+
+    Parameters
+    ----------
+    title : heading
+    facts : numbers under it, each with the word for what is counted
+    warnings, remarks : sentences that stand above everything
+    panes : what is shown
+    setup : HTML that follows
+    theme : "light" or "dark", optional
+    """
     data: dict[str, Any] = {"figures": {}, "explanations": {}}
-    parts = []
-    for number, section in enumerate(report.sections):
-        for figure in section.figures:
-            data["figures"][f"{number}-{figure.name}"] = _drawn(report, section, figure)
-        data["explanations"][str(number)] = section.explanations
-        parts.append(_section(section, number, len(report.sections) > 1))
-    template = string.Template(asset("report.html"))
-    return template.substitute(
-        title=in_html(report.title),
+    for number, pane in enumerate(panes):
+        for figure in pane.figures.values():
+            data["figures"][f"{number}-{figure.name}"] = _drawn(figure, pane.name if len(panes) > 1 else None)
+        data["explanations"][str(number)] = pane.explanations
+    return string.Template(asset("report.html")).substitute(
+        title=in_html(title),
         theme=f' data-theme="{in_html(theme)}"' if theme else "",
         styles=styles(),
-        summary=_summary(report),
-        remarks="".join(f"<p>{in_html(text)}</p>" for text in report.remarks),
-        warnings="".join(f'<p class="warning">{in_html(text)}</p>' for text in report.warnings),
-        tabs=_tabs(report),
-        sections="".join(parts),
-        setup=setup_html(report.bundle),
+        summary="".join(f"<li><b>{n:,}</b> {word}{'s' if n != 1 else ''}</li>" for n, word in facts),
+        remarks="".join(f"<p>{in_html(text)}</p>" for text in remarks),
+        warnings="".join(f'<p class="warning">{in_html(text)}</p>' for text in warnings),
+        tabs=_tabs(panes),
+        sections="".join(_pane(pane, number, len(panes) > 1) for number, pane in enumerate(panes)),
+        setup=setup,
         provenance=_provenance(),
         data=embedded(data),
         scripts=scripts("report.js"),
@@ -177,7 +220,7 @@ def figure_html(figure: Figure) -> str:
     return string.Template(asset("figure.html")).substitute(
         title=in_html(figure.title),
         styles=styles(),
-        figure=_figure(figure, 0, ""),
+        figure=figure_block(figure, 0),
         data=embedded({"figures": {f"0-{figure.name}": spec}, "explanations": {}}),
         scripts=scripts("report.js"),
     )
@@ -185,65 +228,69 @@ def figure_html(figure: Figure) -> str:
 
 def figure_files(report: Report) -> list[dict[str, Any]]:
     """Return every figure with the name of the file it is saved as."""
-    return [_drawn(report, section, figure) for section in report.sections for figure in section.figures]
+    several = len(report.sections) > 1
+    return [_drawn(f, s.setting.name if several else None) for s in report.sections for f in s.figures]
 
 
-def _drawn(report: Report, section: Section, figure: Figure) -> dict[str, Any]:
-    file = _file_name(report, section, figure.name)
-    return {"title": figure.title, "sentence": figure.sentence, "file": file, **figure.spec}
+def _drawn(figure: Figure, where: str | None) -> dict[str, Any]:
+    """Return what the chart code draws, with the name of the file it is saved as; ``where`` of several it belongs."""
+    slug = "" if where is None else "-" + "".join(c if c.isalnum() else "-" for c in where).strip("-")
+    return {"title": figure.title, "sentence": figure.sentence, "file": f"{figure.name}{slug}", **figure.spec}
 
 
-def _file_name(report: Report, section: Section, name: str) -> str:
-    if len(report.sections) == 1:
-        return name
-    return f"{name}-" + "".join(c if c.isalnum() else "-" for c in section.setting.name).strip("-")
-
-
-def _summary(report: Report) -> str:
+def _facts(report: Report) -> list[tuple[int, str]]:
     bundle = report.bundle
     selectors = len({group.label for setting in bundle.settings for group in setting.groups})
     seeds = max(len(group.runs) for setting in bundle.settings for group in setting.groups)
     clients = max(setting.n_clients for setting in bundle.settings)
     rounds = max(setting.rounds for setting in bundle.settings)
-    facts = [
+    return [
         (selectors, "selector"), (len(bundle.settings), "setting"), (seeds, "seed"), (bundle.n_runs, "run"),
         (rounds, "round"), (clients, "client"),
     ]  # fmt: skip
-    return "".join(f"<li><b>{n:,}</b> {word}{'s' if n != 1 else ''}</li>" for n, word in facts)
 
 
-def _tabs(report: Report) -> str:
-    if len(report.sections) < 2:
+def _tabs(panes: Sequence[Pane]) -> str:
+    if len(panes) < 2:
         return ""
     buttons = "".join(
         f'<button role="tab" aria-selected="{"false" if i else "true"}" data-setting="{i}">'
-        f"{in_html(s.setting.name)}</button>"
-        for i, s in enumerate(report.sections)
+        f"{in_html(pane.name)}</button>"
+        for i, pane in enumerate(panes)
     )
     return f'<nav class="settings" role="tablist" aria-label="settings">{buttons}</nav>'
 
 
-def _section(section: Section, number: int, several: bool) -> str:
-    board, participation = section.tables
-    figures = {figure.name: figure for figure in section.figures}
-    blocks = [
-        f'<section class="card"><h2>{in_html(board.title)}</h2><div class="downloads">'
-        '<button type="button" data-table="leaderboard.csv" aria-label="Save the leaderboard as CSV">CSV</button></div>'
-        f"{to_html(board)}</section>"
-    ]
-    for name, figure in figures.items():
-        extra = ""
-        if name == "participation":
-            extra = f'<div class="extra">{to_html(participation)}</div>'
-        blocks.append(_figure(figure, number, extra))
-        if name == "participation" and section.explanations:
-            blocks.append(_explanations(number))
+def _pane(pane: Pane, number: int, several: bool) -> str:
     hidden = " hidden" if number else ""
-    heading = f'<h2 class="setting">{in_html(section.setting.name)}</h2>' if several else ""
-    return f'<div class="pane" data-pane="{number}"{hidden}>{heading}{"".join(blocks)}</div>'
+    heading = f'<h2 class="setting">{in_html(pane.name)}</h2>' if several else ""
+    return f'<div class="pane" data-pane="{number}"{hidden}>{heading}{"".join(pane.blocks)}</div>'
 
 
-def _figure(figure: Figure, number: int, extra: str) -> str:
+def _blocks(section: Section, number: int) -> list[str]:
+    board, participation = section.tables
+    blocks = [table_block(board)]
+    for figure in section.figures:
+        where = figure.name == "participation"
+        blocks.append(
+            figure_block(figure, number, f'<div class="extra">{to_html(participation)}</div>' if where else "")
+        )
+        if where and section.explanations:
+            blocks.append(why_block(number))
+    return blocks
+
+
+def table_block(table: Table) -> str:
+    """Return a table as a card, with a button that saves its cells."""
+    return (
+        f'<section class="card"><h2>{in_html(table.title)}</h2><div class="downloads">'
+        f'<button type="button" data-table="{table.name}.csv" aria-label="Save {in_html(table.title)} as CSV">CSV'
+        f"</button></div>{to_html(table)}</section>"
+    )
+
+
+def figure_block(figure: Figure, number: int, extra: str = "") -> str:
+    """Return a figure of pane ``number`` as a card."""
     title = in_html(figure.title)
     buttons = "".join(
         f'<button type="button" data-save="{form}" aria-label="Save {title} as {form.upper()}">{form.upper()}</button>'
@@ -256,7 +303,8 @@ def _figure(figure: Figure, number: int, extra: str) -> str:
     )
 
 
-def _explanations(number: int) -> str:
+def why_block(number: int) -> str:
+    """Return the card in which the explanations of pane ``number`` are browsed."""
     return (
         f'<section class="card why" data-why="{number}"><h2>Why these clients?</h2>'
         "<p>The score of every picked client and of those that were nearly picked, part by part, and what each shadow "

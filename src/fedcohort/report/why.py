@@ -166,13 +166,21 @@ def report_explanations(
             continue
         try:
             with closing(read_journal(run.journal)) as journal:
-                last, _ = journal.last()
-                spread = {round(i * last / max(1, limit - 1)) for i in range(limit)} if last >= 0 else set()
-                wanted = sorted({r for r in rounds if 0 <= r <= last} | spread)
-                whys = [as_json(_explain(journal, run.id, r, None, NEARLY)) for r in wanted]
+                explained = explanations_of(journal, run.id, group.label, run.seed, rounds, limit, group.color)
         except FedcohortError as error:
             warnings.append(f"The choices of {run.id} cannot be explained: {error.message}")
             continue
-        if whys:
-            found.append({"label": group.label, "color": group.color, "run": run.id, "seed": run.seed, "rounds": whys})
+        if explained["rounds"]:
+            found.append(explained)
     return found, warnings
+
+
+def explanations_of(
+    journal: Journal, run: str, label: str, seed: int, rounds: Sequence[int], limit: int = 8, color: int = 1
+) -> dict[str, Any]:
+    """Return explanations of ``rounds`` and of some that are spread evenly over a run, as a page browses them."""
+    last, _ = journal.last()
+    spread = {round(i * last / max(1, limit - 1)) for i in range(limit)} if last >= 0 else set()
+    wanted = sorted({r for r in rounds if 0 <= r <= last} | spread)
+    whys = [as_json(_explain(journal, run, r, None, NEARLY)) for r in wanted]
+    return {"label": label, "color": color, "run": run, "seed": seed, "rounds": whys}

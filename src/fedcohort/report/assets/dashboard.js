@@ -57,7 +57,7 @@
   function show() {
     const section = detail.sections[Math.min(setting, detail.sections.length - 1)];
     const figures = section ? section.figures : [];
-    const wanted = JSON.stringify([detail.id, detail.sections.map((s) => s.name), setting, figures.map((f) => f.name)]);
+    const wanted = JSON.stringify([detail.id, detail.sections.map((s) => s.name), setting, figures.map((f) => f.name), (detail.blocks || []).map((b) => b.name)]);
     if (wanted !== shape) {
       shape = wanted;
       FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
@@ -66,7 +66,9 @@
       $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>${cards[0] || ""}`
         + (section && section.board ? '<section class="card"><h2>Leaderboard</h2><div id="board"></div></section>' : "")
         + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div class="controls"><label>Round <input id="round" class="round" type="number" min="0" step="1" placeholder="latest"></label><button type="button" id="before">Previous</button><button type="button" id="after">Next</button><button type="button" id="latest">Latest</button></div><div id="cohort"></div><div id="why" aria-live="polite"></div><div id="stragglers"></div></section>`
-        + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>${cards.slice(1).join("")}`;
+        + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>`
+        + (detail.blocks || []).map((b) => `<section class="card"><h2>${FC.escape(b.title)}</h2><div data-block="${FC.escape(b.name)}"></div>${b.name === "clients" ? '<div class="controls"><label>History of <input id="who" type="text" placeholder="a client\'s name"></label><button type="button" id="history">Show</button></div><div id="past" aria-live="polite"></div>' : ""}</section>`).join("")
+        + cards.slice(1).join("");
       if (detail.sections.length > 1) {
         $("settings").innerHTML = detail.sections.map((s, i) => `<button role="tab" aria-selected="${i === setting}">${FC.escape(s.name)}</button>`).join("");
         FC.tabs($("settings"), "Settings", (i) => { setting = i; run = round = null; show(); });
@@ -75,11 +77,14 @@
       $("before").onclick = () => open((round ?? newest()) - 1);
       $("after").onclick = () => open((round ?? newest()) + 1);
       $("latest").onclick = () => open(null);
+      if ($("history")) $("history").onclick = past;
+      if ($("who")) $("who").onkeydown = (e) => { if (e.key === "Enter") past(); };
       $("detail").querySelectorAll("[data-csv]").forEach((b) => { b.onclick = () => FC.download(`${b.dataset.csv}.csv`, "text/csv", charts.get(b.dataset.csv).csv()); });
     }
     head();
     if (section && section.board) put($("board"), section.board);
     runs(section ? section.name : null);
+    for (const b of detail.blocks || []) put($("detail").querySelector(`[data-block="${b.name}"]`), b.html);
     for (const f of figures) {
       $("detail").querySelector(`[data-sentence="${f.name}"]`).textContent = f.sentence;
       const host = $("detail").querySelector(`[data-figure="${f.name}"]`);
@@ -117,8 +122,23 @@
     $("before").disabled = at === null || at <= 0;
     $("after").disabled = at === null || at >= newest();
     $("latest").disabled = round === null;
-    put($("cohort"), clients.length ? `<p class="note">Choose a client to see why it was picked.</p><div class="chips">${clients.map((c) => `<button type="button" data-key="${FC.escape(c.client)}" data-client="${FC.escape(c.client)}" class="${FC.escape(c.status)}">${FC.escape(c.client)} <span>${FC.escape(c.status)}${c.seconds ? ` ${duration(c.seconds) || ""}` : ""}</span></button>`).join("")}</div>` : "<p>Nobody has been picked yet.</p>");
+    put($("cohort"), clients.length ? `<p class="note">Choose a client to see why it was picked.</p><div class="chips">${clients.map((c) => `<button type="button" data-key="${FC.escape(c.client)}" data-client="${FC.escape(c.client)}" class="${FC.escape(c.status)}">${FC.escape(c.client)} <span>${FC.escape(c.status)}${c.seconds ? ` ${duration(c.seconds) || ""}` : ""}</span></button>`).join("")}</div>${reasons(clients)}` : "<p>Nobody has been picked yet.</p>");
     $("cohort").querySelectorAll("[data-client]").forEach((b) => { b.onclick = () => why(line, at, b.dataset.client); });
+  }
+
+  const reasons = (clients) => {
+    const failed = clients.filter((c) => c.reason);
+    return failed.length ? `<ul class="shadows">${failed.map((c) => `<li><b>${FC.escape(c.client)}</b> ${FC.escape(c.status)}: ${FC.escape(c.reason)}</li>`).join("")}</ul>` : "";
+  };
+
+  // One client's part in every round.
+  async function past() {
+    const client = $("who").value.trim();
+    if (!client) return;
+    const answer = await (await fetch(`/api/history?${new URLSearchParams({ item: detail.id, client })}`)).json();
+    $("past").innerHTML = answer.error
+      ? `<p class="warning">${FC.escape(answer.error)}</p>`
+      : `<p>${FC.escape(client)} was picked in ${answer.rounds.filter((r) => r.picked).length} of ${answer.rounds.length} rounds.</p><div class="table tall" tabindex="0" role="region" aria-label="History of ${FC.escape(client)}"><table><thead><tr><th scope="col">Round</th><th scope="col">Picked</th><th scope="col" class="wrap">What became of it, or why not</th></tr></thead><tbody>${answer.rounds.map((r) => `<tr class="${r.picked ? "" : "out"}"><th scope="row">${r.round}</th><td>${r.picked ? "yes" : "no"}</td><td class="wrap">${FC.escape(r.what)}</td></tr>`).join("")}</tbody></table></div>`;
   }
 
   async function open(wanted) {

@@ -17,6 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from fedcohort.errors import FedcohortError
 from fedcohort.journal.exposition import CONTENT_TYPE, exposition
+from fedcohort.report.dashboard.sessions import JournalItem
 from fedcohort.report.dashboard.watcher import Watcher, plain_json
 from fedcohort.report.page import asset, scripts, styles
 
@@ -155,6 +156,16 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
             return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
         try:
             return JSONResponse({"round": round_, "cohort": await asyncio.to_thread(found.cohort, run, round_)})
+        except FedcohortError as error:
+            return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
+
+    @app.get("/api/history")
+    async def past(item: str, client: str) -> JSONResponse:
+        found = hub.watcher.items.get(item)
+        if not isinstance(found, JournalItem):
+            return JSONResponse({"error": f"There is no live run called {item!r} here."}, status_code=404)
+        try:
+            return JSONResponse({"client": client, "rounds": await asyncio.to_thread(found.past_of, client)})
         except FedcohortError as error:
             return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
 

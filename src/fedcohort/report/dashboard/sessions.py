@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedcohort.arrays import BoolArray
 from fedcohort.clients import ClientTable
-from fedcohort.coverage import Tally, sentences
 from fedcohort.errors import FedcohortError, InputError, JournalError
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
-from fedcohort.report import palette
+from fedcohort.journal.explain import history, reasons_of
+from fedcohort.report.account import Past, account, duration_of, ended, planned
 from fedcohort.report.dashboard.feed import drawn, status_name
-from fedcohort.report.data import RunCurve, SelectorRuns, Setting
-from fedcohort.report.figures import Figure, participation, picks, rounded
+from fedcohort.report.live_page import ending, live_run
 from fedcohort.report.why import as_json, explain
+from fedcohort.simulate.leaderboard.formats import to_html
+from fedcohort.text import in_html
 
 _IDLE = 600.0  # seconds without an event after which a session no longer counts as running
 _SLOW = 2.0  # times the usual duration that make a straggler
@@ -44,6 +43,10 @@ class JournalItem:
         self._durations: list[float] = []
         self._told_upto = -1  # every cohort up to this ticket is told and read completely
         self._stamp: tuple[object, ...] = ()
+        self._past = Past()
+        self._planned: int | None = None
+        self._ended: tuple[str, str] | None = None
+        self._reasons: dict[int, dict[str, str]] = {}
 
     def poll(self) -> None:
         """Read the cohorts, replies and numbers that are new."""
@@ -77,15 +80,17 @@ class JournalItem:
             if ticket > self._told_upto and self._cohorts[ticket].told_at is not None and ticket == self._told_upto + 1:
                 self._told_upto = ticket
                 self._durations += [d for d in map(self._duration, self._replies[ticket]) if not math.isnan(d)]
-        if stamp != self._stamp or self._problem:
+        how = (planned(journal), ended(journal))
+        if stamp != self._stamp or self._problem or how != (self._planned, self._ended):
+            self._planned, self._ended = how
+            self._reasons = reasons_of(journal)
             self._table, self._active = journal.table()
             self._stamp, self._problem = stamp, ""
             self.version += 1
 
     def _duration(self, reply: ReplyRow) -> float:
         """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
-        reported = reply.metrics.get("duration")
-        return reported if isinstance(reported, float) else reply.at - self._cohorts[reply.ticket].asked_at
+        return duration_of(reply, self._cohorts[reply.ticket].asked_at)
 
     @property
     def _last(self) -> CohortRow | None:
@@ -95,6 +100,8 @@ class JournalItem:
     def _state(self) -> str:
         if self._problem:
             return "unreadable"
+        if self._ended is not None:
+            return self._ended[0]
         if self._last is None:
             return "waiting"
         if self._last.stop:
@@ -106,7 +113,8 @@ class JournalItem:
 
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
-        told = [row for row in self._cohorts.values() if row.told_at is not None]
+        told = [row for row in self._cohorts.values() if row.told_at is not None and len(row.clients)]
+        done = len({row.round for row in told})
         rate = None
         if len(told) > 1:
             recent = sorted(told, key=lambda row: row.ticket)[-20:]
@@ -116,74 +124,28 @@ class JournalItem:
             "id": self.id,
             "kind": "journal",
             "state": self._state,
-            "message": self._problem or (self._last.stop or "" if self._last else ""),
-            "done": len(told),
-            "total": None,
+            "message": self._problem
+            or (self._ended[1] if self._ended else self._last.stop or "" if self._last else ""),
+            "done": done,
+            "total": self._planned,
             "rate": rate,
-            "left": None,
+            "left": (self._planned - done) / rate
+            if rate and self._planned and done < self._planned and self._state == "running"
+            else None,
             "runs": 1,
         }
 
     def detail(self) -> dict[str, Any]:
-        """Return figures, the current cohort with statuses, stragglers."""
-        figures = [figure for figure in (self._curves(), *self._pick_figures()) if figure is not None]
-        return {
-            **self.overview(),
-            "warnings": self._warnings(),
-            "sections": [{"name": "session", "figures": [drawn(figure) for figure in figures]}],
-            "table": [self._line()],
-        }
-
-    def _warnings(self) -> list[str]:
-        """Return a sentence when too few clients carry the training."""
-        if self._table is None:
-            return []
-        rows = [self._cohorts[ticket] for ticket in sorted(self._cohorts)]
-        tally = Tally.of(self._table.n, ((row.round, row.clients) for row in rows))
-        return sentences([(self._selector, tally.coverage(self._active))])
-
-    def _curves(self) -> Figure | None:
-        keys = sorted({key for values in self._metrics.values() for key in values}, key=lambda k: (k != "accuracy", k))
-        views, told = [], []
-        color = palette.assign([self._selector])[self._selector][0]
-        for key in keys:
-            rounds = [r for r, values in sorted(self._metrics.items()) if values.get(key) is not None]
-            numbers = [self._metrics[r][key] for r in rounds]
-            if not numbers:
-                continue
-            series = {"label": self._selector, "color": color, "x": rounds, "y": rounded(np.array(numbers))}
-            views.append({"name": key, "x": {"label": "round", "format": "integer"}, "series": [series]})
-            told.append(f"{key} is {numbers[-1]:.4g} after round {rounds[-1]}")
-        if not views:
-            return None
-        spec = {"kind": "lines", "views": views, "y": {"label": "value"}}
-        return Figure("metrics", "The global model", f"{'; '.join(told[:3])}.", spec)
-
-    def _pick_figures(self) -> Sequence[Figure | None]:
-        rows = [self._cohorts[ticket] for ticket in sorted(self._cohorts)]
-        if not rows:
-            return ()
-        rounds = np.array([row.round for row in rows], np.int64)
-        curve = RunCurve(
-            id=self.id,
-            label=self._selector,
-            selector=self._selector,
-            seed=self._seed,
-            state="running",
-            reason="",
-            federation="",
-            params={},
-            round=rounds,
-            values={},
-            pick_round=np.repeat(rounds, [len(row.clients) for row in rows]),
-            pick_client=np.concatenate([row.clients for row in rows]).astype(np.int64),
-            journal=self.path,
-        )
-        color, dash = palette.assign([self._selector])[self._selector]
-        clients = self._table.n if self._table is not None else int(curve.pick_client.max(initial=0)) + 1
-        group = SelectorRuns(self._selector, self._selector, (curve,), color, dash)
-        setting = Setting(self.id, (group,), clients, {}, int(rounds.max()) + 1)
-        return picks(setting), participation(setting)
+        """Return figures, every round and client, the current cohort with statuses and reasons, stragglers, shadows."""
+        found: dict[str, Any] = {"warnings": [], "sections": [{"name": "session", "figures": []}], "blocks": []}
+        if self._journal is not None and not self._problem:
+            run = live_run(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
+            found["warnings"] = list(run.warnings)
+            found["sections"] = [{"name": "session", "figures": [drawn(figure) for figure in run.figures]}]
+            said = "".join(f"<p>{in_html(line)}</p>" for line in ending(run.account))
+            found["blocks"] = [{"name": "account", "title": "So far", "html": said}]
+            found["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in run.tables]
+        return {**self.overview(), **found, "table": [self._line()]}
 
     def _line(self) -> dict[str, Any]:
         last = self._last
@@ -221,7 +183,9 @@ class JournalItem:
                 if not over and waited > _SLOW * usual:
                     status = "straggling"
             known = None if math.isnan(seconds) else round(seconds, 3)
-            found.append({"client": self._name(client), "status": status, "seconds": known})
+            name = self._name(client)
+            why = "" if status == "ok" else self._reasons.get(row.ticket, {}).get(name, "")
+            found.append({"client": name, "status": status, "seconds": known, "reason": why})
         return found
 
     def _stragglers(self) -> list[dict[str, Any]]:
@@ -263,6 +227,14 @@ class JournalItem:
         if not rows:
             raise InputError(f"There is no round {round_}; so far there are {len(self._cohorts)}.")
         return self._members(max(rows, key=lambda row: row.ticket))
+
+    def past_of(self, client: str) -> list[dict[str, Any]]:
+        """Return one client's part in every round."""
+        if self._problem:
+            raise JournalError(self._problem)
+        with closing(read_journal(self.path)) as journal:
+            key: int | str = int(client) if not journal.table()[0].has_names and client.isdecimal() else client
+            return [{"round": p.round, "picked": p.picked, "what": p.outcome} for p in history(journal, key)]
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
         """Explain a choice."""

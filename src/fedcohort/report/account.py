@@ -1,0 +1,454 @@
+"""What became of a run, from its journal alone: every round, every client, what shadows would have meant.
+
+The same account is shown by ``fedcohort explain``, the report of a live run and the dashboard. Rounds that were
+abandoned are counted by themselves; their replies count for the clients all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.clients import ClientTable
+from fedcohort.errors import InputError
+from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
+from fedcohort.journal.explain import ABANDONED, ENDED, PLANNED, reasons_of
+from fedcohort.journal.upkeep import FORGOTTEN
+from fedcohort.participation import Proof, verify
+from fedcohort.protocol import Status
+from fedcohort.selectors.fedcbs.imbalance import qcid
+from fedcohort.signals import Signal
+from fedcohort.standing import SELECTOR
+
+_LATE = 20  # so many of the newest cohorts are read again, because answers may still come late
+_ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
+
+
+@dataclass(frozen=True)
+class RoundPast:
+    """One cohort.
+
+    Attributes
+    ----------
+    seconds : from choosing to closing it; None while it trains
+    abandoned : why its round was not counted, or None
+    failures : by name, what became of those that brought no sound model, and why
+    excluded : by reason, how many the rules kept out
+    """
+
+    round: int
+    ticket: int
+    candidates: int
+    clients: tuple[str, ...]
+    sound: int
+    seconds: float | None
+    abandoned: str | None
+    failures: Mapping[str, str]
+    excluded: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class ClientPast:
+    """One client over all rounds.
+
+    Attributes
+    ----------
+    member : whether it belongs to the federation now
+    picked : how often it was in a cohort
+    statuses : how often each status was what became of it
+    last : the last round it was in, or None
+    seconds : its mean duration, or None
+    reason : why it last brought no sound model, empty when it never failed
+    """
+
+    name: str
+    member: bool
+    picked: int
+    statuses: Mapping[str, int]
+    last: int | None
+    seconds: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class ShadowPast:
+    """One shadow selector over all rounds in which it named picks.
+
+    Attributes
+    ----------
+    rounds : in how many rounds it named picks
+    silent : in how many it could not, with the last reason
+    dropped : why it watches no longer, or None
+    same : mean share of its picks that were picked
+    chance : what that share would be by chance
+    balance : mean QCID of the cohorts and of its picks, or None where labels are not known
+    seconds : mean expected duration of the cohorts and of its picks, or None where no duration is known
+    """
+
+    name: str
+    rounds: int
+    silent: int
+    note: str
+    dropped: str | None
+    same: float
+    chance: float
+    balance: tuple[float, float] | None
+    seconds: tuple[float, float] | None
+
+    def sentence(self) -> str:
+        """Return it in words."""
+        gone = f" It watches no longer: {self.dropped}." if self.dropped else ""
+        if not self.rounds:
+            return f"{self.name} has named no picks ({self.note or 'nothing was chosen yet'}).{gone}"
+        text = (
+            f"{self.name}: over {self.rounds} round{'s' if self.rounds > 1 else ''}, {self.same:.0%} of its picks were "
+            f"picked ({self.chance:.0%} by chance)"
+        )
+        if self.balance is not None:
+            text += f"; class imbalance QCID {_short(self.balance[1])} with it, {_short(self.balance[0])} as it was"
+        if self.seconds is not None:
+            text += f"; a round would take {self.seconds[1]:.3g} s by its clients' mean durations, as it was "
+            text += f"{self.seconds[0]:.3g} s"
+        if self.silent:
+            text += f"; in {self.silent} it named nobody ({self.note})"
+        return f"{text}.{gone}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}" if value else "0"
+
+
+@dataclass(frozen=True)
+class Account:
+    """Everything about a run."""
+
+    name: str
+    selector: str
+    changes: tuple[str, ...]
+    seed: int
+    state: str
+    reason: str
+    planned: int | None
+    rounds: tuple[RoundPast, ...]
+    clients: tuple[ClientPast, ...]
+    shadows: tuple[ShadowPast, ...]
+    metrics: Mapping[int, Mapping[str, float]]
+    proof: Proof | None
+
+    @property
+    def done(self) -> int:
+        """How many rounds were closed and counted."""
+        return sum(r.abandoned is None and r.seconds is not None and bool(r.clients) for r in self.rounds)
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """Members that were never picked, by name."""
+        return tuple(client.name for client in self.clients if client.member and not client.picked)
+
+    def failures(self) -> Counter[str]:
+        """Return how often each status other than OK was what became of a client."""
+        found: Counter[str] = Counter()
+        for client in self.clients:
+            found.update({status: n for status, n in client.statuses.items() if status != Status.OK.name})
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the account for machines."""
+        return {
+            "journal": self.name,
+            "selector": self.selector,
+            "changes": list(self.changes),
+            "seed": self.seed,
+            "state": self.state,
+            "reason": self.reason,
+            "planned": self.planned,
+            "done": self.done,
+            "never_picked": list(self.never),
+            "failures": dict(self.failures()),
+            "rounds": [
+                {
+                    "round": r.round,
+                    "ticket": r.ticket,
+                    "candidates": r.candidates,
+                    "clients": list(r.clients),
+                    "sound": r.sound,
+                    "seconds": r.seconds,
+                    "abandoned": r.abandoned,
+                    "failures": dict(r.failures),
+                    "excluded": dict(r.excluded),
+                }
+                for r in self.rounds
+            ],
+            "clients": [
+                {
+                    "client": c.name,
+                    "member": c.member,
+                    "picked": c.picked,
+                    "statuses": dict(c.statuses),
+                    "last": c.last,
+                    "seconds": c.seconds,
+                    "reason": c.reason,
+                }
+                for c in self.clients
+            ],
+            "shadows": [
+                {
+                    "name": s.name,
+                    "rounds": s.rounds,
+                    "silent": s.silent,
+                    "note": s.note,
+                    "dropped": s.dropped,
+                    "same": s.same if s.rounds else None,
+                    "chance": s.chance if s.rounds else None,
+                    "qcid": None if s.balance is None else {"as_it_was": s.balance[0], "with_it": s.balance[1]},
+                    "seconds": None if s.seconds is None else {"as_it_was": s.seconds[0], "with_it": s.seconds[1]},
+                }
+                for s in self.shadows
+            ],
+            "rules": None if self.proof is None or self.proof.rules is None else self.proof.rules.to_dict(),
+            "rules_held": None if self.proof is None or self.proof.rules is None else self.proof.holds,
+        }
+
+
+def duration_of(reply: ReplyRow, asked_at: float) -> float:
+    """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
+    reported = reply.metrics.get("duration")
+    return reported if isinstance(reported, float) else reply.at - asked_at
+
+
+class Past:
+    """The cohorts of a journal with what belongs to each, read once: only what may still change is read again."""
+
+    def __init__(self) -> None:
+        self.cohorts: dict[int, CohortRow] = {}
+        self.replies: dict[int, list[ReplyRow]] = {}
+        self.excluded: dict[int, dict[str, int]] = {}
+        self.shadows: dict[int, dict[str, tuple[IntArray, str | None]]] = {}
+        self._settled = -1  # every cohort up to this ticket is closed and no late answer is expected any more
+        self._forgotten = 0
+
+    def read(self, journal: Journal) -> None:
+        """Read what is new."""
+        forgotten = len(journal.events(FORGOTTEN))
+        if forgotten != self._forgotten:  # what was read before must not be shown again
+            self.__init__()  # type: ignore[misc]
+            self._forgotten = forgotten
+        ruled = bool(journal.meta().get("rules"))
+        for row in journal.cohorts(after=self._settled):
+            ticket = row.ticket
+            self.replies[ticket] = journal.replies(ticket)
+            if ticket not in self.cohorts:
+                self.excluded[ticket] = dict(Counter(journal.exclusions(ticket).values())) if ruled else {}
+                scores = journal.scores(ticket)
+                self.shadows[ticket] = {name: (found[0], found[2]) for name, found in scores.items() if name}
+            self.cohorts[ticket] = row
+        open_tickets = [t for t, row in self.cohorts.items() if row.told_at is None]
+        newest = max(self.cohorts, default=-1)
+        self._settled = min([newest - _LATE, *(t - 1 for t in open_tickets)])
+
+
+def read_account(path: str | Path) -> Account:
+    """Return the account of the run whose journal lies at ``path``."""
+    with closing(read_journal(path)) as journal:
+        return account(journal, Path(path).stem)
+
+
+def account(journal: Journal, name: str, past: Past | None = None) -> Account:
+    """Return the account of a run; ``past`` is what was read of its journal before."""
+    past = past or Past()
+    past.read(journal)
+    table, active = journal.table()
+    replies = past.replies
+    cohorts = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
+    given_up = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
+    why = reasons_of(journal)
+    rounds = [
+        RoundPast(
+            round=row.round,
+            ticket=row.ticket,
+            candidates=row.n_candidates,
+            clients=table.names_of(row.clients),
+            sound=sum(r.status == Status.OK for r in replies.get(row.ticket, ())),
+            seconds=None if row.told_at is None else row.told_at - row.asked_at,
+            abandoned=given_up.get(row.ticket),
+            failures=_failed(table, replies.get(row.ticket, ()), why.get(row.ticket, {})),
+            excluded=past.excluded[row.ticket],
+        )
+        for row in cohorts
+    ]
+    means = mean_durations(table.n, cohorts, replies)
+    meta = journal.meta()
+    changes = journal.events(SELECTOR)
+    state, reason = _state(journal, cohorts)
+    return Account(
+        name=name,
+        selector=_called(changes[-1]["to"] if changes else meta.get("selector")),
+        changes=tuple(f"round {c['round']}: {_called(c['from'])} gave way to {_called(c['to'])}" for c in changes),
+        seed=int(meta.get("seed", 0)),
+        state=state,
+        reason=reason,
+        planned=planned(journal),
+        rounds=tuple(rounds),
+        clients=_clients(table, active.tolist(), rounds, cohorts, replies, means),
+        shadows=_shadows(journal, table, past, means),
+        metrics=journal.metrics(),
+        proof=verify(journal) if meta.get("rules") else None,
+    )
+
+
+def planned(journal: Journal) -> int | None:
+    """Return how many rounds the run is to have, when its host said so."""
+    said = journal.events(PLANNED)
+    return int(said[-1]["rounds"]) if said else None
+
+
+def ended(journal: Journal) -> tuple[str, str] | None:
+    """Return how a run ended and why, or None while nobody said that it did."""
+    said = journal.events(ENDED)[-1:]
+    if said and said[0]["ticket"] == journal.last()[1]:
+        return str(said[0]["state"]), str(said[0]["reason"])
+    return None
+
+
+def _state(journal: Journal, cohorts: Sequence[CohortRow]) -> tuple[str, str]:
+    end = ended(journal)
+    if end is not None:
+        return end
+    if cohorts and cohorts[-1].stop is not None:
+        return "finished", str(cohorts[-1].stop)
+    return "not finished", ""
+
+
+def _called(spec: Any) -> str:
+    return str(spec.get("name") or spec.get("class") or "unknown") if isinstance(spec, Mapping) else str(spec)
+
+
+def _failed(table: ClientTable, replies: Iterable[ReplyRow], why: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for reply in replies:
+        if reply.status != Status.OK:
+            name = table.name(reply.client)
+            found[name] = Status(reply.status).name + (f": {why[name]}" if name in why else "")
+    return found
+
+
+def mean_durations(n: int, cohorts: Sequence[CohortRow], replies: Mapping[int, Sequence[ReplyRow]]) -> FloatArray:
+    """(N,) mean seconds of each client to a sound model; NaN for one that never brought one."""
+    total, count = np.zeros(n), np.zeros(n)
+    for row in cohorts:
+        for reply in replies.get(row.ticket, ()):
+            seconds = duration_of(reply, row.asked_at)
+            if reply.status == Status.OK and math.isfinite(seconds):
+                total[reply.client] += seconds
+                count[reply.client] += 1
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _clients(
+    table: ClientTable,
+    active: list[bool],
+    rounds: Sequence[RoundPast],
+    cohorts: Sequence[CohortRow],
+    replies: Mapping[int, Sequence[ReplyRow]],
+    means: FloatArray,
+) -> tuple[ClientPast, ...]:
+    picked, last = np.zeros(table.n, np.int64), np.full(table.n, -1, np.int64)
+    statuses: list[Counter[str]] = [Counter() for _ in range(table.n)]
+    reason = [""] * table.n
+    for row, past in zip(cohorts, rounds, strict=True):
+        picked[row.clients] += 1
+        last[row.clients] = row.round
+        for reply in replies.get(row.ticket, ()):
+            statuses[reply.client][Status(reply.status).name] += 1
+            if reply.status != Status.OK:
+                reason[reply.client] = f"round {row.round}: {past.failures[table.name(reply.client)]}"
+    return tuple(
+        ClientPast(
+            name=table.name(c),
+            member=active[c],
+            picked=int(picked[c]),
+            statuses=dict(statuses[c]),
+            last=int(last[c]) if last[c] >= 0 else None,
+            seconds=float(means[c]) if math.isfinite(means[c]) else None,
+            reason=reason[c],
+        )
+        for c in range(table.n)
+    )
+
+
+@dataclass
+class _Tally:
+    """The sums over one shadow's rounds."""
+
+    same: list[float] = field(default_factory=list)
+    chance: list[float] = field(default_factory=list)
+    ours: list[IntArray] = field(default_factory=list)
+    theirs: list[IntArray] = field(default_factory=list)
+    silent: int = 0
+    note: str = ""
+
+
+def _shadows(journal: Journal, table: ClientTable, past: Past, means: FloatArray) -> tuple[ShadowPast, ...]:
+    """Return what each shadow selector would have meant, over all rounds.
+
+    Expected durations are those of the slowest client of a cohort, by the clients' mean durations (``means``, (N,)); of
+    a client that never answered, the median of the others' counts.
+    """
+    tallies: dict[str, _Tally] = {}
+    for ticket in sorted(past.cohorts):
+        row = past.cohorts[ticket]
+        for name, (picks, note) in past.shadows[ticket].items() if len(row.clients) else ():
+            tally = tallies.setdefault(name, _Tally())
+            if not len(picks):
+                tally.silent, tally.note = tally.silent + 1, note or tally.note
+                continue
+            tally.same.append(float(np.isin(picks, row.clients).mean()))
+            tally.chance.append(len(row.clients) / max(1, row.n_candidates))
+            tally.ours.append(row.clients)
+            tally.theirs.append(picks)
+    gone = {str(b["name"]): None if b["what"] == "added" else str(b.get("reason", b["what"]))
+            for b in journal.events("shadow")}  # fmt: skip
+    for name in [*(journal.meta().get("shadows") or {}), *gone]:
+        tallies.setdefault(name, _Tally())
+    known = means[np.isfinite(means)]
+    usual = np.where(np.isfinite(means), means, np.median(known)) if len(known) else None
+    return tuple(
+        ShadowPast(
+            name=name,
+            rounds=len(tally.same),
+            silent=tally.silent,
+            note=tally.note,
+            dropped=gone.get(name),
+            same=statistics.fmean(tally.same) if tally.same else math.nan,
+            chance=statistics.fmean(tally.chance) if tally.chance else math.nan,
+            balance=_balance(table, tally),
+            seconds=None
+            if usual is None or not tally.ours
+            else (_mean([usual[c].max() for c in tally.ours]), _mean([usual[c].max() for c in tally.theirs])),
+        )
+        for name, tally in tallies.items()
+    )
+
+
+def _balance(table: ClientTable, tally: _Tally) -> tuple[float, float] | None:
+    if not tally.ours or not table.signals & _ALL_LABELS:
+        return None
+    sizes = table.sizes if Signal.SIZES in table.signals else None
+    try:
+        ours, theirs = ([qcid(table.labels, group, sizes) for group in part] for part in (tally.ours, tally.theirs))
+    except InputError:  # products of labels without sizes say nothing about balance
+        return None
+    return _mean(ours), _mean(theirs)
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(float(v) for v in values)

@@ -1,0 +1,311 @@
+"""The report of a live run: one self-contained HTML file, from its journal alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.coverage import Tally, sentences
+from fedcohort.errors import InputError
+from fedcohort.journal import read_journal
+from fedcohort.protocol import Status
+from fedcohort.report import palette
+from fedcohort.report.account import Account, Past, account
+from fedcohort.report.data import RunCurve, SelectorRuns, Setting
+from fedcohort.report.figures import Figure, participation, picks, rounded
+from fedcohort.report.page import Pane, build_page, figure_block, table_block, why_block
+from fedcohort.report.why import explanations_of
+from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.words import counted, duration, names
+from fedcohort.text import in_html
+
+_MOST_ROWS = 2000  # of a table on a page; the journal's export has everything
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """What the pages show of one run."""
+
+    account: Account
+    tables: tuple[Table, ...]
+    figures: tuple[Figure, ...]
+    warnings: tuple[str, ...]
+
+
+def live_run(found: Account, past: Past, clients: int) -> LiveRun:
+    """Return tables and figures of a run."""
+    rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
+    tally = Tally.of(clients, ((row.round, row.clients) for row in rows))
+    active = np.array([client.member for client in found.clients], np.bool_)
+    figures = (_curves(found), _durations(found), _outcomes(found), *_picked(found, past, clients))
+    tables = [clients_table(found), rounds_table(found)]
+    if found.shadows:
+        tables.insert(0, shadows_table(found))
+    return LiveRun(
+        found,
+        tuple(tables),
+        tuple(figure for figure in figures if figure is not None),
+        tuple(sentences([(found.selector, tally.coverage(active))])),
+    )
+
+
+def build_live_report(
+    paths: Sequence[str | Path], *, title: str | None = None, rounds: Sequence[int] = (), theme: str | None = None
+) -> tuple[str, list[Account]]:
+    """Return the HTML of a report on live runs, and their accounts.
+
+    Parameters
+    ----------
+    paths : journals
+    title : str, optional
+        Heading; default: the journals' names.
+    rounds : sequence of int
+        Rounds whose choices the report explains, beside the evenly spread ones.
+    theme : "light" or "dark", optional
+        Default: as the reader's system says.
+    """
+    panes, accounts, warnings = [], [], []
+    for number, path in enumerate(paths):
+        with closing(read_journal(path)) as journal:
+            past = Past()
+            found = account(journal, Path(path).stem, past)
+            if not found.rounds:
+                raise InputError(
+                    f"No round has been recorded in {path} yet.", hint="follow it with: fedcohort dashboard"
+                )
+            run = live_run(found, past, journal.table()[0].n)
+            explained = explanations_of(journal, found.name, found.selector, found.seed, rounds)
+        blocks = [_ending(found), *map(table_block, run.tables[:-2])]
+        for figure in run.figures:
+            blocks.append(figure_block(figure, number))
+        blocks += [*map(table_block, run.tables[-2:]), why_block(number), _rules(found)]
+        figures = {figure.name: figure for figure in run.figures}
+        panes.append(Pane(found.name, blocks, figures, [explained]))
+        accounts.append(found)
+        where = f"{found.name}: " if len(paths) > 1 else ""
+        warnings += [f"{where}{text}" for text in run.warnings]
+    facts = [
+        (max(a.done for a in accounts), "round"), (max(len(a.clients) for a in accounts), "client"),
+        (sum(len(a.shadows) for a in accounts), "shadow"),
+        (sum(sum(a.failures().values()) for a in accounts), "failure"),
+    ]  # fmt: skip
+    heading = title or ", ".join(found.name for found in accounts)
+    return build_page(heading, facts, warnings, panes, theme=theme), accounts
+
+
+# -- sentences and tables -------------------------------------------------------------------------------------------
+
+
+def ending(found: Account) -> list[str]:
+    """Return in sentences how far a run is, how it ended, who failed and who was never picked."""
+    of = f" of {found.planned}" if found.planned is not None else ""
+    lines = [f"{found.selector} (seed {found.seed}): {found.done}{of} rounds, {found.state}."]
+    if found.reason:
+        lines[0] = f"{lines[0][:-1]}: {found.reason.rstrip('.')}."
+    lines += [f"Selector changed in {change}." for change in found.changes]
+    failed = found.failures()
+    asked = sum(client.picked for client in found.clients)
+    if failed:
+        parts = ", ".join(f"{count} {status.lower()}" for status, count in failed.most_common())
+        lines.append(f"Of {asked} times a client was asked to train, {sum(failed.values())} brought no model: {parts}.")
+    else:
+        lines.append(f"All {asked} times a client was asked to train it brought a sound model.")
+    given_up = sum(r.abandoned is not None for r in found.rounds)
+    if given_up:
+        lines.append(f"{counted(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen anew.")
+    members = sum(client.member for client in found.clients)
+    if found.never:
+        lines.append(f"Never picked, {len(found.never)} of {members}: {names(found.never, 50)}.")
+    else:
+        lines.append(f"Each of the {members} members was picked at least once.")
+    return lines
+
+
+def _ending(found: Account) -> str:
+    lines = "".join(f"<p>{in_html(line)}</p>" for line in ending(found))
+    return f'<section class="card"><h2>{in_html(found.name)}</h2>{lines}</section>'
+
+
+def _rules(found: Account) -> str:
+    if found.proof is None or found.proof.rules is None:
+        return '<section class="card"><h2>Rules</h2><p>The run had no rules.</p></section>'
+    rules = found.proof.rules.to_dict()
+    rows = "".join(f"<tr><th scope='row'>{in_html(k)}</th><td>{in_html(str(v))}</td></tr>" for k, v in rules.items())
+    held = "The journal proves that the participation rules held in every round."
+    if not found.proof.holds:
+        broken = [f"round {b.round}, {b.client}: {b.what}" for b in found.proof.breaches[:10]]
+        held = f"The rules did not hold: {'; '.join(broken)}."
+    excluded: Counter[str] = Counter()
+    for past in found.rounds:
+        excluded.update(past.excluded)
+    told = "".join(f"<li>{in_html(reason)}: {count} times</li>" for reason, count in excluded.most_common(20))
+    listed = f"<p>Kept out of a round:</p><ul>{told}</ul>" if told else ""
+    return (
+        f'<section class="card"><h2>Rules</h2><p>{in_html(held)}</p><div class="table"><table><tbody>{rows}</tbody>'
+        f"</table></div>{listed}</section>"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else duration(value)
+
+
+def shadows_table(found: Account) -> Table:
+    """Return what shadow selectors would have meant."""
+    rows = []
+    for s in found.shadows:
+        both = [("–", "")] * 2
+        if s.balance is not None:
+            both[0] = (f"{s.balance[1]:.4f}", f"as it was {s.balance[0]:.4f}")
+        if s.seconds is not None:
+            both[1] = (duration(s.seconds[1]), f"as it was {duration(s.seconds[0])}")
+        said = s.dropped or s.note
+        rows.append(
+            (
+                Cell(s.name),
+                Cell(str(s.rounds), f"silent in {s.silent}" if s.silent else ""),
+                Cell(f"{s.same:.0%}" if s.rounds else "–", f"{s.chance:.0%} by chance" if s.rounds else ""),
+                *(Cell(text, note) for text, note in both),
+                Cell(said),
+            )
+        )
+    note = (
+        "Over all rounds: the share of a shadow's picks that were picked, the class imbalance (QCID, 0 is even) of its "
+        "cohorts where labels are known, and how long a round of them would take by the clients' mean durations."
+    )
+    columns = ("Shadow", "Rounds", "Same picks", "QCID", "Expected round", "Remark")
+    return Table("shadows", "What shadow selectors would have meant", columns, tuple(rows), note, frozenset({5}))
+
+
+def clients_table(found: Account) -> Table:
+    """Return every client's history in one line each, most often picked first."""
+    order = sorted(found.clients, key=lambda c: (-c.picked, c.name))[:_MOST_ROWS]
+    rows = [
+        (
+            Cell(c.name, "" if c.member else "left"),
+            Cell(str(c.picked)),
+            Cell(str(c.statuses.get(Status.OK.name, 0))),
+            Cell(", ".join(f"{n} {s.lower()}" for s, n in c.statuses.items() if s != Status.OK.name) or "–"),
+            Cell("never" if c.last is None else f"{c.last}"),
+            Cell(_seconds(c.seconds)),
+            Cell(c.reason),
+        )
+        for c in order
+    ]
+    columns = ("Client", "Picked", "Sound", "Without a model", "Last round", "Mean time", "Last failure")
+    note = f"The first {_MOST_ROWS} of {len(found.clients)} clients." if len(found.clients) > _MOST_ROWS else ""
+    return Table("clients", "Every client", columns, tuple(rows), note, frozenset({3, 6}))
+
+
+def rounds_table(found: Account) -> Table:
+    """Return every round, newest first."""
+    rows = [
+        (
+            Cell(str(r.round), "abandoned" if r.abandoned is not None else ""),
+            Cell(f"{len(r.clients)} of {r.candidates}"),
+            Cell("–" if r.seconds is None else str(r.sound)),
+            Cell("training" if r.seconds is None else duration(r.seconds)),
+            Cell("; ".join(f"{n}: {w}" for n, w in list(r.failures.items())[:12])
+                 + (f"; given up: {r.abandoned}" if r.abandoned else "")),
+            Cell(", ".join(r.clients[:40]) + (", ..." if len(r.clients) > 40 else "")),
+        )
+        for r in list(reversed(found.rounds))[:_MOST_ROWS]
+    ]  # fmt: skip
+    columns = ("Round", "Picked", "Sound models", "Duration", "Who brought none, and why", "Cohort")
+    note = f"The newest {_MOST_ROWS} of {len(found.rounds)} cohorts." if len(found.rounds) > _MOST_ROWS else ""
+    return Table("rounds", "Every round", columns, tuple(rows), note, frozenset({4, 5}))
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(views: list[dict[str, Any]], label: str) -> Mapping[str, Any]:
+    return {"kind": "lines", "views": views, "y": {"label": label, "min": 0}}
+
+
+_ROUNDS = {"label": "round", "format": "integer"}
+
+
+def _curves(found: Account) -> Figure | None:
+    keys = sorted({key for values in found.metrics.values() for key in values}, key=lambda k: (k != "accuracy", k))
+    views, told = [], []
+    for key in keys:
+        at = [r for r, values in sorted(found.metrics.items()) if values.get(key) is not None]
+        if not at:
+            continue
+        numbers = [found.metrics[r][key] for r in at]
+        series = {"label": found.selector, "color": 1, "x": at, "y": rounded(np.array(numbers))}
+        views.append({"name": key, "x": _ROUNDS, "series": [series]})
+        told.append(f"{key} is {numbers[-1]:.4g} after round {at[-1]}")
+    if not views:
+        return None
+    spec = {"kind": "lines", "views": views, "y": {"label": "value"}}
+    return Figure("metrics", "The global model", f"{'; '.join(told[:3])}.", spec)
+
+
+def _durations(found: Account) -> Figure | None:
+    known = [(r.round, r.seconds) for r in found.rounds if r.seconds is not None and r.clients]
+    if not known:
+        return None
+    slow, seconds = max(known, key=lambda pair: pair[1])
+    middle = float(np.median([s for _, s in known]))
+    y = rounded(np.array([s for _, s in known]))
+    series = {"label": "rounds", "color": 1, "x": [r for r, _ in known], "y": y}
+    text = f"Half of the rounds took {duration(middle)} or less; the longest, round {slow}, took {duration(seconds)}."
+    return Figure("durations", "How long rounds took", text,
+                  _lines([{"name": "Rounds", "x": _ROUNDS, "series": [series]}], "seconds"))  # fmt: skip
+
+
+def _outcomes(found: Account) -> Figure | None:
+    closed = [r for r in found.rounds if r.seconds is not None and r.clients]
+    if not closed:
+        return None
+    by_status: dict[str, list[int]] = {}
+    for i, r in enumerate(closed):
+        by_status.setdefault("sound models", [0] * len(closed))[i] = r.sound
+        for what in r.failures.values():
+            by_status.setdefault(what.split(":")[0].lower(), [0] * len(closed))[i] += 1
+    series = [
+        {"label": label, "color": 1 + k, "x": [r.round for r in closed], "y": counts}
+        for k, (label, counts) in enumerate(by_status.items())
+    ]
+    failed = sum(len(r.failures) for r in closed)
+    reasons = Counter(what for r in closed for what in r.failures.values()).most_common(1)
+    often = f" The most frequent reason: {reasons[0][0]} ({reasons[0][1]} times)." if reasons else ""
+    text = f"{counted(failed, 'reply', 'replies')} without a sound model in {counted(len(closed), 'round')}.{often}"
+    return Figure("outcomes", "What came back", text,
+                  _lines([{"name": "Replies", "x": _ROUNDS, "series": series}], "clients"))  # fmt: skip
+
+
+def _picked(found: Account, past: Past, clients: int) -> Sequence[Figure | None]:
+    rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
+    if not any(len(row.clients) for row in rows):
+        return ()
+    at = np.array([row.round for row in rows], np.int64)
+    curve = RunCurve(
+        id=found.name,
+        label=found.selector,
+        selector=found.selector,
+        seed=found.seed,
+        state="running",
+        reason="",
+        federation="",
+        params={},
+        round=at,
+        values={},
+        pick_round=np.repeat(at, [len(row.clients) for row in rows]),
+        pick_client=np.concatenate([row.clients for row in rows]).astype(np.int64),
+        journal=None,
+    )
+    color, dash = palette.assign([found.selector])[found.selector]
+    group = SelectorRuns(found.selector, found.selector, (curve,), color, dash)
+    called = tuple(client.name for client in found.clients)
+    setting = Setting(found.name, (group,), clients, {}, int(at.max()) + 1, names=called)
+    return picks(setting), participation(setting)
