@@ -88,6 +88,7 @@ MENTIONS = {
     "flower/wire.py": {"label-counts"},
     "journal/tables.py": {"label-products"},
     "privacy/audited.py": {"sizes", "label-products"},
+    "report/account.py": {"sizes", "label-counts", "label-products"},
     "simulate/run.py": {"sizes", "label-counts", "label-products"},
     # The two questions, what they measure, and the field of an outcome that is not a number.
     "protocol.py": {"kept", "loss", "loss-query", "loss-change", "trial-query"},
