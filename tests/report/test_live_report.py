@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedcohort.selectors.fedcbs.imbalance import qcid
 from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
 from fedcohort.clients import ClientTable, LabelCounts
 from fedcohort.journal import read_journal
+from fedcohort.numerics.class_balance import qcid
 from fedcohort.protocol import RoundReport, RoundRequest, Status
 from fedcohort.report.account import Past, account, read_account
 from fedcohort.report.dashboard.sessions import JournalItem

@@ -141,12 +141,13 @@ class Checker:
         numbers, metrics, metrics_key = _NO_METRICS, 0, ""
         record: ConfigRecord | None = None
         for key, part in content.items():
-            if key == RECORD and isinstance(part, ConfigRecord):
-                record = part
-            elif isinstance(part, ArrayRecord):
+            # Flower's records are of these very types; asking abstract classes takes longer than all else here.
+            if type(part) is ArrayRecord:
                 model, arrays, arrays_key = part, arrays + 1, key
-            elif isinstance(part, MetricRecord):
+            elif type(part) is MetricRecord:
                 numbers, metrics, metrics_key = part, metrics + 1, key
+            elif key == RECORD and type(part) is ConfigRecord:
+                record = part
         if record is not None:
             del content[RECORD]
         values = reported(record)
@@ -163,13 +164,15 @@ class Checker:
                 model = content[arrays_key] = ArrayRecord({**model, **converted})
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
-        vectors = [value for value in values.values() if not isinstance(value, float)]
-        widths = tuple(map(len, vectors if gradient is None else [*vectors, gradient]))
-        kind = self._kind
-        if kind[:3] != (arrays_key, metrics_key, widths) or kind[3] != numbers.keys() or kind[4] != _lists(numbers):
+        widths = tuple(len(value) for value in values.values() if type(value) is np.ndarray)
+        if gradient is not None:
+            widths = (*widths, len(gradient))
+        lists = _lists(numbers)
+        usual = self._kind
+        if usual[:3] != (arrays_key, metrics_key, widths) or usual[3] != numbers.keys() or usual[4] != lists:
             # One object for all that agree in a row: compared fast.
-            kind = self._kind = (arrays_key, metrics_key, widths, frozenset(numbers), _lists(numbers))
-        return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, kind)
+            usual = self._kind = (arrays_key, metrics_key, widths, frozenset(numbers), lists)
+        return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, usual)
 
     def _unsound(self, model: ArrayRecord, converted: dict[str, Array]) -> str:
         """Return what is wrong with a model's arrays, or an empty string.
@@ -204,7 +207,8 @@ class Checker:
 
     def _unusable(self, metrics: MetricRecord) -> str:
         """Return why a reply could not be weighted, or an empty string."""
-        weight = metrics.get(self._weight_key)
+        key = self._weight_key
+        weight = metrics.get(key)
         if not _is_weight(weight):
             return f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
         return ""
@@ -224,7 +228,7 @@ class Checker:
 
 def _lists(metrics: MetricRecord) -> tuple[tuple[str, int], ...]:
     """Return which metrics are lists, and how long each is."""
-    found = [(key, len(value)) for key, value in metrics.items() if isinstance(value, list)]
+    found = [(key, len(value)) for key, value in metrics.items() if type(value) is list]
     return tuple(sorted(found)) if found else ()
 
 

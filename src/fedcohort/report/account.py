@@ -23,9 +23,9 @@ from fedcohort.errors import InputError
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
 from fedcohort.journal.explain import ABANDONED, ENDED, PLANNED, reasons_of
 from fedcohort.journal.upkeep import FORGOTTEN
+from fedcohort.numerics.class_balance import qcid
 from fedcohort.participation import Proof, verify
 from fedcohort.protocol import Status
-from fedcohort.selectors.fedcbs.imbalance import qcid
 from fedcohort.signals import Signal
 from fedcohort.standing import SELECTOR
 
