@@ -87,9 +87,14 @@ MENTIONS = {
     "flower/population.py": {"sizes", "label-counts", "label-products"},
     "flower/wire.py": {"label-counts"},
     "journal/tables.py": {"label-products"},
-    "privacy/audited.py": {"sizes", "label-products"},
+    "continuing.py": {"sizes", "label-products"},
+    "replay.py": {"sizes", "label-products"},
+    "testing/snapshot.py": {"label-products"},
     "report/account.py": {"sizes", "label-counts", "label-products"},
     "simulate/run.py": {"sizes", "label-counts", "label-products"},
+    # Figures of the papers that are about these signals.
+    "reproduce/fedacs.py": {"gradient-distance"},
+    "reproduce/flash.py": {"robust-loss", "validation-loss"},
     # The two questions, what they measure, and the field of an outcome that is not a number.
     "protocol.py": {"kept", "loss", "loss-query", "loss-change", "trial-query"},
     # Host clocks: nobody computes a duration from a model.
