@@ -32,6 +32,7 @@ def test_experiments_that_are_killed_around_checkpoints(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount a small disk")
 def test_three_hundred_kills_and_a_hundred_full_disks(tmp_path):
     found = crash(tmp_path, 300, 100, seed=0)
