@@ -94,8 +94,13 @@ class Standing:
             except Exception as error:
                 self._drop_shadow(name, "failed", f"failed: {error}")
         for name, shadow in (wanted or {}).items():
-            if name not in self._shadows:
+            if name in self._shadows:
+                continue
+            check_signals(shadow, self.table, None, who=f"shadow {name!r}")
+            try:
                 self.add_shadow(name, shadow)
+            except Exception as error:  # one that failed before fails again while it learns from the journal
+                self._drop_shadow(name, "failed", f"failed: {error}")
 
     # -- what a host may look at ---------------------------------------------------------------------------------------
 
