@@ -175,3 +175,78 @@ def test_clients_without_any_samples_and_losses_of_zero():
     cohorts = play(session, 12, 2, lambda c: {Signal.LOSS: np.zeros(len(c)), Signal.DURATION: np.zeros(len(c))})
     assert all(len(c) == 2 for c in cohorts)
     assert {1, 2} <= set(np.concatenate(cohorts).tolist())
+
+
+def without_labels(counts, reported=frozenset({Signal.OUTPUT_BIAS_UPDATE}), seed=1, **parameters):
+    table = ClientTable(sizes=counts.sum(1))
+    return Session(Balanced(**parameters), table, signals=reported, seed=seed)
+
+
+def test_labels_that_nobody_tells_are_estimated_from_updates_of_the_output_bias():
+    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))
+    shares = counts / counts.sum(1, keepdims=True)
+
+    def metrics(clients):
+        return {Signal.OUTPUT_BIAS_UPDATE: 0.1 * (shares[clients] - 0.2)}
+
+    def imbalance(cohorts):
+        return np.mean([((counts[c].sum(0) / counts[c].sum() - 0.2) ** 2).sum() for c in cohorts])
+
+    session = without_labels(counts)
+    assert session.selector.estimates == "yes"
+    cohorts = play(session, 60, 5, metrics)
+    blind = play(without_labels(counts, estimates="no"), 60, 5, metrics)
+    assert imbalance(cohorts[20:]) < 0.3 * imbalance(blind[20:])
+    picked = np.bincount(np.concatenate(cohorts), minlength=40)
+    assert picked.min() >= 4  # balance does not starve anybody
+
+
+def test_labels_that_are_told_are_not_estimated():
+    table = ClientTable(labels=LabelCounts(federation() + 1))
+    session = Session(Balanced(), table, signals={Signal.OUTPUT_BIAS_UPDATE})
+    assert (session.selector.balance, session.selector.estimates) == ("yes", "no")
+    assert Signal.OUTPUT_BIAS_UPDATE not in session.selector.requires
+
+
+def test_updates_that_are_no_numbers_teach_nothing():
+    counts = federation(1) + 1
+
+    def metrics(clients):
+        return {Signal.OUTPUT_BIAS_UPDATE: np.full((len(clients), 4), np.nan)}
+
+    session = without_labels(counts)
+    play(session, 3, 3, metrics)
+    assert session.state.seen.sum() == 0
+
+
+def test_without_labels_high_losses_are_no_reason_for_doubt():
+    def metrics(clients):
+        return {Signal.LOSS: np.where(clients < 10, 5.0, 0.5)}
+
+    session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(30)]), signals={Signal.LOSS}, seed=4)
+    picked = np.bincount(np.concatenate(play(session, 60, 5, metrics)), minlength=30)
+    assert picked.min() >= 9
+    assert picked.max() <= 11
+
+
+@pytest.mark.parametrize(("absent", "low", "high"), [(1.0, 0.9, 1.1), (0.0, 0.3, 0.37)])
+def test_absent_says_what_a_round_away_counts(absent, low, high):
+    session = Session(Balanced(absent=absent), ClientTable(names=[f"c{i}" for i in range(20)]), seed=4)
+    picked = np.zeros(20)
+    for round_ in range(160):  # ten clients are there in every second round: drawn uniformly they would have a third
+        there = np.arange(20) if round_ % 2 else np.arange(10)
+        (clients,) = play(session, 1, 4, available=there)
+        picked[clients] += 1
+    assert low < picked[10:].mean() / picked[:10].mean() < high
+
+
+def test_estimates_survive_saving_and_newcomers():
+    counts = federation(2, n=12) + 1
+    session = without_labels(counts)
+    play(session, 4, 4, lambda clients: {Signal.OUTPUT_BIAS_UPDATE: counts[clients] - counts[clients].mean()})
+    known = session.state.seen > 0
+    session.join(ClientTable(names=["new"], sizes=[5.0]))
+    assert session.state.shares.shape == (13, 4)
+    np.testing.assert_array_equal(session.state.seen[:12] > 0, known)
+    assert session.state.seen[12] == 0
+    assert len(session.ask(RoundRequest(size=5)).clients) == 5

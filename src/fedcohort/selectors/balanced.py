@@ -70,17 +70,18 @@ class Balanced(Selector[BalanceState]):
     tau = ``time``, d_n = expected seconds of client n. The excess e_n says how many more rounds client n had than
     its share: pulls divided by its relative rate, less the candidates' mean, within 20 rounds. Rounds in which a client
     was not available count towards its share with the weight ``absent``: 1 wants as many rounds of everybody, 0 as
-    many of every opportunity. The rate is 1,
-    lowered to :math:`(d / d_n)^{speed}` for a client slower than the median d and to :math:`e^{-noise \cdot u_n}`
-    for one whose losses are higher than its labels explain, by a factor :math:`e^{u_n}` more than the median
+    many of every opportunity. The rate is 1, lowered to :math:`(d / d_n)^{speed}` for a client slower than the median d
+    and to :math:`e^{-noise \cdot u_n}` for one whose losses are higher than its labels explain, by a factor
+    :math:`e^{u_n}` more than the median
     client's; never below ``least``. What labels explain: losses are regressed on label shares, client by client,
     forgetting.
 
     Facts are used where they are known. Labels in any form (counts, also noisy ones, a factor, a Gram matrix) give
     balance. Without them they are estimated, as the mean of :math:`\mathrm{softmax}(\Delta b / T)` over a client's
-    updates of the output bias ([Chen2024]_, Eq. 6), with ``floor_estimated`` in place of the floor; who was never seen
-    counts as the mean of those who were. Without these either, J has no first term and cohorts are taken in turns.
-    Durations and losses are used where the host reports them ("auto"), always ("yes") or never ("no").
+    updates of the output bias ([Chen2024]_, Eq. 6); who was never seen counts as the mean of those who were, and there
+    are no swaps, which would look for the errors of estimates. Without these either, J has no first term and cohorts
+    are taken in turns. Durations and losses are used where the host reports them ("auto"), always ("yes") or never
+    ("no"); losses only beside label counts or a factor, because without them a hard class looks like a wrong label.
 
     Deviations: there is no paper. How the defaults were chosen is on the selector's page.
 
@@ -108,9 +109,6 @@ class Balanced(Selector[BalanceState]):
     least: float = param(0.2, Interval(float, 0, 1, "right"), "least rate of a slow or doubtful client")
     absent: float = param(
         1.0, Interval(float, 0, 1), "how much a round away counts towards a client's turn; 0: nothing"
-    )
-    floor_estimated: float = param(
-        1e-3, Interval(float, 0, 1, "neither"), "the floor where labels are estimated, which are never exact"
     )
     balance: str = param("auto", OneOf(_USE), "whether to balance labels")
     estimates: str = param("auto", OneOf(_USE), "whether to estimate labels where nobody tells them")
@@ -147,7 +145,8 @@ class Balanced(Selector[BalanceState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Nobody has taken part; the classes' losses are unknown."""
-        width = self._features(clients, np.zeros(0, np.int64), np.zeros((clients.n, 0))).shape[1]
+        features = self._features(clients, np.zeros(0, np.int64))
+        width = 0 if features is None else features.shape[1]
         zeros = sealed(np.zeros(clients.n))
         moment, product = sealed(np.zeros((width, width))), sealed(np.zeros(width))
         nothing = sealed(np.zeros((clients.n, 0)))
@@ -170,7 +169,7 @@ class Balanced(Selector[BalanceState]):
         """Draw the cohort, then swap."""
         objective = self._objective(state, slate)
         picks = [objective.draw(m, rng) for m in range(1, slate.size + 1)]
-        if 1 < slate.size < len(slate.candidates):
+        if 1 < slate.size < len(slate.candidates) and self.estimates != "yes":
             for _ in range(self.passes):
                 for place in rng.permutation(slate.size).tolist():
                     picks[place] = objective.swap(picks[place])
@@ -222,10 +221,9 @@ class Balanced(Selector[BalanceState]):
         loss, who = np.maximum(loss[known], 0.0), outcome.clients[known]
         if not len(who) or loss.mean() <= 0:
             return state
-        features = self._features(outcome.table, who, state.shares)
-        if features.shape[1] != len(state.product):  # the first estimates of labels are there
-            width = features.shape[1]
-            state = dataclasses.replace(state, moment=sealed(np.zeros((width, width))), product=sealed(np.zeros(width)))
+        features = self._features(outcome.table, who)
+        if features is None:
+            return state
         ridge = _RIDGE * np.eye(features.shape[1])
         by_class = np.linalg.solve(state.moment + ridge, state.product + _RIDGE * loss.mean())
         explained = np.maximum(features @ by_class, 0.1 * loss.mean())
@@ -260,7 +258,7 @@ class Balanced(Selector[BalanceState]):
         turns = slate.of_candidates(state.pulls) / (share / share.mean())
         due = turns.mean() * self._due(slate.of_candidates(state.chances))
         excess = np.clip(turns - due, -_MOST_EXCESS, _MOST_EXCESS)
-        group, floor = None, self.floor
+        group = None
         if self.balance == "yes":
             labels = slate.clients.labels
             group = group_of(
@@ -269,13 +267,13 @@ class Balanced(Selector[BalanceState]):
                 None if slate.everyone else slate.candidates,
             )
         elif self.estimates == "yes" and (state.seen > 0).any():
-            group, floor = self._believed(state, slate), self.floor_estimated
+            group = self._believed(state, slate)
         seconds = None
         if self.time > 0 and self.durations == "yes":
             expected = slate.of_candidates(_or_median(state.seconds, state.timed > 0))
             if (expected > 0).any():
                 seconds = np.log(np.maximum(expected, 1e-6 * expected.max()))
-        return _Objective(group, self.coverage * excess, seconds, self.time, floor)
+        return _Objective(group, self.coverage * excess, seconds, self.time, self.floor)
 
     def _due(self, chances: FloatArray) -> FloatArray | float:
         """(c,) each candidate's share of the rounds, 1 on average: less for those who are seldom there."""
@@ -291,16 +289,14 @@ class Balanced(Selector[BalanceState]):
         shares = np.where(known[:, None], slate.of_candidates(state.shares), mean)
         return group_of(LabelCounts(shares * slate.of_candidates(slate.clients.sizes)[:, None]))
 
-    def _features(self, clients: ClientTable, who: IntArray, shares: FloatArray) -> FloatArray:
-        """(k, r) label shares, or the same turned by a rotation, or estimated ``shares`` (N, B); else a constant."""
-        if self.estimates == "yes" and shares.shape[1]:
-            return np.asarray(shares[who], np.float64)
+    def _features(self, clients: ClientTable, who: IntArray) -> FloatArray | None:
+        """(k, r) label shares, or the same turned by a rotation; None where only products are known, or nothing."""
         labels = clients.labels if self.balance == "yes" else None
         if isinstance(labels, LabelCounts | LabelFactor):
             rows = labels.counts[who] if isinstance(labels, LabelCounts) else labels.factor[who]
             sizes = clients.sizes[who]
             return np.asarray(rows / np.maximum(sizes, 1.0)[:, None], np.float64)
-        return np.ones((len(who), 1))
+        return None
 
 
 class _Objective:
