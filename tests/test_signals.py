@@ -54,7 +54,7 @@ def test_kinds_follow_from_the_objects() -> None:
         Signal.ROBUST_LOSS,
         Signal.PSEUDO_LOSS,
     } == LOSS_SIGNALS
-    assert {Signal.KEPT, Signal.DURATION, *vectors_of(Signal, "update")} == UNAIDED_SIGNALS
+    assert {Signal.KEPT, Signal.DURATION, Signal.SERVER_LOSS, *vectors_of(Signal, "update")} == UNAIDED_SIGNALS
     after = losses_of(Signal, "own")
     assert {same_of_received(s).value + "-after" for s in after} == {s.value for s in after}
     assert {s for s in Signal if s.held_out} == {Signal.VALIDATION_LOSS}
@@ -91,7 +91,7 @@ MENTIONS = {
     "replay.py": {"sizes", "label-products"},
     "testing/snapshot.py": {"label-products"},
     "report/account.py": {"sizes", "label-counts", "label-products"},
-    "simulate/run.py": {"sizes", "label-counts", "label-products"},
+    "simulate/run.py": {"sizes", "label-counts", "label-products", "server-loss"},
     # Figures of the papers that are about these signals.
     "reproduce/fedacs.py": {"gradient-distance"},
     "reproduce/flash.py": {"robust-loss", "validation-loss"},
@@ -101,15 +101,17 @@ MENTIONS = {
     "simulate/batch.py": {"duration"},
     # Is a selector itself, of trials only.
     "simulate/diagnose.py": {"trial-query", "loss-change"},
-    "flower/replies.py": {"duration"},
+    "flower/replies.py": {"duration", "server-loss"},
     # Rules that are about these losses and no others: early stopping, a column of the results, a default.
     "early_stop.py": {"loss", "validation-loss"},
-    "simulate/group.py": {"loss"},
+    "simulate/group.py": {"loss", "server-loss"},
+    # What the server sees on samples of its own: computed, never told.
+    "flower/rounds.py": {"server-loss"},
     "flower/client.py": {"loss"},
     "aggregators/distillation.py": {"robust-loss", "robust-loss-after"},  # what RHFL weighs clients by
     # A selector that learns from a filter gets one.
     "cli/flower.py": {"kept"},
-    "flower/strategy.py": {"kept"},
+    "flower/strategy.py": {"kept", "server-loss"},
     "simulate/config.py": {"kept"},
 }
 

@@ -330,6 +330,7 @@ class Selector(Parameterized, ABC, Generic[State]):
 
     name: ClassVar[str]
     starves: ClassVar[str | None] = None  # why some clients may never be picked, for selectors that mean it
+    around: ClassVar[bool] = False  # True for one that only changes what another is shown
     chooses: ClassVar[bool] = True  # False for one that always takes everybody
     pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
     default_filter: ClassVar[str] = "fedca"  # where no filter is configured and it learns from Signal.KEPT

@@ -218,6 +218,12 @@ class Signal(StrEnum):
         supplied_by="set RoundReport.kept",
     )
     DURATION = _Spec(name="duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
+    SERVER_LOSS = _Spec(
+        name="server-loss",
+        meaning="loss of the received global model on the server's own samples, the same for every client of a round",
+        by=Party.HOST,
+        supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
+    )
     LOSS = _Spec(
         name="loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
     )

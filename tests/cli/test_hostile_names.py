@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from fedcohort import cli
 from fedcohort.cli.app import app
 from fedcohort.cli.output import Terminal, print_error, say, table
 from fedcohort.clients import ClientTable
@@ -52,6 +55,13 @@ def test_an_error_that_quotes_a_name_is_printed(capsys):
     for name in HOSTILE:
         print_error(InputError(f"There is no client {name}.", hint=f"did you mean {name}?"))
         assert not STEERING & set(capsys.readouterr().err)
+
+
+def test_commands_print_through_the_terminal_and_nothing_else():
+    for path in sorted(Path(cli.__file__).parent.glob("*.py")):
+        text = path.read_text()
+        assert "Console(" not in text.replace("class Terminal(Console)", ""), path.name
+        assert not re.search(r"markup=True|\[/\]|\.print\(f", text), path.name
 
 
 def test_printable_keeps_what_people_write():

@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import (
     QFedAvg,
 )
 
+from fedcohort import create
 from fedcohort.clients import ClientTable
 from fedcohort.errors import JournalError, ParameterError, SignalError
 from fedcohort.filters import CMFL, FedCA
@@ -421,6 +422,22 @@ def test_fedca_works_live(fleet: Any, kit: Any) -> None:
     strategy = fleet.strategy("all", FedAvg(), filter=FedCA(), validation=validation)
     result = strategy.start(fleet.grid, kit.model(), num_rounds=1)
     assert value(result.arrays) == pytest.approx((10 * 1 + 20 * 2) / 30)
+
+
+def test_losses_are_held_against_the_servers_own_live(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    audited = create("bounded", of="active-fl", audit=2.0)
+    with pytest.raises(ParameterError, match="holds losses against the server's own data"):
+        fleet.strategy(audited, FedAvg())
+    logits = np.array([[2.0, 0.0], [0.0, 2.0]])
+    validation = ServerValidation(logits=lambda arrays: logits, labels=np.array([0, 1]))
+    strategy = fleet.strategy(audited, FedAvg(), cohort_size=6, validation=validation, journal=tmp_path / "j")
+    strategy.start(fleet.grid, kit.model(), num_rounds=1)
+    own = float(np.log1p(np.exp(-2.0)))
+    with Session.open(tmp_path / "j") as session:
+        assert session.state.bounded_server == pytest.approx(own)
+        said = {r.client: r.metrics["loss"] for r in session.journal.replies()}
+        counted = session.state.valuation / np.sqrt(np.clip(session.table.sizes, 20, 50))  # of 10 to 60
+        assert said[5] == pytest.approx(5.5) and counted == pytest.approx([2 * own] * 6)
 
 
 def test_signals_reach_the_selector(fleet: Any, kit: Any, tmp_path: Path) -> None:

@@ -16,6 +16,16 @@ from fedcohort.vectors import taken
 from .lockstep import Probe, group, rows
 
 
+def server_loss(made, prepared, model):
+    """Mean cross-entropy on the server's samples, from its definition."""
+    (ground,) = {run.ground.index: run.ground for run in made.runs}.values()
+    (dataset,) = prepared.datasets.values()
+    positions = ground.federation.server_validation.astype(np.int64)
+    (logits,) = made.engine.logits(model[None], positions)
+    shares = torch.softmax(logits.double(), 1)[np.arange(len(positions)), np.asarray(dataset.y_train)[positions]]
+    return float(-shares.log().mean())
+
+
 def test_every_signal_equals_its_definition(plain_client):
     made, prepared = group(selector=Probe(wants=REPORT_SIGNALS))
     run = made.runs[0]
@@ -49,6 +59,7 @@ def test_every_signal_equals_its_definition(plain_client):
         Signal.GRADIENT_DISTANCE: (gradients - gradients.mean(0)).norm(dim=1),
         Signal.WEIGHTED_GRADIENT_DISTANCE: (gradients - weights @ gradients).norm(dim=1),
         Signal.DURATION: [0.0] * 3,
+        Signal.SERVER_LOSS: [server_loss(made, prepared, old)] * 3,
     }
     for signal, values in expected.items():
         np.testing.assert_allclose(report.metrics[signal], np.asarray(values), rtol=2e-4, atol=1e-5, err_msg=signal)

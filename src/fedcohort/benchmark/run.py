@@ -17,8 +17,9 @@ QUICK_ROUNDS = 20
 
 
 def every_selector() -> list[str]:
-    """Return the names of all selectors that choose: one that always takes everybody has nothing to compare."""
-    return [name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "chooses", True)]
+    """Return the names of all selectors that choose: not one that always takes everybody, nor one around another."""
+    found = {name: SELECTORS.get(name) for name in SELECTORS.names()}
+    return [name for name, cls in found.items() if getattr(cls, "chooses", True) and not getattr(cls, "around", False)]
 
 
 def seeds_of(text: str) -> list[int]:

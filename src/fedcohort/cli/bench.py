@@ -113,9 +113,7 @@ def _submit(folder: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for source, suffix in ((config, ".toml"), (scores, ".json")):
         write_atomically(target / f"{stem}{suffix}", source.read_bytes())
-    out().print(
-        f"{target / stem}.toml and .json: best mean gain {best['mean_gain']:+.2f} ({best['label']})", highlight=False
-    )
+    say(out(), f"{target / stem}.toml and .json: best mean gain {best['mean_gain']:+.2f} ({best['label']})")
 
 
 def _seeds(text: str) -> list[int]:

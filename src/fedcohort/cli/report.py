@@ -100,9 +100,7 @@ def report(  # the command line's options are this signature
     for warning in found.warnings:
         say(messages, f" {warning}", lead="note:", lead_style="yellow")
     if tables is not None:
-        out().print(
-            "\n".join(render(t, tables.value) for s in found.sections for t in s.tables), markup=False, highlight=False
-        )
+        out().print("\n".join(render(t, tables.value) for s in found.sections for t in s.tables))
         return
     _write(output, build_report(found))
     written = []

@@ -112,7 +112,7 @@ class Checker:
     ) -> None:
         self._weight_key = weight_key
         wanted = frozenset(required)
-        self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS)
+        self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS - {Signal.SERVER_LOSS})
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._same_shapes = same_shapes
         self._kind: tuple[Any, ...] = ("", "", (), frozenset(), ())  # of the last reply

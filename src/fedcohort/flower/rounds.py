@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from scipy.special import logsumexp
 
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
@@ -450,7 +451,7 @@ class Rounds:
             ticket=cohort.ticket,
             clients=self._indices(cohort, checked),
             status=None if measures.all_ok else [int(reply.status) for reply in checked],
-            metrics=self._columns(session, measures, checked),
+            metrics=self._columns(session, measures, checked, arrays),
             kept=kept,
             complete=average.arrays is not None,
         )
@@ -552,12 +553,25 @@ class Rounds:
             return Average(blamed=found.blamed, error=found.error)
         return found
 
-    def _columns(self, session: Session, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, Any]:
+    def _server_loss(self, arrays: ArrayRecord) -> float:
+        """Cross-entropy of a model on the server's own samples."""
+        validation = self.settings.validation
+        assert validation is not None
+        logits = np.asarray(plain(validation.logits(arrays)), np.float64)
+        labels = np.asarray(plain(validation.labels), np.int64)
+        return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
+
+    def _columns(
+        self, session: Session, measures: Measures, checked: Sequence[Checked], sent: ArrayRecord
+    ) -> Mapping[Signal, Any]:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
         brought = [reply.values for reply in checked if reply.status is _OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
         signals = (session.requires & METRIC_SIGNALS) | extra | (self.wished & MEASURED)
-        return {signal: measures.column(signal) for signal in sorted(signals)}
+        columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
+        if Signal.SERVER_LOSS in session.requires:  # never what a client says
+            columns[Signal.SERVER_LOSS] = np.where(measures.ok, self._server_loss(sent), np.nan)
+        return columns
 
 
 def _evaluated(numbers: Mapping[str, float]) -> bool:

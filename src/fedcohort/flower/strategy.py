@@ -171,6 +171,11 @@ class CohortStrategy(Strategy):
                 f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
+        if Signal.SERVER_LOSS in self.selector.requires and validation is None:
+            raise ParameterError(
+                "The selector holds losses against the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
         self.validation = validation
         self.journal = None if journal is None else Path(journal)
         self.seed = seed

@@ -3,6 +3,7 @@
 from fedcohort.selectors.active_fl import ActiveFL
 from fedcohort.selectors.astraea import Astraea
 from fedcohort.selectors.balanced import Balanced
+from fedcohort.selectors.bounded import Bounded
 from fedcohort.selectors.clustered import Clustered
 from fedcohort.selectors.divfl import DivFL
 from fedcohort.selectors.e3cs import E3CS
@@ -34,6 +35,7 @@ __all__ = [
     "Astraea",
     "Balanced",
     "BlindFedCBS",
+    "Bounded",
     "Clustered",
     "DivFL",
     "FedAcs",

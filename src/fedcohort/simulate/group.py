@@ -275,6 +275,9 @@ class Group:
             arrived.append(Arrived(turn, part, jobs, sound[jobs]))
             start = jobs.stop
         signals, gradients = self.batch.signals(arrived, params)
+        for come, found in zip(arrived, signals, strict=True):
+            if Signal.SERVER_LOSS in come.run.needed:
+                found[Signal.SERVER_LOSS] = np.full(len(come.clients), self._server_loss(come.run))
         new, shares = self._average(arrived, params, trained.steps, signals)
         for come in arrived:
             run = come.run
@@ -357,6 +360,13 @@ class Group:
         for i, model in special.items():
             new[i] = model
         return new
+
+    def _server_loss(self, run: Run) -> float:
+        """Loss of a run's global model, as clients received it, on the server's validation set."""
+        positions = run.federation.server_validation.astype(np.int64)
+        (logits,) = self.engine.logits(self.models[run.row][None], positions)
+        labels = self._server_labels[run.ground.index]
+        return float(torch.nn.functional.cross_entropy(logits.double(), labels))
 
     def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
         """Logits on the server's validation set where a run's filter wants them; one batch per federation."""

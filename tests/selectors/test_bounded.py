@@ -1,0 +1,183 @@
+"""What one client's word can do, bounded: quantiles by brute force, liars' shares, journal, simulator."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcohort import Answer, ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, Signal, create
+from fedcohort.clients import LabelFactor
+from fedcohort.errors import ParameterError, SignalError
+from fedcohort.selectors import Bounded
+from fedcohort.selectors.bounded import _quantiles
+from fedcohort.testing.host import ScriptedHost
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench():
+    spec = importlib.util.spec_from_file_location("lying_client", ROOT / "bench" / "lying_client.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["lying_client"] = module  # its dataclass looks itself up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_quantiles_are_values_that_were_said():
+    rng = np.random.default_rng(0)
+    for n in range(1, 40):
+        values = rng.normal(size=n)
+        low, high = _quantiles(values, 0.2)
+        assert low in values and high in values
+        assert (values < low).sum() <= 0.2 * n and (values > high).sum() <= 0.2 * n
+        if n >= 5:
+            assert (values < low).sum() == (values > high).sum() == int(0.2 * n + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("selector", "lie", "most"),
+    [
+        ("power-of-choice", "size and loss 1e6 times", 4.0),
+        ("size-weighted", "size 1e6 times", 2.5),
+        ("active-fl", "loss 1e6 times", 4.0),
+    ],
+)
+def test_a_lie_takes_far_fewer_places(selector, lie, most):
+    liars = bench()
+    taken = liars.share(lambda: create(selector), liars.LIES[lie], 40, 1)
+    bounded = liars.share(lambda: create("bounded", of=selector), liars.LIES[lie], 40, 1)
+    assert taken > 5.5 and bounded < most
+
+
+def test_a_liar_counts_as_the_largest_honest_client_does():
+    table = ClientTable(sizes=[1.0] * 20)
+    said = np.linspace(1.0, 2.0, 20)
+    said[7] = 1e12
+    picks = []
+    for seed in range(200):
+        session = Session(create("bounded", of="power-of-choice", params={"d": 20}), table, seed=seed)
+        request = RoundRequest(1)
+        query = session.query(request)
+        cohort = session.ask(request, Answer(query, {Signal.LOSS: said[query.clients]}))
+        assert cohort.notes["doubted"] == "7" and cohort.parts["doubted"].sum() == 1
+        picks.append(int(cohort.clients[0]))
+    best = {7, 16, 17, 18, 19}  # as many as a fifth: they count alike
+    assert set(picks) == best and 0.1 < picks.count(7) / 200 < 0.32
+
+
+def test_vectors_keep_their_direction_and_lose_their_length():
+    outcomes = []
+
+    class Spy(type(create("uniform"))):
+        requires = frozenset({Signal.UPDATE_SKETCH, Signal.LOSS})
+
+        def update(self, state, outcome):
+            outcomes.append((outcome[Signal.UPDATE_SKETCH], outcome[Signal.LOSS]))
+            return state
+
+    selector = Bounded(of="uniform")
+    vars(selector)["inner"] = Spy()
+    session = Session(selector, ClientTable(n=12))
+    cohort = session.ask(RoundRequest(12))
+    rows = np.random.default_rng(0).normal(size=(12, 64))
+    rows[0] *= 1e9
+    loss = np.ones(12)
+    loss[1] = np.nan
+    session.tell(RoundReport(0, cohort.clients, metrics={Signal.UPDATE_SKETCH: rows, Signal.LOSS: loss}))
+    shown, losses = outcomes[0]
+    lengths = np.linalg.norm(shown[2:], axis=1)
+    assert np.linalg.norm(shown[0]) == pytest.approx(lengths.max())
+    assert np.allclose(shown[0] / np.linalg.norm(shown[0]), rows[0] / np.linalg.norm(rows[0]))
+    assert np.isnan(losses[1]) and np.isnan(shown[1]).all()  # an invalid client stays one
+
+
+@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
+def test_labels_go_along_with_sizes(form):
+    counts = np.full((10, 3), 10.0)
+    counts[4] = [2e7, 1e7, 0]
+    labels = {"counts": LabelCounts(counts), "factor": LabelFactor(counts, 3), "gram": LabelGram(counts @ counts.T, 3)}[
+        form
+    ]
+    table, odd = Bounded(of="fedcbs")._facts(ClientTable(sizes=counts.sum(axis=1), labels=labels))
+    assert odd.tolist() == [i == 4 for i in range(10)]
+    assert table.sizes.tolist() == [30.0] * 10
+    expected = np.array(counts)
+    expected[4] = [20.0, 10.0, 0.0]
+    found = {"counts": "counts", "factor": "factor", "gram": "gram"}[form]
+    wanted = expected @ expected.T if form == "gram" else expected
+    assert np.allclose(getattr(table.labels, found), wanted)
+
+
+def test_who_claims_perfect_balance_counts_as_the_most_balanced_fifth():
+    rng = np.random.default_rng(0)
+    counts = np.ceil(rng.dirichlet(np.full(5, 0.3), 20) * 100)
+    counts[3] = 20.0
+    counts[4] = 0.0  # nobody's labels
+    table, _ = Bounded(of="fedcbs")._facts(ClientTable(labels=LabelCounts(counts)))
+    rows = [m[m.sum(axis=1) > 0] for m in (counts, table.labels.counts)]
+    before, after = (np.square(m / m.sum(axis=1, keepdims=True) - 0.2).sum(axis=1) for m in rows)
+    assert before.min() == 0.0 and after.min() == pytest.approx(np.sort(before)[int(0.2 * 19)])
+    assert (after >= before - 1e-9).all() and (after > before + 1e-9).sum() <= 4
+
+
+def test_losses_are_held_against_the_servers_own():
+    session = Session(create("bounded", of="active-fl", audit=2.0), ClientTable(sizes=[1.0] * 4))
+    cohort = session.ask(RoundRequest(4))
+    metrics = {Signal.LOSS: [0.1, 1.0, 1.5, 50.0], Signal.SERVER_LOSS: [1.0] * 4}
+    session.tell(RoundReport(0, [0, 1, 2, 3], metrics=metrics))
+    assert cohort.size == 4 and sorted(session.state.valuation.tolist()) == [0.5, 1.0, 1.5, 2.0]
+    with pytest.raises(SignalError, match="'server-loss'"):
+        Session(create("bounded", of="active-fl", audit=2.0), ClientTable(sizes=[1.0] * 4), signals={Signal.LOSS})
+
+
+def test_it_is_on_record_and_goes_on_exactly(tmp_path):
+    host = ScriptedHost(n=20)
+    selector = create("bounded", of="oort", params={"window": 5}, tail=0.1)
+    whole = host.play(host.session(selector, seed=3), 12)
+    session = host.session(selector, seed=3, journal=tmp_path / "j.sqlite")
+    first = host.play(session, 6)
+    session.close()
+    with Session.open(tmp_path / "j.sqlite") as again:
+        assert again.selector == selector and again.selector.inner.window == 5
+        assert first + host.play(again, 6) == whole
+        raw = again.journal.replies(3)[0].metrics["loss-rms"]  # what was said, not what counted
+        assert raw == pytest.approx(host.losses(3, again.journal.cohorts()[3].clients[:1])[0])
+        again.join(ClientTable(sizes=[3.0, 4.0], labels=LabelCounts(np.ones((2, 4)))))
+        assert len(again.state.bounded_words) == 22
+
+
+def test_wrong_parameters_are_refused():
+    with pytest.raises(ParameterError, match="must be another selector"):
+        create("bounded", of="bounded")
+    with pytest.raises(ParameterError, match="no parameter 'dd'"):
+        create("bounded", of="power-of-choice", params={"dd": 3})
+    for tail in (0.0, 0.5, "x"):
+        with pytest.raises(ParameterError, match="tail"):
+            create("bounded", tail=tail)
+
+
+def test_it_is_what_it_is_around():
+    around = create("bounded", of="fedcm-ts")
+    inner = create("fedcm-ts")
+    assert around.requires == inner.requires and around.default_filter == inner.default_filter
+    assert create("bounded", of="balanced").adapted(frozenset({Signal.LOSS})).inner.losses == "yes"
+
+
+def test_the_simulator_runs_it_with_an_audit(tmp_path):
+    pytest.importorskip("torch")
+    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.runner import Simulation
+
+    table = {
+        "name": "bounded", "seeds": [0], "data": {"name": "synthetic"}, "run": {"cohort": 3, "rounds": 3},
+        "scenario": {"partition": {"name": "iid", "clients": 12}, "server_validation": 2},
+        "selectors": {"safe": {"name": "bounded", "of": "oort", "params": {"window": 4}, "audit": 3.0}},
+    }  # fmt: skip
+    simulation = Simulation(Experiment.from_dict(table), tmp_path / "out", device="cpu")
+    assert simulation.run() == "finished"
+    with Session.open(tmp_path / "out" / "journal" / "safe-s0.sqlite") as session:
+        assert np.isfinite(session.state.bounded_server) and session.selector.audit == 3.0
