@@ -178,6 +178,27 @@ def test_blocks_do_not_change_the_fit(monkeypatch):
     assert np.allclose(process.fit_embedding(x, changes, np.ones(5), **options), whole, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_very_many_clients_are_fitted_in_single_precision_and_end_where_double_does(monkeypatch, missing):
+    rng = np.random.default_rng(12)
+    changes = 0.1 * rng.normal(size=(3000, 5)) @ rng.normal(size=(5, 6)) + 0.01 * rng.normal(size=(3000, 6))
+    changes[rng.random(changes.shape) < missing] = np.nan
+    start = rng.normal(size=(3000, 5)) / np.sqrt(5)
+    options = {"noise": 0.01, "learning_rate": 0.01, "steps": 50}
+    double = process.fit_embedding(start, changes, np.ones(6), **options)
+    monkeypatch.setattr(process, "MANY", 3000)
+    single = process.fit_embedding(start, changes, np.ones(6), **options)
+    assert single.dtype == np.float64
+    assert np.array_equal(single, single.astype(np.float32))  # it was single precision
+    error = np.abs(single - double)
+    assert np.sqrt(np.mean(error**2)) < 1e-5  # of embeddings of length 1
+    assert error.max() < 0.02  # two steps: where a gradient is zero but for rounding, its sign may be the other
+    changes[7, 0] = 1e12  # its square is no number in single precision
+    extreme = process.fit_embedding(start, changes, np.ones(6), **options)
+    assert np.isfinite(extreme).all()
+    assert not np.array_equal(extreme, extreme.astype(np.float32))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_lemma_2_for_two_picks(seed):
     """Eqs. 12 and 13, in correlations; they have no noise, so almost none is given."""

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
 
-BLOCK = 32_768  # rows worked on at a time, so that what is computed of them stays in the cache
+BLOCK = 2_048  # clients worked on at a time, so that what is computed of them stays in the cache
+MANY = 100_000  # clients from which the fit is made in single precision
+_LARGEST_SINGLE = 1e16  # of the largest change over the noise, squared, there
 
 
 @dataclass(frozen=True)
@@ -103,41 +106,108 @@ def likelihood_gradient(embedding: FloatArray, groups: list[SampleGroup], noise:
     K^-1 X = X A^-1. Collected over samples that share their clients this is X P + Y Q with a (d, d) matrix P and a
     (T, d) matrix Q.
     """
-    return _gradient_rows(embedding, groups, _gradient_factors(embedding, groups, noise), 0, len(embedding))
+    blocks = _blocks(embedding, groups, np.float64)
+    factors = _factors(np.sum([block.sums() for block in blocks], axis=0), groups, noise)
+    return np.concatenate([block.gradient(factors).T.copy() for block in blocks])
 
 
-Factors = list[tuple[FloatArray, FloatArray]]
+Factors = list[tuple[FloatArray, FloatArray]]  # P (d, d) and Q (T, d) of each group
 
 
-def _gradient_factors(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> Factors:
-    """Return P (d, d) and Q (T, d) of each group."""
-    s2 = noise * noise
+def _factors(sums: FloatArray, groups: list[SampleGroup], noise: float) -> Factors:
+    """Return P and Q of each group, given what :meth:`_Block.sums` adds up to."""
+    s2, d = noise * noise, len(sums)
     factors = []
-    for group in groups:
-        x = embedding if group.rows is None else embedding[group.rows]
-        inner = x.T @ x
-        inner.flat[:: len(inner) + 1] += s2
-        inverse = np.linalg.inv(inner)
-        c = inverse @ (x.T @ group.changes)  # (d, T)
+    below = d * len(groups)
+    for number, group in enumerate(groups):
+        inverse = np.linalg.inv(sums[:, number * d : (number + 1) * d] + s2 * np.eye(d))
+        c = inverse @ sums[:, below : below + len(group.weights)]  # (d, T)
         q = (c * (group.weights / s2)).T
         factors.append((inverse * -group.weights.sum() - c @ q, q))
+        below += len(group.weights)
     return factors
 
 
-def _gradient_rows(
-    embedding: FloatArray, groups: list[SampleGroup], factors: Factors, start: int, stop: int
-) -> FloatArray:
-    """Return rows ``start`` to ``stop`` of the gradient."""
-    gradient = np.zeros((stop - start, embedding.shape[1]))
-    for group, (p, q) in zip(groups, factors, strict=True):
-        if group.rows is None:
-            gradient += embedding[start:stop] @ p
-            gradient += group.changes[start:stop] @ q
-        else:
+class _Block:
+    """Some clients next to each other: embedding, samples and Adam's moments, one client a column.
+
+    Attributes
+    ----------
+    z : (d + T, n) float array
+        The embeddings, and below them the samples of all groups, so that one product takes both; zero where a client
+        did not answer, which adds nothing to any sum.
+    """
+
+    def __init__(
+        self,
+        embedding: FloatArray,
+        groups: list[SampleGroup],
+        start: int,
+        stop: int,
+        memory: FloatArray,
+        room: FloatArray,
+    ) -> None:
+        d, n = embedding.shape[1], stop - start
+        self.room = room[: d * n].reshape(d, n)
+        height = d + sum(len(group.weights) for group in groups)
+        mine = memory[(height + 2 * d) * start : (height + 2 * d) * stop].reshape(height + 2 * d, n)
+        self.z, self.first, self.second = mine[:height], mine[height : height + d], mine[height + d :]
+        self.x = self.z[:d]
+        self.x[:] = embedding[start:stop].T
+        self.samples: list[slice] = []  # of each group, which rows of z
+        self.answered: list[FloatArray | None] = []  # of each group, (n,) 1 for who answered, 0 for others; None: all
+        below = d
+        for group in groups:
+            samples = slice(below, below + len(group.weights))
+            self.samples.append(samples)
+            below = samples.stop
+            if group.rows is None:
+                self.answered.append(None)
+                self.z[samples] = group.changes[start:stop].T
+                continue
             first, last = np.searchsorted(group.rows, (start, stop))
-            rows = group.rows[first:last]
-            gradient[rows - start] += embedding[rows] @ p + group.changes[first:last] @ q
-    return gradient
+            here = group.rows[first:last] - start
+            mask = np.zeros(n, memory.dtype)
+            mask[here] = 1.0
+            self.answered.append(mask)
+            self.z[samples, here] = group.changes[first:last].T
+
+    def sums(self) -> FloatArray:
+        """Return this block's part of X' X of each group and, as the last columns, of X' Y of all: (d, G d + T)."""
+        d = len(self.x)
+        products = self.x @ self.z.T
+        inner = [products[:, :d] if answered is None else (self.x * answered) @ self.x.T for answered in self.answered]
+        return np.hstack([*inner, products[:, d:]]).astype(np.float64, copy=False)
+
+    def gradient(self, factors: Factors) -> FloatArray:
+        """Return the gradient of the likelihood, (d, n), in memory that the next call of any block uses again."""
+        d = len(self.x)
+        total = np.zeros((d, len(self.z)), self.z.dtype)
+        for (p, q), answered, samples in zip(factors, self.answered, self.samples, strict=True):
+            if answered is None:
+                total[:, :d] += p
+            total[:, samples] = q.T
+        gradient = np.matmul(total, self.z, out=self.room)
+        for (p, _), answered in zip(factors, self.answered, strict=True):
+            if answered is not None:
+                gradient += (p.astype(self.z.dtype, copy=False) @ self.x) * answered
+        return gradient
+
+    def climb(self, factors: Factors, step: int, learning_rate: float) -> FloatArray:
+        """Take a step of Adam (the moments are kept without their factors 0.1 and 0.001); return the next sums."""
+        length, spread = 0.1 * learning_rate / (1.0 - 0.9**step), math.sqrt(0.001 / (1.0 - 0.999**step))
+        gradient = self.gradient(factors)
+        self.first *= 0.9
+        self.first += gradient
+        self.second *= 0.999
+        gradient *= gradient
+        self.second += gradient
+        np.sqrt(self.second, out=gradient)
+        gradient += 1e-8 / spread
+        np.divide(self.first, gradient, out=gradient)
+        gradient *= length / spread
+        self.x += gradient
+        return self.sums()
 
 
 def fit_embedding(
@@ -153,6 +223,12 @@ def fit_embedding(
 
     The likelihood of few samples is maximised by a covariance of their rank, which is not wanted: the number of steps
     is what ties the result to the embedding it started from.
+
+    A step of Adam needs of the other clients nothing but a few (d, d) sums, so it is made block by block, with
+    everything a block needs in the cache. From 100,000 clients on, blocks compute in single precision and their sums
+    are added in double. What is lost: Adam's steps have the length of the learning rate whatever the gradient's size,
+    so the relative error of a gradient, about 1e-6, is that of a step; only where a gradient is zero but for rounding
+    may its sign be the other, and an element of the embedding be off by a step or two.
 
     Parameters
     ----------
@@ -173,31 +249,32 @@ def fit_embedding(
     -------
     (N, d) float array
     """
-    x = np.array(embedding, dtype=np.float64)
     groups = group_samples(changes, weights)
     if not groups:
-        return x
-    first, second = np.zeros_like(x), np.zeros_like(x)
+        return np.array(embedding, dtype=np.float64)
+    blocks = _blocks(embedding, groups, _precision(changes, noise))
+    sums: FloatArray = np.sum([block.sums() for block in blocks], axis=0)
     for step in range(1, steps + 1):
-        factors = _gradient_factors(x, groups, noise)
-        length, spread = learning_rate / (1.0 - 0.9**step), math.sqrt(1.0 - 0.999**step)
-        for start in range(0, len(x), BLOCK):
-            stop = min(start + BLOCK, len(x))
-            gradient = _gradient_rows(x, groups, factors, start, stop)
-            m, v = first[start:stop], second[start:stop]
-            m *= 0.9
-            m += 0.1 * gradient
-            v *= 0.999
-            gradient *= gradient
-            gradient *= 0.001
-            v += gradient
-            np.sqrt(v, out=gradient)
-            gradient /= spread
-            gradient += 1e-8
-            np.divide(m, gradient, out=gradient)
-            gradient *= length
-            x[start:stop] += gradient
-    return x
+        factors = _factors(sums, groups, noise)
+        sums = np.sum([block.climb(factors, step, learning_rate) for block in blocks], axis=0)
+    return np.concatenate([block.x.T for block in blocks]).astype(np.float64, copy=False)
+
+
+def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
+    """Return single precision for very many clients, unless a square of the gradient might not be a number in it."""
+    if len(changes) < MANY:
+        return np.float64
+    largest = max(float(np.nanmax(changes)), -float(np.nanmin(changes)))
+    return np.float32 if (largest / noise) ** 2 < _LARGEST_SINGLE else np.float64
+
+
+def _blocks(embedding: FloatArray, groups: list[SampleGroup], precision: type[np.floating[Any]]) -> list[_Block]:
+    """Cut the clients into blocks, which lie one after the other in memory."""
+    n, d = embedding.shape
+    height = d + sum(len(group.weights) for group in groups)
+    memory, room = np.zeros((height + 2 * d) * n, precision), np.empty(d * min(n, BLOCK), precision)
+    starts = range(0, n, BLOCK)
+    return [_Block(embedding, groups, start, min(start + BLOCK, n), memory, room) for start in starts]
 
 
 def correlations(embedding: FloatArray, rows: IntArray | None = None) -> FloatArray:

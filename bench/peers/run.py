@@ -1,0 +1,374 @@
+"""fedcohort beside other simulators of federated learning: rounds per second, memory, lines of user code.
+
+    python bench/peers/run.py install [PEER ...]            # an environment for each, in --cache; minutes
+    python bench/peers/run.py W1 [PEER ...] [--repeats 5]   # one workload; writes bench/results/peers.json
+    python bench/peers/run.py table                         # the table and the picture of docs/performance.md
+
+Peers: plain (a loop in PyTorch), flower, pfl, fedlab, flgo, fluke, fedjax. Workloads, all on real images:
+W1: Fashion-MNIST, 100 clients x 600, MLP 784-64-30-10, 10 a round, 20 steps of batch 64.
+W2: CIFAR-10, 200 clients x 250, the LeNet of the PyTorch tutorial, 10 a round, 25 steps of batch 50.
+W3: FEMNIST, 3,500 clients of 20 to 180 samples of one writer, MLP 784-64-30-62, 30 a round, 5 steps of batch 64.
+
+All start from the same model and have the same cohorts; they differ in the order of batches alone (FedJAX fills the
+last batch of an epoch up from the next). After a first turn, whose model is tested, turns alternate: sgemm, fedcohort,
+its engine, the peers; ratios are taken within a turn.
+
+Everybody computes with one thread, and what counts is processor time (of all processes a peer has), so that the figures
+are those of one core, whatever else the machine does; on an idle core it is the time on the clock. fedcohort's clients
+are spread over all cores (``run.workers``), the peers' in one process are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import job as jobs
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "results" / "peers.json"
+TORCH = "torch==2.13.0"
+ENVIRONMENTS = {  # what pip installs, torch first; the newest versions that could be installed with Python 3.11
+    "plain": [TORCH],
+    "flower": [TORCH, "flwr[simulation]==1.41.0"],
+    "pfl": [TORCH, "pfl[pytorch]==0.6.0"],
+    "fedlab": [TORCH, "fedlab==1.3.0"],
+    "flgo": [TORCH, "flgo==0.4.4"],
+    "fluke": [TORCH, "fluke-fl==0.8.1"],
+    "fedjax": [  # its last release needs these: newer JAX and Haiku have lost what it imports
+        "jax==0.4.20",
+        "jaxlib==0.4.20",
+        "dm-haiku==0.0.11",
+        "optax==0.1.7",
+        "chex==0.1.85",
+        "numpy<2",
+        "scipy<1.13",
+        "fedjax==0.0.17",
+    ],
+}
+OURS = ("fedcohort", "engine")
+AGREE = 0.02  # accuracies may differ by that, for the order of the batches is everybody's own
+FIRST = {"W1": 40, "W2": 5, "W3": 60}  # rounds of the first turn, after which the model is tested
+ROUNDS = {"W1": 10, "W2": 1, "W3": 10}  # of a timed turn
+
+
+def install(names: list[str], cache: Path) -> None:
+    """Make an environment for each peer."""
+    for name in names:
+        place, (first, *others) = cache / name, ENVIRONMENTS[name]
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        pip = [place / "bin" / "python", "-m", "pip", "install", "-q"]
+        if first != TORCH:
+            subprocess.run([*pip, first, *others], check=True)
+            continue
+        subprocess.run([*pip, TORCH, "numpy"], check=True)  # alone, or a looser wish pulls a build for CUDA
+        (cache / "torch.txt").write_text(TORCH)
+        if others:
+            subprocess.run([*pip, "-c", cache / "torch.txt", *others], check=True)
+        print(f"{name}: {place}", flush=True)
+
+
+# -- workloads ---------------------------------------------------------------------------------------------------------
+
+
+def prepare(name: str, cache: Path, data: str | None) -> Path:
+    """Write the job, once."""
+    folder = cache / "jobs" / name
+    if (folder / "facts.json").exists():
+        return folder
+    import torch
+
+    from fedcohort.simulate.data import load_dataset
+    from fedcohort.simulate.models import build_model
+
+    rng = np.random.default_rng(0)
+    source = {"W1": "fashion-mnist", "W2": "cifar10", "W3": "femnist"}[name]
+    dataset = load_dataset(source, folder=data)
+    pixels = dataset.x_train.astype(np.float32) / 255
+    axes = tuple(range(pixels.ndim - 1)) if pixels.ndim == 4 else None
+    mean, spread = pixels.mean(axis=axes), pixels.std(axis=axes)
+
+    def standard(x: np.ndarray) -> np.ndarray:
+        x = (x.astype(np.float32) / 255 - mean) / spread
+        x = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x[:, None]
+        return np.ascontiguousarray(x, dtype=np.float32)
+
+    count = len(pixels)
+    if name == "W3":
+        writers = np.asarray(dataset.writers)
+        owned = [np.flatnonzero(writers == w) for w in range(writers.max() + 1)]
+        sizes = rng.integers(20, 181, 3500)
+        parts = [rng.choice(owned[k % len(owned)], n) for k, n in enumerate(sizes)]
+    else:
+        parts = list(rng.permutation(count).reshape(-1, {"W1": 600, "W2": 250}[name]))
+    facts = {
+        "W1": {"model": "mlp", "steps": 20, "batch": 64, "lr": 0.005, "decay": 1e-4, "cohort": 10, "classes": 10},
+        "W2": {"model": "lenet", "steps": 25, "batch": 50, "lr": 0.05, "decay": 0.0, "cohort": 10, "classes": 10},
+        "W3": {"model": "mlp", "steps": 5, "batch": 64, "lr": 0.01, "decay": 0.0, "cohort": 30, "classes": 62},
+    }[name]
+    x = standard(dataset.x_train)
+    torch.manual_seed(0)
+    module = build_model(str(facts["model"]), x.shape[1:], int(str(facts["classes"])))
+    jobs.write(
+        folder,
+        {"name": name, **facts},
+        {
+            "x": x,
+            "y": dataset.y_train.astype(np.int64),
+            "x_test": standard(dataset.x_test),
+            "y_test": dataset.y_test.astype(np.int64),
+            "order": np.concatenate(parts),
+            "offsets": np.concatenate([[0], np.cumsum([len(part) for part in parts])]),
+        },
+        {key: value.numpy() for key, value in module.state_dict().items()},
+    )
+    return folder
+
+
+def cohorts(job: jobs.Job, turn: int, rounds: int) -> list[list[int]]:
+    """Draw the cohorts of a turn."""
+    rng = np.random.default_rng((1, turn))
+    return [rng.permutation(len(job.parts))[: job.cohort].tolist() for _ in range(rounds)]
+
+
+def operations(job: jobs.Job, chosen: list[list[int]]) -> float:
+    """Return the floating-point operations of a turn: products forward, by the weights, by all inputs but the images.
+
+    A product of a weight with an input and its sum are two. Everything else (activations, loss, steps) is left out.
+    """
+    forward, first, size = 0, 0, 32
+    for name, value in job.start.items():
+        if not name.endswith("weight"):
+            continue
+        if value.ndim == 4:
+            size = size - value.shape[2] + 1
+            layer = 2 * value.size * size * size
+            size //= 2
+        else:
+            layer = 2 * value.size
+        forward, first = forward + layer, first or layer
+    rng = np.random.default_rng(0)
+    samples = sum(len(batch) for cohort in chosen for client in cohort for batch in job.batches(client, rng))
+    return float(samples * (3 * forward - first))
+
+
+def sgemm() -> float:
+    """Return the operations in a second of processor time of torch's own product of two 1,024 x 1,024 matrices.
+
+    One thread, best of twenty.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
+    best = 0.0
+    for _ in range(20):
+        began = time.thread_time()
+        a @ b
+        best = max(best, 2 * 1024**3 / (time.thread_time() - began))
+    return best
+
+
+def accuracy(job: jobs.Job, parameters: dict[str, np.ndarray]) -> float:
+    """Test a model."""
+    import torch
+    from models_torch import build
+
+    module = build(job)
+    module.load_state_dict({name: torch.from_numpy(np.array(parameters[name])) for name in job.start})
+    x, y = job.test()
+    with torch.no_grad():
+        return float((module(torch.from_numpy(np.array(x))).argmax(1).numpy() == y).mean())
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+class Side:
+    """A peer's process."""
+
+    def __init__(self, name: str, cache: Path, folder: Path) -> None:
+        self.name, self.cache = name, cache
+        python = sys.executable if name in OURS else str(cache / name / "bin" / "python")
+        one = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+        environment = os.environ | one
+        if name not in OURS:
+            environment.pop("PYTHONPATH", None)
+        self.log = (cache / f"{name}.log").open("w")
+        self.process = subprocess.Popen(
+            [python, "serve.py", f"on_{name}", str(folder)],
+            cwd=HERE,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the next answer."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended; its messages are in {self.log.name}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, **command: object) -> dict[str, Any]:
+        """Send a command and wait for the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def rate(self, chosen: list[list[int]]) -> float:
+        """Make rounds; return how many in a second of processor time."""
+        rounds = len(chosen) - 2 if self.name == "fedcohort" else len(chosen)  # it leaves out its first and its last
+        return rounds / float(self.ask(cohorts=chosen)["processor"])
+
+    def peak(self, chosen: list[list[int]]) -> float:
+        """Make rounds; return the most memory (MiB) of the process and its descendants, shared pages by parts."""
+        most, over = 0.0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not over.wait(0.2):
+                most = max(most, sum(map(_memory, _descendants(self.process.pid))))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            self.ask(cohorts=chosen)
+        finally:
+            over.set()
+            watcher.join()
+        return most
+
+    def tested(self, job: jobs.Job) -> float:
+        """Return the accuracy of the model as it is."""
+        place = self.cache / f"{self.name}.npz"
+        answer = self.ask(save=str(place))
+        return float(answer["accuracy"]) if "accuracy" in answer else accuracy(job, dict(np.load(place)))
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.log.close()
+
+
+def _descendants(root: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        parents.setdefault(parent, []).append(int(place.name))
+    found, left = [], [root]
+    while left:
+        found.append(left.pop())
+        left += parents.get(found[-1], [])
+    return found
+
+
+def _memory(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def lines_of(name: str) -> int:
+    """Count the lines of an adapter that are neither empty nor documentation."""
+    text = (HERE / f"on_{name}.py").read_text()
+    lines = [line.strip() for part in text.split('"""')[::2] for line in part.splitlines()]
+    return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure(work: str, names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Run peers beside us."""
+    folder = prepare(work, options.cache, options.data)
+    job = jobs.read(folder)
+    first, rounds = cohorts(job, 0, FIRST[work]), ROUNDS[work]
+    sides, memory, scores = {}, {}, {}
+    for name in (*OURS, *names):
+        side = sides[name] = Side(name, options.cache, folder)
+        memory[name] = side.peak(first)
+        scores[name] = side.tested(job)
+        print(f"{work} {name}: {scores[name]:.4f}, {memory[name]:.0f} MiB", flush=True)
+    turns = []
+    for turn in range(1, options.repeats + 1):
+        chosen = cohorts(job, turn, rounds)
+        found = {"sgemm": sgemm()}
+        for name, side in sides.items():
+            found[name] = side.rate(cohorts(job, turn, rounds + 2) if name == "fedcohort" else chosen)
+        found["share"] = found["engine"] * operations(job, chosen) / rounds / found["sgemm"]
+        turns.append(found)
+        print(f"{work} turn {turn}: " + ", ".join(f"{key} {value:.3g}" for key, value in found.items()), flush=True)
+    for side in sides.values():
+        side.close()
+    apart = {name: score for name, score in scores.items() if abs(score - scores["engine"]) > AGREE}
+    if apart:
+        raise SystemExit(f"{work}: these models are not as good or as bad as the engine's, {scores['engine']}: {apart}")
+    return {
+        name: {
+            "rates": {side: [turn[side] for turn in turns] for side in (*OURS, name)},
+            "sgemm": [turn["sgemm"] for turn in turns],
+            "share": [turn["share"] for turn in turns],
+            "accuracy": {side: scores[side] for side in (*OURS, name)},
+            "memory": {side: memory[side] for side in (*OURS, name)},
+            "lines": {side: lines_of(side) for side in (*OURS, name)},
+            "load": os.getloadavg()[0],
+        }
+        for name in names
+    }
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["install", "W1", "W2", "W3", "table"])
+    parser.add_argument("peers", nargs="*", metavar="PEER")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fedcohort-peers")
+    parser.add_argument("--data", default=None, help="the folder the datasets lie in")
+    options = parser.parse_args()
+    names = options.peers or list(ENVIRONMENTS)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    if options.what == "install":
+        install(names, options.cache)
+        return
+    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if options.what == "table":
+        import table
+
+        table.write(kept)
+        return
+    found = measure(options.what, names, options)
+    kept.setdefault(options.what, {}).update(found)
+    kept["machine"] = {"cores": os.cpu_count(), "python": platform.python_version()}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    for name, one in found.items():
+        ratios = [ours / theirs for ours, theirs in zip(one["rates"]["fedcohort"], one["rates"][name], strict=True)]
+        print(f"{options.what} {name}: {statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""One peer in its own environment: reads commands from stdin, a line of JSON each, and answers on stdout.
+
+python serve.py ADAPTER JOB-FOLDER
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+
+import job as jobs
+import numpy as np
+
+
+def main() -> None:
+    """Answer until told to end."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a framework prints does not mix with the answers
+
+    def answer(**values: object) -> None:
+        answers.write(json.dumps(values) + "\n")
+        answers.flush()
+
+    if importlib.util.find_spec("torchvision"):  # built for CUDA, on import it looks for operators that are not there
+        import torch
+
+        for operator in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float least) -> Tensor")
+    began = time.perf_counter()
+    peer = importlib.import_module(sys.argv[1]).Peer(jobs.read(sys.argv[2]))
+    answer(ready=time.perf_counter() - began)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "cohorts" in command:
+            began = time.perf_counter(), jobs.processor_time()
+            peer.rounds(command["cohorts"])
+            began, ended = getattr(peer, "times", (began, (time.perf_counter(), jobs.processor_time())))
+            answer(seconds=ended[0] - began[0], processor=ended[1] - began[1])
+        elif "save" in command:
+            if hasattr(peer, "accuracy"):
+                answer(accuracy=peer.accuracy())
+            else:
+                np.savez(command["save"], **peer.parameters())
+                answer(done=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""How every selector grows with the number of clients: time of a round, memory, and the exponent of growth.
+
+    python bench/scale.py [--selectors a,b] [--sizes 100,...,1000000] [--largest 10000000]    # bench/results/scale.json
+    python bench/scale.py --table                                                             # as Markdown
+
+A round is query, ask and tell of a session with every signal reported, a cohort of 100 (half of the clients where these
+are fewer than 200). Time is processor time, the best of the later half of the rounds. The exponent b of t ~ N^b is
+fitted by least squares to the sizes from 100,000 on; with fewer, what does not depend on them is seen.
+``--largest`` is tried for the selectors whose exponent stays below 1.2 and that would take less than five seconds
+there. Memory: the selector's state, and the most that a round allocates besides, in bytes per client at the largest
+size. Run it with one thread (``OMP_NUM_THREADS=1``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import math
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+from ask_tell import CLASSES, answer
+
+from fedcohort import SELECTORS, ClientTable, LabelCounts, RoundReport, RoundRequest, Session, create
+from fedcohort.selectors.fedcor.process import fit_embedding
+from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+
+RESULTS = Path(__file__).parent / "results" / "scale.json"
+FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam
+PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash": {"first_round": "asked"}}
+PATIENCE = 20.0  # seconds of a round beyond which larger sizes are left out
+FITTED_FROM = 100_000  # clients; below, what does not depend on them is seen
+ONE_PASS = 1.2  # largest exponent of what is tried with the largest size
+LABELS = frozenset(signal for signal in Signal if signal.value.startswith("label"))
+
+
+def table(n: int, labels: bool) -> ClientTable:
+    """Make a federation; label counts only for who needs them: ten million clients' are 800 MB."""
+    rng = np.random.default_rng(0)
+    if not labels:
+        return ClientTable(sizes=rng.integers(1, 300, n).astype(float))
+    counts = rng.integers(0, 30, (n, CLASSES)).astype(float)
+    return ClientTable(sizes=counts.sum(axis=1), labels=LabelCounts(counts))
+
+
+class Rounds:
+    """A session and the host's part of its rounds."""
+
+    def __init__(self, name: str, n: int) -> None:
+        self.selector = create(name, **PARAMS.get(name, {}))
+        self.n, self.size, self.rng = n, min(100, n // 2), np.random.default_rng(1)
+        clients = table(n, bool(self.selector.requires & LABELS))
+        signals = REPORT_SIGNALS | QUERY_SIGNALS
+        self.session = Session(self.selector, clients, seed=1, signals=signals)
+
+    def one(self) -> float:
+        """Make a round; return the seconds of the session's calls."""
+        request = RoundRequest(size=self.size)
+        start = time.process_time()
+        query = self.session.query(request)
+        spent = time.process_time() - start
+        reply = answer(query, self.n, self.rng)
+        start = time.process_time()
+        cohort = self.session.ask(request, reply)
+        spent += time.process_time() - start
+        metrics = {
+            signal: self.rng.random((cohort.size, signal.numbers(CLASSES)) if signal.width else cohort.size) + 0.1
+            for signal in REPORT_SIGNALS - {Signal.KEPT}
+        }
+        kept = self.rng.random(cohort.size) < 0.6
+        report = RoundReport(cohort.ticket, cohort.clients, metrics=metrics, kept=kept)
+        start = time.process_time()
+        self.session.tell(report)
+        return spent + time.process_time() - start
+
+    def state_bytes(self) -> int:
+        """Return the size of the selector's state."""
+        state = self.session.state
+        if not dataclasses.is_dataclass(state):
+            return 0
+        values = (getattr(state, field.name) for field in dataclasses.fields(state))
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
+
+
+def measure(name: str, n: int) -> dict[str, float]:
+    """Return seconds of a round, bytes of state and of a round's peak per client."""
+    if name == FIT:
+        return _measure_fit(n)
+    rounds = Rounds(name, n)
+    spent = [rounds.one()]
+    while len(spent) < (6 if n >= 100_000 else 30) and sum(spent) < 3 * PATIENCE:
+        spent.append(rounds.one())
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    if spent[-1] < PATIENCE:
+        rounds.one()
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    found = {"seconds": min(spent[len(spent) // 2 :]), "state": rounds.state_bytes() / n, "peak": peak / n}
+    rounds.session.close()
+    return found
+
+
+def _measure_fit(n: int) -> dict[str, float]:
+    rng = np.random.default_rng(2)
+    embedding, changes = rng.normal(size=(n, 15)) / math.sqrt(15), 0.1 * rng.normal(size=(n, 11))
+    weights = 0.9 ** np.arange(11.0)
+
+    def fit() -> None:
+        fit_embedding(embedding, changes, weights, noise=0.01, learning_rate=0.01, steps=50)
+
+    spent = []
+    for _ in range(2):
+        start = time.process_time()
+        fit()
+        spent.append(time.process_time() - start)
+    tracemalloc.start()
+    fit()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return {"seconds": min(spent), "state": (embedding.nbytes + changes.nbytes) / n, "peak": peak / n}
+
+
+def exponent(by_size: dict[str, dict[str, float]]) -> float | None:
+    """Fit b of t ~ N^b."""
+    points = [(int(n), found["seconds"]) for n, found in by_size.items() if int(n) >= FITTED_FROM]
+    if len(points) < 2:
+        return None
+    sizes, seconds = np.log(np.array(points)).T
+    return float(np.polyfit(sizes, seconds, 1)[0])
+
+
+def grow(name: str, sizes: list[int], largest: int | None) -> dict[str, dict[str, float]]:
+    """Measure one selector at growing sizes."""
+    found: dict[str, dict[str, float]] = {}
+    for n in sizes:
+        if name == "all" and n > 10_000:
+            break  # a cohort of a million reports is not a selection
+        found[str(n)] = measure(name, n)
+        print(f"{name} {n:,}: {found[str(n)]}", flush=True)
+        if found[str(n)]["seconds"] * 10 > PATIENCE:
+            return found
+    power = exponent(found)
+    if largest and power is not None and power < ONE_PASS and found[str(n)]["seconds"] * largest / n < 5.0:
+        found[str(largest)] = measure(name, largest)
+        print(f"{name} {largest:,}: {found[str(largest)]}", flush=True)
+    return found
+
+
+def as_table(results: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    """Return Markdown."""
+    sizes = sorted({int(n) for found in results.values() for n in found})
+    head = " | ".join(f"{n:,}" for n in sizes)
+    lines = [f"| selector | {head} | exponent | state, bytes | peak, bytes |", "|---" * (len(sizes) + 4) + "|"]
+    for name in sorted(results):
+        found = results[name]
+        cells = [_shown(found[str(n)]["seconds"]) if str(n) in found else "" for n in sizes]
+        last = found[max(found, key=int)]
+        power = exponent(found)
+        tail = f"{power:.2f}" if power is not None else ""
+        lines.append(f"| {name} | {' | '.join(cells)} | {tail} | {last['state']:.0f} | {last['peak']:.0f} |")
+    return lines
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--selectors", default=None)
+    parser.add_argument("--sizes", default="100,1000,10000,100000,1000000")
+    parser.add_argument("--largest", type=int, default=None)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if options.table:
+        print("\n".join(as_table(results)))
+        return
+    names = options.selectors.split(",") if options.selectors else [*SELECTORS.names(), FIT]
+    for name in (FIT if name == "fit" else name for name in names):
+        results[name] = grow(name, [int(n) for n in options.sizes.split(",")], options.largest)
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Several machines: a Ray cluster of raylets, each a process of its own with its own CPUs, resources and folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation
+
+ray = pytest.importorskip("ray")
+
+TABLE = {
+    "seeds": [0, 1],
+    "data": {"name": "synthetic", "samples": 300, "test_samples": 80, "classes": 4, "shape": [6]},
+    "scenario": {"partition": {"name": "shards", "clients": 10, "per_client": 2}, "validation": 0.1},
+    "model": {"name": "logistic"},
+    "local": {"batch_size": 8, "steps": 3, "lr": 0.1},
+    "run": {"rounds": 12, "cohort": 3, "lockstep": 2, "device": "cpu", "checkpoint_seconds": 0.0, "workers": 1},
+    "selectors": {"uniform": {}, "flash": {}, "fedcor": {"warmup": 3}, "oort": {}},
+}
+
+
+def table(**options):
+    copy = json.loads(json.dumps(TABLE))
+    copy["run"].update(options)
+    return copy
+
+
+def rows(out, kind):
+    found = getattr(load(out), kind).to_pylist()
+    for row in found:
+        row.pop("wall_seconds", None)
+    return sorted(found, key=lambda row: [row[k] for k in ("run", "round", "client") if k in row])
+
+
+def hosted(folder: Path) -> list[Path]:
+    """Return the working folders of the groups that run on a machine."""
+    return sorted(folder.glob("fedcohort-*"))
+
+
+class Killer(Listener):
+    """Kills the machine that a group runs on, once, when runs have made some rounds."""
+
+    def __init__(self, cluster, machines):
+        self.cluster, self.machines = cluster, machines
+        self.killed: Path | None = None
+        self.rounds_before = 0
+
+    def on_round(self, run, row):
+        self.rounds_before += self.killed is None
+        if self.killed is None and row["round"] >= 4:
+            folder, node = next((folder, node) for folder, node in self.machines.items() if hosted(folder))
+            self.cluster.remove_node(node, allow_graceful=False)
+            self.killed = folder
+
+
+@pytest.fixture
+def machines(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    found = {}
+    for number in range(3):
+        folder = tmp_path / f"machine-{number}"
+        folder.mkdir()
+        found[folder] = cluster.add_node(
+            num_cpus=1, resources={f"machine-{number}": 1}, env_vars={"TMPDIR": str(folder)}
+        )
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster, found
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_machine_that_dies_in_mid_run_changes_nothing(machines, tmp_path):
+    alone = tmp_path / "alone"
+    assert Simulation(Experiment.from_dict(table()), alone).run() == "finished"
+    cluster, folders = machines
+    pids = {info.process.pid for node in folders.values() for info in node.all_processes["raylet"]}
+    assert len(pids) == 3
+    killer = Killer(cluster, folders)
+    out = tmp_path / "out"
+    simulation = Simulation(Experiment.from_dict(table(engine="ray")), out, listeners=[killer])
+    assert len(simulation.prepared.groups) == 4
+    assert simulation.run() == "finished"
+    assert killer.killed is not None
+    assert hosted(killer.killed)  # it had no time to tidy up
+    assert killer.rounds_before < len(rows(alone, "rounds"))
+    assert sum(node["Alive"] for node in ray.nodes()) == 3  # the head and two of three
+    assert rows(out, "rounds") == rows(alone, "rounds")
+    assert repr(rows(out, "clients")) == repr(rows(alone, "clients"))
+    assert {info.state for info in load(out).runs} == {"finished"}
