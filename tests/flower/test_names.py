@@ -49,3 +49,14 @@ def test_a_registered_name_is_kept_for_its_owner_over_restarts(empty_fleet: Any,
     fleet.grid.add(thief, node_id=22)  # its owner is offline
     fleet.strategy("all", FedAvg(), journal=tmp_path / "j").start(fleet.grid, kit.model(), 2)
     assert {node for node, _ in fleet.trained()} == {20, 21}
+
+
+def test_the_older_node_of_a_name_comes_back_when_the_newer_one_goes(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    federation = Population(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
+    federation.assemble(6)
+    old = fleet.grid.node_of("client-3")
+    new = fleet.grid.add(fleet.node(3))
+
+    assert settle(fleet, federation)["client-3"] == new
+    fleet.grid.remove(new)
+    assert settle(fleet, federation)["client-3"] == old

@@ -583,22 +583,3 @@ def test_when_all_are_slow_the_slow_ones_are_asked(fleet: Any, kit: Any, tmp_pat
     with pytest.raises(RoundError, match="no answer within 400 s"):
         strategy.start(fleet.grid, kit.model(), num_rounds=2)
     assert len(fleet.trained()) == 18  # three tries of six, though they still worked on the one before
-
-
-def test_the_older_node_of_a_name_comes_back_when_the_newer_one_goes(fleet: Any, kit: Any, tmp_path: Path) -> None:
-    from fedcohort.flower.population import Population
-
-    federation = Population(fleet.grid, (), patience=5, clock=fleet.clock, sleep=fleet.clock.sleep)
-    federation.assemble(6)
-    old = fleet.grid.node_of("client-3")
-    new = fleet.grid.add(fleet.node(3))
-
-    def settle() -> int:
-        for _ in range(30):
-            federation.refresh()
-            fleet.clock.sleep(0.1)
-        return federation.online["client-3"].node
-
-    assert settle() == new
-    fleet.grid.remove(new)
-    assert settle() == old

@@ -13,7 +13,7 @@ from fedcohort import Answer, ClientTable, LabelCounts, LabelGram, RoundReport, 
 from fedcohort.clients import LabelFactor
 from fedcohort.errors import ParameterError, SignalError
 from fedcohort.selectors import Bounded
-from fedcohort.selectors.bounded import _quantiles
+from fedcohort.selectors.bounded import said_quantiles
 from fedcohort.testing.host import ScriptedHost
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_quantiles_are_values_that_were_said():
     rng = np.random.default_rng(0)
     for n in range(1, 40):
         values = rng.normal(size=n)
-        low, high = _quantiles(values, 0.2)
+        low, high = said_quantiles(values, 0.2)
         assert low in values and high in values
         assert (values < low).sum() <= 0.2 * n and (values > high).sum() <= 0.2 * n
         if n >= 5:
@@ -102,7 +102,7 @@ def test_labels_go_along_with_sizes(form):
     labels = {"counts": LabelCounts(counts), "factor": LabelFactor(counts, 3), "gram": LabelGram(counts @ counts.T, 3)}[
         form
     ]
-    table, odd = Bounded(of="fedcbs")._facts(ClientTable(sizes=counts.sum(axis=1), labels=labels))
+    table, odd = Bounded(of="fedcbs").bounded_facts(ClientTable(sizes=counts.sum(axis=1), labels=labels))
     assert odd.tolist() == [i == 4 for i in range(10)]
     assert table.sizes.tolist() == [30.0] * 10
     expected = np.array(counts)
@@ -117,7 +117,7 @@ def test_who_claims_perfect_balance_counts_as_the_most_balanced_fifth():
     counts = np.ceil(rng.dirichlet(np.full(5, 0.3), 20) * 100)
     counts[3] = 20.0
     counts[4] = 0.0  # nobody's labels
-    table, _ = Bounded(of="fedcbs")._facts(ClientTable(labels=LabelCounts(counts)))
+    table, _ = Bounded(of="fedcbs").bounded_facts(ClientTable(labels=LabelCounts(counts)))
     rows = [m[m.sum(axis=1) > 0] for m in (counts, table.labels.counts)]
     before, after = (np.square(m / m.sum(axis=1, keepdims=True) - 0.2).sum(axis=1) for m in rows)
     assert before.min() == 0.0 and after.min() == pytest.approx(np.sort(before)[int(0.2 * 19)])

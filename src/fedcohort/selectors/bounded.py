@@ -139,13 +139,13 @@ class Bounded(Selector[Any]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Nobody has said anything yet."""
         words = np.full((clients.n, len(self._heard)), np.nan)
-        return _joined(self.inner.init(self._facts(clients)[0], rng), words, np.nan)
+        return _joined(self.inner.init(self.bounded_facts(clients)[0], rng), words, np.nan)
 
     def grow(self, state: Any, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Let the selector that chooses grow; new clients have said nothing yet."""
         theirs, words, server = _parted(state)
         more = np.full((clients.n - len(words), words.shape[1]), np.nan)
-        grown = self.inner.grow(theirs, self._facts(clients)[0], rng)
+        grown = self.inner.grow(theirs, self.bounded_facts(clients)[0], rng)
         return _joined(grown, np.concatenate([words, more]), server)
 
     # -- a round -------------------------------------------------------------------------------------------------------
@@ -156,13 +156,13 @@ class Bounded(Selector[Any]):
 
     def query(self, state: Any, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask what the selector that chooses asks."""
-        table, _ = self._facts(slate.clients)
+        table, _ = self.bounded_facts(slate.clients)
         return self.inner.query(_parted(state)[0], dataclasses.replace(slate, clients=table), rng)
 
     def select(self, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, Any]:
         """Choose by what was said, bounded, and say who is doubted."""
         theirs, words, server = _parted(state)
-        table, odd = self._facts(slate.clients)
+        table, odd = self.bounded_facts(slate.clients)
         if answer is not None:
             answer, words = self._answer(answer, words, server)
         cohort, theirs = self.inner.select(theirs, dataclasses.replace(slate, clients=table), answer, rng)
@@ -194,7 +194,7 @@ class Bounded(Selector[Any]):
                 counted = _stretched(said, length, counted)
             metrics[signal] = sealed(counted)
         shown = dataclasses.replace(
-            outcome, table=self._facts(outcome.table)[0], _metrics=metrics, _granted=self.inner.requires
+            outcome, table=self.bounded_facts(outcome.table)[0], _metrics=metrics, _granted=self.inner.requires
         )
         return _joined(self.inner.update(theirs, shown), words, server)
 
@@ -228,9 +228,9 @@ class Bounded(Selector[Any]):
 
     def _bounded(self, said: FloatArray, words: FloatArray, admitted: tuple[float, float] | None = None) -> FloatArray:
         """Return what counts of what was said; NaN stays NaN."""
-        bounds = [_quantiles(words, self.tail)]
+        bounds = [said_quantiles(words, self.tail)]
         if np.isfinite(said).sum() >= _ENOUGH:
-            bounds.append(_quantiles(said, self.tail))
+            bounds.append(said_quantiles(said, self.tail))
         low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
         if low > high:  # what is said now has little to do with what was said before
             low, high = bounds[-1]
@@ -247,7 +247,7 @@ class Bounded(Selector[Any]):
         shares = counts[full] / sizes[full, None]
         even = 1.0 / shares.shape[1]
         found = np.square(shares - even).sum(axis=1)
-        least, _ = _quantiles(found, self.tail)
+        least, _ = said_quantiles(found, self.tail)
         near = np.flatnonzero(found < least)
         if not len(near):
             return counts
@@ -262,7 +262,7 @@ class Bounded(Selector[Any]):
         result[full] = shares * sizes[full, None]
         return result
 
-    def _facts(self, clients: ClientTable) -> tuple[ClientTable, BoolArray]:
+    def bounded_facts(self, clients: ClientTable) -> tuple[ClientTable, BoolArray]:
         """Return the table with sizes that count, label counts along with them, and whose size is doubted."""
         granted = self.inner.requires & TABLE_SIGNALS
         if not granted:
@@ -289,10 +289,10 @@ class Bounded(Selector[Any]):
         return table.granting(self.inner.requires), _doubted(told[:, None])
 
 
-def _quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
+def said_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
     """Return two of the values: a share ``tail`` of them lies below the one, and as many above the other.
 
-    >>> _quantiles(np.array([5.0, 1.0, 3.0, 2.0, 4.0]), 0.2)
+    >>> said_quantiles(np.array([5.0, 1.0, 3.0, 2.0, 4.0]), 0.2)
     (2.0, 4.0)
     """
     known = values[np.isfinite(values)]
