@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds the package is pinned like what it needs; -c alone does not reach the environment it is built in.
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test lint types unit docs examples bench lock clean
+.PHONY: demo test lint types unit docs examples bench nightly lock clean
 
 demo: $(VENV)/.sim
 	$(BIN)/fedcohort demo
@@ -31,6 +31,12 @@ examples: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python bench/ask_tell.py
+
+# A million cases of fuzzing; SHARDS=1 CASES=25000 for less.
+CASES ?= 1000000
+SHARDS ?= 40
+nightly: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz.nightly --cases $(CASES) --shards $(SHARDS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -31,6 +31,7 @@ import numpy as np
 from soak_picture import draw
 from soak_week import Host, Plan, Room
 
+import fedcohort
 from fedcohort import SELECTORS
 from fedcohort.journal import read_journal
 
@@ -38,10 +39,7 @@ KILL_EVERY = 50
 PRUNE_EVERY = 6  # kills, about a day
 KEEP = 100  # rounds whose scores stay
 SLOW = {
-    "fedcor": Plan(
-        "fedcor", {"steps": 5}, rounds=400, scaled="400 rounds and 5 Adam steps a fit: a fit is over all clients"
-    ),
-    "fedcbs": Plan("fedcbs", {}, rounds=1000, scaled="1,000 rounds: a choice takes 100 passes over all clients"),
+    "fedcor": Plan("fedcor", {"steps": 5}, rounds=1000, scaled="1,000 rounds, and 5 Adam steps a fit in place of 50"),
 }
 DEFAULT = "uniform,balanced,flash,fedcbs,fedcor"
 OUT = Path(__file__).parent / "results" / "soak.json"
@@ -195,33 +193,38 @@ def slope(x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[float, float
     return b, float(np.sqrt(((y - b * x) ** 2).sum() / freedom / (x @ x)))
 
 
-def fitted(week: Week, settle: int) -> dict:
-    """Return how memory and journal grow with the rounds; the first ``settle`` rounds of a process are left out."""
+def fitted(week: Week) -> dict:
+    """Return how memory and journal grow with the rounds.
+
+    Undisturbed: within a process, whose first 50 rounds are left out. Disturbed: over the processes, each as it stands
+    before it is killed, so that what a restart reads of a longer journal would be seen.
+    """
     samples = week.lines("samples")
     born: dict[int, int] = {}
+    last: dict[int, dict] = {}
     for s in samples:
         born.setdefault(s["pid"], s["round"])
-    settled = [s for s in samples if s["round"] >= born[s["pid"]] + settle]
-    rounds, rss, pids = (np.array([s[key] for s in settled]) for key in ("round", "rss", "pid"))
-    memory, error = slope(rounds, rss, pids)
-    whole = [s for s in samples if not week.disturbed]
+        last[s["pid"]] = s
+    chosen = list(last.values()) if week.disturbed else [s for s in samples if s["round"] >= born[s["pid"]] + 50]
+    rounds, rss, pids = (np.array([s[key] for s in chosen]) for key in ("round", "rss", "pid"))
+    memory, error = slope(rounds, rss, np.zeros(len(chosen)) if week.disturbed else pids)
     found = {
         "processes": len(born),
-        "samples": len(settled),
+        "samples": len(chosen),
         "rss_mean_mb": round(float(rss.mean()) / 1e6, 1),
         "rss_max_mb": round(float(rss.max()) / 1e6, 1),
         "rss_slope_bytes_per_round": round(memory, 1),
         "rss_slope_standard_error": round(error, 1),
     }
-    if whole:
-        x = np.array([s["round"] for s in whole], float)
-        y = np.array([s["db"] for s in whole], float)
+    if not week.disturbed:
+        x = np.array([s["round"] for s in samples], float)
+        y = np.array([s["db"] for s in samples], float)
         late = x >= x.max() / 10
         line = np.polyfit(x[late], y[late], 1)
         rest = y[late] - np.polyval(line, x[late])
         found["journal_bytes_per_round"] = round(float(line[0]), 1)
         found["journal_linear_r2"] = round(1 - float(rest.var() / y[late].var()), 6)
-        found["wal_max_mb"] = round(max(s["-wal"] for s in whole) / 1e6, 2)
+        found["wal_max_mb"] = round(max(s["-wal"] for s in samples) / 1e6, 2)
     return found
 
 
@@ -260,8 +263,8 @@ def summary(plan: Plan, folder: Path) -> dict | None:
         "prunes_on_the_way": disturbed.stand["prunes"],
         "pruned_at_the_end": {"keep": KEEP, "before": before, "after": pruned.stat().st_size},
         "seconds": {"quiet": round(quiet.stand["seconds"]), "disturbed": round(disturbed.stand["seconds"])},
-        "quiet": fitted(quiet, 50),
-        "disturbed": fitted(disturbed, 10),
+        "quiet": fitted(quiet),
+        "disturbed": fitted(disturbed),
         "curves": {
             w.folder.name: [[s[k] for k in ("round", "rss", "db", "pid")] for s in w.lines("samples")[::2]]
             for w in (quiet, disturbed)
@@ -279,6 +282,7 @@ def write(folder: Path, names: list[str], clients: int | None, rounds: int | Non
     found = [summary(plan_of(name, clients, rounds), folder / name) for name in names if (folder / name).is_dir()]
     done = [entry for entry in found if entry is not None]
     machine = {"machine": platform.machine(), "python": platform.python_version(), "cores": os.cpu_count()}
+    machine["fedcohort"] = fedcohort.__version__
     out.write_text(json.dumps({"machine": machine, "selectors": done}, indent=None, separators=(",", ":")) + "\n")
     picture.write_text(draw(done))
     for entry in done:

@@ -249,7 +249,10 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
 def _numbers(signal: Signal, values: Any) -> FloatArray:
     """Return a new array of what somebody reported, if it is numbers at all."""
     try:
-        return np.array(values, np.float64)
+        array = np.array(values)
+        if array.dtype.kind != "c":
+            return np.array(array, np.float64)
+        raise TypeError("complex numbers")
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"The metric '{signal}' must be numbers, one per client. Got {shown(values)}.") from None
 

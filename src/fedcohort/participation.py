@@ -115,6 +115,18 @@ def _broken(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[st
     return found
 
 
+def next_round(journal: Journal) -> tuple[int, int]:
+    """Return the number of the next round, and how often cohorts of that number were abandoned before."""
+    _, last = journal.last()
+    rows = journal.cohorts(after=last - 1)
+    upto = rows[-1].round + 1 if rows else 0
+    given_up = journal.events(ABANDONED)
+    # A round is free again when it was the newest; only what was given up since the last request counts.
+    since = [body for body in given_up if body.get("asked", body["ticket"] + 1) == last + 1]
+    round_ = int(since[-1].get("next", since[-1]["round"])) if since else upto
+    return round_, sum(body["round"] == round_ for body in given_up) if round_ < upto else 0
+
+
 def resumed(rules: Rules, journal: Journal) -> Referee:
     """Return a referee that has counted every cohort a journal holds."""
     table, _ = journal.table()

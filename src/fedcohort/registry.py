@@ -199,6 +199,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> Callable[..., T]:
         """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""
+        if not isinstance(name, str):
+            raise UnknownNameError(f"The name of a {self.kind} must be a text. Got {name!r}.")
         if self.base is not None and is_reference(name):
             return self._referenced(name)
         if name not in self:

@@ -82,7 +82,10 @@ class Replay:
         values : the answer to the selector's question, if one is on record
         """
         row, session = self.cohorts[ticket], self.playing
-        request = RoundRequest(size=row.wanted, available=self.journal.candidates(ticket, session.table.n))
+        candidates = self.journal.candidates(ticket, session.table.n)
+        if candidates is None:
+            raise DoesNotFollow(f"Round {row.round}: who could be picked is no longer on record, it was pruned.")
+        request = RoundRequest(size=row.wanted, available=candidates)
         try:
             query = session.query(request)
             answer = None
@@ -214,6 +217,8 @@ def _obstacle(journal: Journal) -> str | None:
     if journal.attributes():
         return "rules go by what clients say about themselves, and when they said it is not on record (audit=True)"
     rows = journal.cohorts()
+    if any(journal.candidates(row.ticket, 0) is None for row in rows):
+        return "who could be picked in old rounds was pruned"
     if any(b.asked_at < a.asked_at for a, b in pairwise(rows)) or any(
         row.told_at is not None and row.told_at < row.asked_at for row in rows
     ):

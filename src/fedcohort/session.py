@@ -41,7 +41,7 @@ from fedcohort.rules import Referee, Rules, Verdict
 from fedcohort.signals import Signal
 from fedcohort.specs import describe, rebuilt, selector_name
 from fedcohort.standing import OWN_EVENTS, SELECTOR, Standing
-from fedcohort.views import in_cohort_order, outcome_for
+from fedcohort.views import in_cohort_order
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
@@ -193,7 +193,8 @@ class Session(Standing):
         check = None if at is None else partial(rewind, position=at)
         journal = Journal.open(place(path), commit)
         self = cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=check)
-        self._blind = {} if at is None else {name: why for name, why in at.blind.items() if name in self._shadows}
+        if at is not None:
+            self._blind = {name: why for name, why in at.blind.items() if name in self._shadows}
         return self
 
     @classmethod
@@ -237,16 +238,13 @@ class Session(Standing):
         self._blind = {}
         self._set_membership_to(Membership(table, active))
         self._states = {"": self._resumed("", self._selector)}
-        last_round, last_ticket = journal.last()
-        given_up = [body for body in journal.events(ABANDONED) if body["round"] == last_round]
-        again = bool(given_up) and given_up[-1]["ticket"] == last_ticket
-        self._round = last_round if again else last_round + 1
-        self._attempt = len(given_up) if again else 0
-        self._ticket = last_ticket + 1
+        self._round, self._attempt = participation.next_round(journal)
+        self._ticket = journal.last()[1] + 1
         self._reopen()
         self._prepared = None
         self._host_state = meta["host"]
         self._resume_shadows(meta["shadows"], shadows)
+        self._blind = {name: why for name, why in meta.get("blind", {}).items() if name in self._shadows}
         return self
 
     @classmethod
@@ -503,9 +501,7 @@ class Session(Standing):
             known = ", ".join(map(str, self._open)) or "none"
             raise TicketError(f"Ticket {ticket} is not pending. Pending: {known}.")
         self._close(item, [], None, abandoned=reason)
-        if item.cohort.round == self._round - 1:
-            self._round -= 1
-            self._attempt = sum(body["round"] == self._round for body in self._journal.events(ABANDONED))
+        self._round, self._attempt = participation.next_round(self._journal)
 
     def _close(self, item: _Open, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
         """Let everybody learn from a complete round, in one transaction."""
@@ -515,19 +511,7 @@ class Session(Standing):
             missing = cohort.clients[~np.isin(cohort.clients, named)]
             news = [*news, ReplyBlock.alike(cohort.ticket, time.time(), missing, Status.MISSING)]
         whole = in_cohort_order(cohort, [*item.told, *news])
-        states = {"": self._updated("", self._selector, cohort, whole)}
-        failed: dict[str, str] = {}
-        for name, shadow in self._shadows.items():
-            lacking = watchers.unreported(shadow, whole)
-            if lacking is not None:
-                self._blind[name] = lacking
-                states[name] = self._states[name]
-                continue
-            self._blind.pop(name, None)
-            try:
-                states[name] = self._updated(name, shadow, cohort, whole)
-            except Exception as error:
-                failed[name] = f"failed: {error}"
+        states, blind, failed = self._learnt(cohort, whole)
         with self._journal.event():
             for block in news:
                 if len(block.clients):
@@ -536,13 +520,17 @@ class Session(Standing):
             self._record_states(states)
             self._record_failed(failed)
             if abandoned is not None:
-                body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned}
+                again = cohort.round == self._round - 1  # else another round was asked for since
+                upto = {"asked": self._ticket, "next": self._round - again}
+                body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned, **upto}
                 self._journal.add_event(ABANDONED, body)
+            if self._shadows:
+                self._journal.set_meta("blind", blind)
             if host is not None:
                 self._journal.set_meta("host", host)
         if host is not None:
             self._host_state = host
-        self._states = states
+        self._states, self._blind = states, blind
         self._forget_shadows(failed)
         del self._open[cohort.ticket]
         if self._referee is not None:
@@ -551,10 +539,6 @@ class Session(Standing):
             else:
                 self._referee = participation.resumed(self._referee.rules, self._journal)
         self._prepared = None
-
-    def _updated(self, name: str, selector: Selector[Any], cohort: Cohort, whole: ReplyBlock) -> Any:
-        outcome = outcome_for(selector, self._granted[name], cohort, whole)
-        return sealed_state(selector.update(self._states[name], outcome))
 
     def _tell_late(self, report: RoundReport) -> None:
         """Record replies that come after their round was closed; they change no state."""

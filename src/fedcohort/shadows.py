@@ -50,8 +50,8 @@ class Pick:
 def check_names(shadows: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]]:
     """Refuse a shadow without a name, or with one that is no text."""
     for name in shadows:
-        if not isinstance(name, str) or not name:
-            raise InputError(f"A shadow selector needs a name, a text that is not empty. Got {name!r}.")
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise InputError(f"A shadow selector needs a name, a printable text that is not empty. Got {name!r}.")
     return dict(shadows)
 
 

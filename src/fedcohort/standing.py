@@ -19,7 +19,7 @@ from fedcohort.coverage import Coverage, Guard
 from fedcohort.errors import InputError
 from fedcohort.expressions import Attributes
 from fedcohort.guard import guarded
-from fedcohort.journal import Journal
+from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import sealed_state, state_fields
 from fedcohort.journal.explain import ABANDONED
 from fedcohort.journal.position import Position
@@ -27,10 +27,11 @@ from fedcohort.journal.reading import EXCLUDED
 from fedcohort.journal.upkeep import FORGOTTEN, RECOVERED, erase
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
-from fedcohort.protocol import Selector, is_per_client
+from fedcohort.protocol import Cohort, Selector, is_per_client
 from fedcohort.rules import Referee, Rules
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt
+from fedcohort.views import outcome_for
 
 log = logging.getLogger(__name__)
 SELECTOR = "selector"  # the event of a selector that goes on in the place of another
@@ -386,6 +387,23 @@ class Standing:
     def _reopen(self) -> None:
         """Read the pending cohorts from the journal."""
         raise NotImplementedError(type(self).__name__)
+
+    def _learnt(self, cohort: Cohort, whole: ReplyBlock) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+        """Return every selector's state after a round, which shadows learnt nothing from it, and which failed."""
+        states, blind, failed = {}, {}, {}
+        for name, selector in self._everybody.items():
+            lacking = watchers.unreported(selector, whole) if name else None
+            if lacking is not None:
+                blind[name], states[name] = lacking, self._states[name]
+                continue
+            try:
+                outcome = outcome_for(selector, self._granted[name], cohort, whole)
+                states[name] = sealed_state(selector.update(self._states[name], outcome))
+            except Exception as error:
+                if name == "":
+                    raise
+                failed[name] = f"failed: {error}"
+        return states, blind, failed
 
     def _record_states(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():

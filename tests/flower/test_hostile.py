@@ -57,6 +57,7 @@ ARRAYS: dict[str, Callable[[], Array]] = {
     "another version": lambda: raw(npy("'<f4'", "(3,)", b"\x00" * 12, version=b"\x09\x09")),
     "empty": lambda: raw(b""),
     "torch": lambda: raw(b"\x80\x02", "torch"),
+    "a header with other spaces": lambda: raw(npy("'<f4'", "(3,)", b"\x00" * 12).replace(b"}\n", b"}\xa0")),
     "out of range": lambda: Array(np.array([1e300, 0, 0])),
     "too many dimensions": lambda: raw(npy("'<f4'", "(" + "1, " * 300 + ")", b"\x00" * 4)),
 }

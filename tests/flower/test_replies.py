@@ -140,3 +140,15 @@ def test_views_equal_what_numpy_reads(value: Any) -> None:
     assert layout is not None and layout.entries(array) is not None
     assert layout.entries(Array(np.zeros(5, np.int8))) is None
     assert Layout.of(Array("float32", (1,), "numpy.ndarray", b"torn")) is None
+
+
+@pytest.mark.parametrize("shape", ["(02, 3)", "(2,3)", "(2, 3,)"])
+def test_what_is_spelled_otherwise_is_written_anew(shape: str) -> None:
+    """Headers that we can read and NumPy may not: nobody after the checks has to."""
+    data = Array(SENT["weight"]).data
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': " + shape.encode() + b", }"
+    header = header.ljust(117) + b"\n"
+    odd = Array("float32", (2, 3), "numpy.ndarray", data[:8] + len(header).to_bytes(2, "little") + header + data[-24:])
+    (found,) = checked(reply(record(weight=odd)))
+    if found.status == Status.OK:
+        assert np.array_equal(found.arrays["weight"].numpy(), SENT["weight"])

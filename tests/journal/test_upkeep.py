@@ -85,7 +85,7 @@ def test_pruning_keeps_what_resuming_and_proofs_need(journal: Path) -> None:
     with Session.open(journal) as session:
         state = session.state
     done = CliRunner().invoke(app, ["journal", "prune", str(journal), "--keep", "2"])
-    assert "The scores of 4 cohorts are gone." in done.output
+    assert "The details of 4 cohorts are gone." in done.output
     with closing(read_journal(journal)) as record:
         assert [bool(record.scores(t)[""][1]) for t in range(6)] == [False] * 4 + [True] * 2
     with Session.open(journal) as session:

@@ -132,15 +132,15 @@ def export_tables(
 @journal_app.command("prune")
 def prune_details(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
-    keep: Annotated[int, typer.Option(min=0, help="Of how many of the newest rounds scores and exclusions stay.")],
+    keep: Annotated[int, typer.Option(min=0, help="Of how many of the newest rounds details stay.")],
 ) -> None:
-    """Let the scores of old rounds go; who was picked and what came of it stays.
+    """Let scores, exclusions and candidates of old rounds go; who was picked and what came of it stays.
 
     Example: fedcohort journal prune run.sqlite --keep 100
     """
     with closing(Journal.open(journal)) as record:
         count = prune(record, keep)
-    say(out(), f"The scores of {count} cohorts are gone.")
+    say(out(), f"The details of {count} cohorts are gone.")
 
 
 @journal_app.command("forget")

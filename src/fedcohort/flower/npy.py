@@ -26,7 +26,8 @@ _LONGEST_HEADER = 1024  # what NumPy writes for an array of numbers has about 12
 # A header is parsed as what NumPy writes for numbers and nothing else; the literal parser can be led into recursion.
 _HEADER = re.compile(
     r"\{'descr': '([<>|=]?[biufc]\d{1,2})', 'fortran_order': (True|False), "
-    r"'shape': \(((?:\d{1,18}, ?){0,32}(?:\d{1,18})?)\), ?\}\s*"
+    r"'shape': \(((?:\d{1,18}, ?){0,32}(?:\d{1,18})?)\), ?\}[ ]*\n?",
+    re.ASCII,
 )
 
 

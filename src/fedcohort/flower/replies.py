@@ -177,7 +177,8 @@ class Checker:
     def _unsound(self, model: ArrayRecord, converted: dict[str, Array]) -> str:
         """Return what is wrong with a model's arrays, or an empty string.
 
-        ``converted`` takes up the arrays that came in another type than they were sent in, as they were sent.
+        ``converted`` takes up the arrays that are laid out otherwise than they were sent, written anew: whoever reads
+        them later believes their headers.
         """
         layouts = self._layouts
         if self._same_shapes and model.keys() != layouts.keys():
@@ -199,7 +200,7 @@ class Checker:
                     if cast is None:
                         return f"the array {key!r} has the type {layout.dtype} instead of {sent.dtype}"
                     values = cast
-                    converted[key] = Array(values)
+                converted[key] = Array(values)
                 values = values.ravel(order="K")
             if not is_finite(values):
                 return f"the array {key!r} has NaN or infinite entries"

@@ -222,7 +222,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         name = table.name(index)
         own = tuple(row for row in all_rows if row.client == index)
         was_picked = index in picked.tolist()
-        candidate = index in journal.candidates(cohort.ticket, table.n).tolist()
+        candidates = journal.candidates(cohort.ticket, table.n)
         place = ""
         if own and own[0].score is not None:
             rank = f", rank {own[0].place(of=cohort.n_candidates)}" if own[0].rank else ""
@@ -233,7 +233,9 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
             reason = f"Client {name} was picked in round {round_}{place}."
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
-        elif not candidate:
+        elif candidates is None:
+            reason = f"Client {name} was not picked in round {round_}; why is no longer on record, it was pruned."
+        elif index not in candidates.tolist():
             why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
             reason = f"Client {name} was no candidate in round {round_}: {why}."
         elif own:

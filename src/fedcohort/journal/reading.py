@@ -143,11 +143,13 @@ class Record:
         for round_, clients in rows:
             yield round_, unpack(clients)
 
-    def candidates(self, ticket: int, n: int) -> IntArray:
-        """Return who could have been picked for a cohort."""
+    def candidates(self, ticket: int, n: int) -> IntArray | None:
+        """Return who could have been picked for a cohort; None where that was pruned."""
         ((mask,),) = self.database.fetch("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,))
         if mask is None:
             return np.arange(n)
+        if not mask:
+            return None
         bits = np.unpackbits(np.frombuffer(zlib.decompress(mask), np.uint8))
         return np.flatnonzero(bits[:n])
 

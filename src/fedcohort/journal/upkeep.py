@@ -84,9 +84,10 @@ def _refuse_audited(journal: Journal, what: str) -> None:
 
 
 def prune(journal: Journal, keep: int) -> int:
-    """Let the scores and exclusions of all but the newest ``keep`` rounds go; return of how many cohorts.
+    """Let scores, exclusions and candidates of all but the newest ``keep`` rounds go; return of how many cohorts.
 
-    Who was picked and what came of it stays, so resuming and the proof of participation rules do not change.
+    Who was picked and what came of it stays, so resuming and the proof of participation rules do not change. Rounds
+    whose candidates are not known cannot be played again to verify them.
     """
     _refuse_audited(journal, "pruning")
     last, _ = journal.last()
@@ -95,6 +96,8 @@ def prune(journal: Journal, keep: int) -> int:
         for ticket in old:
             journal.database.delete("scores", "ticket = ?", (ticket,))
             journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
+            if journal.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
+                journal.database.change("cohorts", (ticket,), candidates=b"")
         if old:
             journal.add_event("pruned", {"upto": last - keep})
     journal.compact()

@@ -165,7 +165,9 @@ class _Replay(Replay):
                 self.answers[link.ref] = unpack_many(link.data or b"")
             case "cohort":
                 row = self.cohorts[link.ref]
-                self.candidate[self.journal.candidates(link.ref, self.playing.table.n)] += 1
+                candidates = self.journal.candidates(link.ref, self.playing.table.n)
+                if candidates is not None:  # a chained journal is never pruned
+                    self.candidate[candidates] += 1
                 self.picked[row.clients] += 1
                 self.choose(link.ref, self.answers.pop(link.ref, None))
             case "replies":

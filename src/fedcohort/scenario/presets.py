@@ -284,7 +284,7 @@ PRESETS: dict[str, Preset] = {
 
 def find_preset(name: str) -> Preset:
     """Return a preset by name; the error names the nearest one."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         near = nearest(str(name), list(PRESETS))
         raise UnknownNameError(
             f"There is no scenario {name!r}. Known: {', '.join(sorted(PRESETS))}.",

@@ -84,6 +84,7 @@ from fedcohort.simulate.sweep import expanded
 from fedcohort.simulate.tables import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
 from fedcohort.simulate.tasks import TASKS, Classification, Task
 
+MOST_RUNS = 100_000
 MEMORY_FILE = "data.npz"  # in an experiment's directory: the data that were given as arrays
 
 __all__ = [
@@ -322,7 +323,7 @@ def _slug(text: str) -> str:
 
 
 def _seeds(value: Any) -> list[int]:
-    if Interval(int, 1, 100_000).admits(value):
+    if Interval(int, 1, MOST_RUNS).admits(value):
         return list(range(value))
     if isinstance(value, list) and value and all(Interval(int, 0, None).admits(seed) for seed in value):
         if len(set(value)) != len(value):
@@ -346,6 +347,12 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     settings = table.get("settings", [])
     if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
         raise ConfigError(f"'settings' must be tables, [[settings]]. Got {settings!r}.")
+    count = max(len(settings), 1) * len(selectors) * len(seeds)
+    if count > MOST_RUNS:
+        raise ConfigError(
+            f"An experiment has at most {MOST_RUNS:,} runs. Got {count:,}: {max(len(settings), 1)} settings x "
+            f"{len(selectors)} selectors x {len(seeds)} seeds."
+        )
     base = {
         key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "sweep", "settings")
     }

@@ -56,7 +56,7 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
         return [s for k in keys for s in differences(a.get(k), b.get(k), f"{where}.{k}" if where else str(k))]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
         return [s for i, (x, y) in enumerate(zip(a, b, strict=True)) for s in differences(x, y, f"{where}[{i}]")]
-    return [] if a == b else [f"{where}: {a!r:.80} / {b!r:.80}"]
+    return [] if a == b or repr(a) == repr(b) else [f"{where}: {a!r:.80} / {b!r:.80}"]
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _bytes(array: AnyArray | None) -> bytes | None:
 
 
 def _json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=repr))
+    return json.loads(json.dumps(value, default=lambda thing: thing.item() if hasattr(thing, "item") else repr(thing)))
 
 
 def _cohort(cohort: Cohort) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ def spelled(name: str) -> dict[str, str]:
         return {"name": "flwr", "dataset": name.removeprefix(_FLWR)}
     if ":" in name or name in DATASETS:
         return {"name": name}
-    is_path = "/" in name or os.sep in name or bool(Path(name).suffix) or Path(name).exists()
+    is_path = "/" in name or os.sep in name or bool(Path(name).suffix) or os.path.exists(name)
     return {"name": "file", "path": name} if is_path else {"name": name}
 
 
