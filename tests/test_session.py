@@ -464,7 +464,7 @@ def test_notes_cannot_pass_for_events_of_the_session(kind):
         lambda s: s.set_attributes({name: {"region": "x" * 3000} for name in NAMES}),
         lambda s: s.set_rules(Rules(blocked=tuple("x" * 3000 + str(i) for i in range(5)))),
         lambda s: s.leave(["ben"]),
-        lambda s: s.join(ClientTable(names=["gil"], sizes=[7])),
+        lambda s: s.join(ClientTable(names=["gil" + "x" * 9000], sizes=[7])),
         lambda s: s.change_selector(create("size-weighted")),
     ],
 )

@@ -188,28 +188,26 @@ class Standing:
                     f"The client {known[0]!r} is in the federation already.",
                     hint="a client that left comes back with session.rejoin(names)",
                 )
-        before, old = self.table.n, self._membership
+        before = self.table.n
         active = np.concatenate([self.active, np.ones(clients.n, np.bool_)])
-        self._set_membership_to(Membership(self.table.extended(clients), active))
+        members = Membership(self.table.extended(clients), active)
         states = {}
         failed: dict[str, str] = {}
-        try:
-            for name, selector in self._everybody.items():
-                generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
-                try:
-                    states[name] = sealed_state(selector.grow(self._states[name], self._granted[name], generator))
-                except Exception as error:
-                    if name == "":
-                        raise
-                    failed[name] = f"failed: {error}"
-            with self._journal.event():
-                self._journal.set_table(self.table, self.active)
-                self._record_states(states)
-                self._record_failed(failed)
-                self._journal.add_event("join", {"first": before, "count": clients.n, "round": self._round})
-        except BaseException:
-            self._set_membership_to(old)
-            raise
+        for name, selector in self._everybody.items():
+            generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
+            granted = members.table.granting(selector.requires)
+            try:
+                states[name] = sealed_state(selector.grow(self._states[name], granted, generator))
+            except Exception as error:
+                if name == "":
+                    raise
+                failed[name] = f"failed: {error}"
+        with self._journal.event():
+            self._journal.set_table(members.table, members.active)
+            self._record_states(states)
+            self._record_failed(failed)
+            self._journal.add_event("join", {"first": before, "count": clients.n, "round": self._round})
+        self._set_membership_to(members)
         self._states = states
         self._forget_shadows(failed)
         self._guard.grow(self.table.n)
