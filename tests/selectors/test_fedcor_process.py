@@ -99,6 +99,13 @@ def test_one_adam_step_by_hand():
     assert np.allclose(fitted - x, 0.01 * np.sign(slope), atol=1e-8)  # the first step of Adam has length lr
 
 
+def test_a_fitted_embedding_lies_in_memory_as_one_that_was_read_back():
+    """Else products round otherwise after a restart, and cohorts part."""
+    x, _, _, rng = random_case(3, 6, 2)
+    fitted = process.fit_embedding(x, rng.normal(size=(6, 2)), np.ones(2), noise=0.1, learning_rate=0.01, steps=3)
+    assert fitted.flags.c_contiguous and fitted.dtype == np.float64
+
+
 def test_fit_recovers_the_correlations_of_a_known_embedding():
     rng = np.random.default_rng(4)
     truth = rng.normal(size=(60, 3)) / np.sqrt(3)

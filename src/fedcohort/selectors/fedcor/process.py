@@ -257,7 +257,8 @@ def fit_embedding(
     for step in range(1, steps + 1):
         factors = _factors(sums, groups, noise)
         sums = np.sum([block.climb(factors, step, learning_rate) for block in blocks], axis=0)
-    return np.concatenate([block.x.T for block in blocks]).astype(np.float64, copy=False)
+    # Rows next to each other, as an embedding that was read back has them: products round alike for both.
+    return np.ascontiguousarray(np.concatenate([block.x.T for block in blocks]), dtype=np.float64)
 
 
 def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
