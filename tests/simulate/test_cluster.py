@@ -1,7 +1,5 @@
 """The Ray engine against the local one, on a local Ray."""
 
-import json
-
 import pytest
 
 from fedcohort.errors import JournalError
@@ -10,6 +8,8 @@ from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import Simulation
+
+from .outcomes import rows, with_options
 
 ray = pytest.importorskip("ray")
 
@@ -36,16 +36,7 @@ def cluster():
 
 
 def table(**options):
-    copy = json.loads(json.dumps(TABLE))
-    copy["run"].update(options)
-    return copy
-
-
-def rows(out, kind):
-    found = getattr(load(out), kind).to_pylist()
-    for row in found:
-        row.pop("wall_seconds", None)
-    return sorted(found, key=lambda row: [row[k] for k in ("run", "round", "client") if k in row])
+    return with_options(TABLE, **options)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Several machines: a Ray cluster of raylets, each a process of its own with its own CPUs, resources and folder."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,8 @@ from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import Simulation
+
+from .outcomes import rows, with_options
 
 ray = pytest.importorskip("ray")
 
@@ -24,16 +25,7 @@ TABLE = {
 
 
 def table(**options):
-    copy = json.loads(json.dumps(TABLE))
-    copy["run"].update(options)
-    return copy
-
-
-def rows(out, kind):
-    found = getattr(load(out), kind).to_pylist()
-    for row in found:
-        row.pop("wall_seconds", None)
-    return sorted(found, key=lambda row: [row[k] for k in ("run", "round", "client") if k in row])
+    return with_options(TABLE, **options)
 
 
 def hosted(folder: Path) -> list[Path]:
