@@ -1,6 +1,6 @@
 """A million cases, in shards with seeds of their own.
 
-    python -m tests.fuzz.nightly [--cases 1000000] [--shards 40] [--seed N] [--workers 2] [--seconds S]
+    python -m tests.fuzz.nightly [--cases 1000000] [--shards 40] [--seed N] [--workers 2] [--seconds S] [--out FILE]
 
 Each shard is a pytest of tests/fuzz in a process of its own, with at most 8 GB of memory. Which cases a shard tries
 follows from its seed, so one that failed is repeated alone with the command that is printed. Without ``--seed`` the
@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -25,15 +26,15 @@ MEMORY = 8 << 30
 
 
 def _bounded() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what is allocated; a library of CUDA maps more
 
 
-def shard(number: int, seed: int, cases: int, until: float) -> tuple[int, Counter[str], str]:
-    """Run one shard; return how it ended, what it counted and what it said."""
+def shard(number: int, seed: int, cases: int, until: float) -> tuple[int, Counter[str], Counter[str], str]:
+    """Run one shard; return how it ended, the cases it counted and the tests that failed by kind, and what it said."""
     if time.time() > until:
-        return -1, Counter(), ""
+        return -1, Counter(), Counter(), ""
     with tempfile.NamedTemporaryFile() as counts:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "0", str(HERE)]
+        command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "--timeout", "0", str(HERE)]
         command += [f"--hypothesis-seed={seed + number}"]
         more = {"FEDCOHORT_FUZZ_CASES": str(cases), "FEDCOHORT_FUZZ_COUNTS": counts.name, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -43,7 +44,11 @@ def shard(number: int, seed: int, cases: int, until: float) -> tuple[int, Counte
         for line in Path(counts.name).read_text().splitlines():
             found.update(json.loads(line))
     words = f"FEDCOHORT_FUZZ_CASES={cases} {' '.join(command)}\n{done.stdout[-6000:]}" if done.returncode else ""
-    return done.returncode, found, words
+    bad = Counter(re.findall(r"^(?:FAILED|ERROR) \S*?test_(\w+)\.py", done.stdout, re.MULTILINE))
+    if done.returncode and not bad:
+        bad["the shard itself"] = 1
+        words += done.stderr[-2000:]
+    return done.returncode, found, bad, words
 
 
 def main() -> None:
@@ -54,22 +59,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=today * 1000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no shard after so long")
+    parser.add_argument("--out", type=Path, default=None, help="a file for the counts, as JSON")
     given = parser.parse_args()
-    begun, total, failed = time.time(), Counter(), 0
+    begun, total, failures, shards = time.time(), Counter(), Counter(), Counter()
     with ThreadPoolExecutor(given.workers) as pool:
         each = [given.cases // given.shards] * given.shards
         jobs = [pool.submit(shard, i, given.seed, n, begun + given.seconds) for i, n in enumerate(each)]
         for i, job in enumerate(jobs):
-            code, counts, words = job.result()
+            code, counts, bad, words = job.result()
             if code < 0:
                 continue
             total += counts
-            failed += code != 0
+            failures += bad
+            shards["failed" if code else "passed"] += 1
             print(f"shard {i}: seed {given.seed + i}, {'ok' if code == 0 else 'FAILED'}, {counts.total():,} cases, "
                   f"{total.total():,} so far, {time.time() - begun:.0f} s", flush=True)  # fmt: skip
             print(words, end="")
-    print(json.dumps({"cases": total.total(), "by kind": total, "failed shards": failed, "seed": given.seed}))
-    sys.exit(bool(failed))
+    found = {"cases": total.total(), "by kind": total, "failures": failures, "shards": shards, "seed": given.seed,
+             "cases of a shard": each[0], "seconds": round(time.time() - begun)}  # fmt: skip
+    print(json.dumps(found))
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":
