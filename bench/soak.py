@@ -1,6 +1,6 @@
 """A week of abuse: does a session lose anything, let anything in, or grow?
 
-    python bench/soak.py [--selectors uniform,fedcbs,...] [--seconds 540] [--folder /tmp/fedcohort-soak]
+    python bench/soak.py [--selectors uniform,fedcbs,...] [--seconds 540] [--workers 1] [--folder /tmp/fedcohort-soak]
     python bench/soak.py --summary            # results so far as JSON and a picture
 
 100,000 clients, 2,000 rounds of 100, day and night, 20% failures, clients that join, leave and return. Each selector
@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -38,16 +39,9 @@ from fedcohort.journal import read_journal
 KILL_EVERY = 50
 PRUNE_EVERY = 6  # kills, about a day
 KEEP = 100  # rounds whose scores stay
-SLOW = {
-    "fedcor": Plan("fedcor", {"steps": 5}, rounds=1000, scaled="1,000 rounds, and 5 Adam steps a fit in place of 50"),
-}
 DEFAULT = "uniform,balanced,flash,fedcbs,fedcor"
 OUT = Path(__file__).parent / "results" / "soak.json"
 PICTURE = Path(__file__).parent.parent / "docs" / "img" / "soak.svg"
-
-
-class Later(Exception):
-    """The time of this call is used up."""
 
 
 class Week:
@@ -71,13 +65,13 @@ class Week:
         self.stand.update(changes)
         self._stand_at.write_text(json.dumps(self.stand))
 
-    def live(self) -> None:
-        """Play until the week is over, or raise Later."""
+    def live(self) -> bool:
+        """Play until the week is over, or the time of this call; return whether it is over."""
         if self.disturbed:
             self.room = room(self.folder / "disk")
         while not self.stand["done"]:
             if time.time() > self.until:
-                raise Later
+                return False
             begun = time.time()
             code, reached = self._process()
             self._save(starts=self.stand["starts"] + 1, seconds=self.stand["seconds"] + time.time() - begun)
@@ -90,6 +84,7 @@ class Week:
             elif code not in (75, -signal.SIGKILL):
                 raise SystemExit(f"{self.plan.selector}: the host ended with {code}; see {self.folder / 'host.log'}")
             print(f"{self.plan.selector} {self.folder.name}: {self.stand}", flush=True)
+        return True
 
     def _process(self) -> tuple[int, str]:
         """Start a host and kill it when its instant comes; return its end, and whether the kill was ours to do."""
@@ -207,15 +202,18 @@ def fitted(week: Week) -> dict:
         last[s["pid"]] = s
     chosen = list(last.values()) if week.disturbed else [s for s in samples if s["round"] >= born[s["pid"]] + 50]
     rounds, rss, pids = (np.array([s[key] for s in chosen]) for key in ("round", "rss", "pid"))
-    memory, error = slope(rounds, rss, np.zeros(len(chosen)) if week.disturbed else pids)
+    group = np.zeros(len(chosen)) if week.disturbed else pids
     found = {
         "processes": len(born),
         "samples": len(chosen),
         "rss_mean_mb": round(float(rss.mean()) / 1e6, 1),
         "rss_max_mb": round(float(rss.max()) / 1e6, 1),
-        "rss_slope_bytes_per_round": round(memory, 1),
-        "rss_slope_standard_error": round(error, 1),
     }
+    for key in ("rss", "held", "blocks"):
+        values = np.array([s[key] for s in chosen], float)  # NaN where the C library does not tell
+        found[f"{key}_slope_per_round"], found[f"{key}_slope_standard_error"] = (
+            round(number, 1) for number in slope(rounds, values, group)
+        )
     if not week.disturbed:
         x = np.array([s["round"] for s in samples], float)
         y = np.array([s["db"] for s in samples], float)
@@ -247,11 +245,9 @@ def summary(plan: Plan, folder: Path) -> dict | None:
     wrong = difference(quiet.journal, disturbed.journal)
     return {
         "selector": plan.selector,
-        "params": plan.params,
         "clients": plan.clients,
         "rounds": plan.rounds,
         "cohort": plan.cohort,
-        "scaled": plan.scaled or None,
         "identical": wrong is None,
         "first_difference": wrong,
         "kills": disturbed.stand["kills"],
@@ -266,16 +262,15 @@ def summary(plan: Plan, folder: Path) -> dict | None:
         "quiet": fitted(quiet),
         "disturbed": fitted(disturbed),
         "curves": {
-            w.folder.name: [[s[k] for k in ("round", "rss", "db", "pid")] for s in w.lines("samples")[::2]]
+            w.folder.name: [[s[k] for k in ("round", "rss", "db", "pid", "held")] for s in w.lines("samples")[::2]]
             for w in (quiet, disturbed)
         },
     }
 
 
 def plan_of(name: str, clients: int | None, rounds: int | None) -> Plan:
-    plan = SLOW.get(name, Plan(name, {}))
     changes = {key: value for key, value in (("clients", clients), ("rounds", rounds)) if value is not None}
-    return Plan(**{**plan.__dict__, **changes})
+    return Plan(name, **changes)
 
 
 def write(folder: Path, names: list[str], clients: int | None, rounds: int | None, out: Path, picture: Path) -> None:
@@ -296,6 +291,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long; the next call goes on")
+    parser.add_argument("--workers", type=int, default=1, help="weeks lived side by side, a core each")
     parser.add_argument(
         "--folder", type=Path, default=Path("/tmp/fedcohort-soak"), help="where journals and progress lie"
     )
@@ -314,13 +310,13 @@ def main() -> None:
         return
     if not given.summary:
         until = time.time() + given.seconds
-        try:
-            for name in names:
-                for disturbed in (False, True):
-                    Week(plan_of(name, given.clients, given.rounds), given.folder / name, disturbed, until).live()
-        except Later:
+        plans = {name: plan_of(name, given.clients, given.rounds) for name in names}
+        both = [(name, disturbed) for name in names for disturbed in (True, False)]
+        weeks = [Week(plans[name], given.folder / name, disturbed, until) for name, disturbed in both]
+        with ThreadPoolExecutor(given.workers) as pool:
+            ends = list(pool.map(Week.live, weeks))
+        if not all(ends):
             print("The time is used up; the same command goes on from here.")
-            return
     write(given.folder, names, given.clients, given.rounds, given.out, given.picture)
 
 

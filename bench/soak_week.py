@@ -6,11 +6,13 @@ disturbed week differs from the quiet one only in what must leave no trace: garb
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import resource
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +53,10 @@ class Plan:
     """What is played: a selector over so many clients and rounds."""
 
     selector: str
-    params: dict
     clients: int = 100_000
     rounds: int = 2000
     cohort: int = 100
     seed: int = 7
-    scaled: str = ""  # why there are fewer rounds than 2,000, or another parameter than the default
 
     @property
     def full_at(self) -> tuple[int, ...]:
@@ -207,6 +207,30 @@ class Room:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+
+class _MallInfo(ctypes.Structure):
+    """What glibc's ``mallinfo2`` returns."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]
+    _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def held() -> int | None:
+    """Return the bytes allocated and not freed: arrays, SQLite's pages; None where the C library does not tell.
+
+    Memory resident in a process also counts what was freed and is kept for later, which here is ten times what a week
+    adds. Small Python objects lie elsewhere: ``sys.getallocatedblocks`` counts those.
+    """
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return None
+    ask.restype = _MallInfo
+    found = ask()
+    return int(found.uordblks + found.hblkhd)
+
+
 # -- the process ----------------------------------------------------------------------------------------------------
 
 
@@ -225,7 +249,7 @@ class Host:
         if self.journal.exists() and self.journal.stat().st_size:
             return Session.open(self.journal)
         plan, signals = self.plan, REPORT_SIGNALS | QUERY_SIGNALS
-        selector = create(plan.selector, **plan.params)
+        selector = create(plan.selector)
         return Session(selector, self.world.table(), seed=plan.seed, signals=signals, journal=self.journal)
 
     def note(self, kind: str, **what) -> None:
@@ -338,5 +362,6 @@ class Host:
         files = {kind: self.journal.with_name(self.journal.name + kind) for kind in ("", "-wal")}
         sizes = {kind or "db": path.stat().st_size if path.exists() else 0 for kind, path in files.items()}
         line = {"round": self.session.round, "pid": os.getpid(), "rss": pages * resource.getpagesize(), **sizes}
+        line |= {"held": held(), "blocks": sys.getallocatedblocks()}
         with (self.folder / "samples.jsonl").open("a") as file:
             file.write(json.dumps({**line, "clients": self.session.table.n, "at": time.time()}) + "\n")
