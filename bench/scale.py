@@ -1,11 +1,14 @@
 """How every selector grows with the number of clients: time of a round, memory, and the exponent of growth.
 
-    python bench/scale.py [--selectors a,b] [--sizes 100,...,1000000] [--largest 10000000]    # bench/results/scale.json
-    python bench/scale.py --table                                                             # as Markdown
+    python bench/scale.py [--selectors "a;b"] [--sizes 100,...,1000000] [--largest 10000000]   # results/scale.json
+    python bench/scale.py --table                                                              # as Markdown
 
 A round is query, ask and tell of a session with every signal reported, a cohort of 100 (half of the clients where these
-are fewer than 200). Time is processor time, the best of the later half of the rounds. The exponent b of t ~ N^b is
-fitted by least squares to the sizes from 100,000 on; with fewer, what does not depend on them is seen.
+are fewer than 200), after a first round of everybody: what a selector learns of clients that trained, it knows of all.
+Those that choose one client after the other by the labels of all (GREEDY) start without such a round, which would take
+N passes; what they remember does not change their work. Time is processor time, the best of the later half of the
+rounds. The exponent b of t ~ N^b is fitted by least squares to the sizes from 100,000 on; with fewer, what does not
+depend on them is seen.
 ``--largest`` is tried for the selectors whose exponent stays below 1.2 and that would take less than five seconds
 there. Memory: the selector's state, and the most that a round allocates besides, in bytes per client at the largest
 size. Run it with one thread (``OMP_NUM_THREADS=1``).
@@ -32,6 +35,8 @@ from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam
 PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash": {"first_round": "asked"}}
+VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # beside the defaults
+GREEDY = frozenset({"astraea", "balanced", "fedcbs", "fedcbs-blind"})
 PATIENCE = 20.0  # seconds of a round beyond which larger sizes are left out
 FITTED_FROM = 100_000  # clients; below, what does not depend on them is seen
 ONE_PASS = 1.2  # largest exponent of what is tried with the largest size
@@ -51,15 +56,17 @@ class Rounds:
     """A session and the host's part of its rounds."""
 
     def __init__(self, name: str, n: int) -> None:
-        self.selector = create(name, **PARAMS.get(name, {}))
+        plain, params = VARIANTS.get(name, (name, PARAMS.get(name, {})))
+        selector = create(plain, **params)
         self.n, self.size, self.rng = n, min(100, n // 2), np.random.default_rng(1)
-        clients = table(n, bool(self.selector.requires & LABELS))
-        signals = REPORT_SIGNALS | QUERY_SIGNALS
-        self.session = Session(self.selector, clients, seed=1, signals=signals)
+        clients = table(n, bool(selector.requires & LABELS))
+        self.session = Session(selector, clients, seed=1, signals=REPORT_SIGNALS | QUERY_SIGNALS)
+        if name not in GREEDY:
+            self.one(n, self.session.selector.requires & REPORT_SIGNALS)
 
-    def one(self) -> float:
+    def one(self, size: int | None = None, reported: frozenset[Signal] = REPORT_SIGNALS) -> float:
         """Make a round; return the seconds of the session's calls."""
-        request = RoundRequest(size=self.size)
+        request = RoundRequest(size=size or self.size)
         start = time.process_time()
         query = self.session.query(request)
         spent = time.process_time() - start
@@ -69,7 +76,7 @@ class Rounds:
         spent += time.process_time() - start
         metrics = {
             signal: self.rng.random((cohort.size, signal.numbers(CLASSES)) if signal.width else cohort.size) + 0.1
-            for signal in REPORT_SIGNALS - {Signal.KEPT}
+            for signal in reported - {Signal.KEPT}
         }
         kept = self.rng.random(cohort.size) < 0.6
         report = RoundReport(cohort.ticket, cohort.clients, metrics=metrics, kept=kept)
@@ -139,8 +146,6 @@ def grow(name: str, sizes: list[int], largest: int | None) -> dict[str, dict[str
     """Measure one selector at growing sizes."""
     found: dict[str, dict[str, float]] = {}
     for n in sizes:
-        if name == "all" and n > 10_000:
-            break  # a cohort of a million reports is not a selection
         found[str(n)] = measure(name, n)
         print(f"{name} {n:,}: {found[str(n)]}", flush=True)
         if found[str(n)]["seconds"] * 10 > PATIENCE:
@@ -183,7 +188,7 @@ def main() -> None:
     if options.table:
         print("\n".join(as_table(results)))
         return
-    names = options.selectors.split(",") if options.selectors else [*SELECTORS.names(), FIT]
+    names = options.selectors.split(";") if options.selectors else [*SELECTORS.names(), *VARIANTS, FIT]
     for name in (FIT if name == "fit" else name for name in names):
         results[name] = grow(name, [int(n) for n in options.sizes.split(",")], options.largest)
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

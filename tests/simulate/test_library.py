@@ -217,27 +217,42 @@ def test_the_trial_imports_nothing_from_the_working_folder(tmp_path, monkeypatch
 
 def test_clang_computes_what_gcc_does(tmp_path, monkeypatch, compiler, zig):
     """Built by both: each passes its trial against torch, and both train a network to nearly the same numbers."""
-    sources = read_sources()
-    zeros = np.zeros(3, np.int64)
-    found = []
+    sources, found = read_sources(), []
     for command in (compiler, zig):
         paths = {name: build(name, sources, command, tmp_path, name) for name in ("plans", "train")}
-        libraries = {name: library.load(name, path) for name, path in paths.items()}
-        monkeypatch.setattr(native, "compiled", libraries.get)
-        generator = np.random.default_rng(0)
-        x, y = generator.integers(0, 256, (90, 12, 12), dtype=np.uint8), generator.integers(0, 4, 90)
-        clients = ClientData(np.arange(90), np.arange(0, 91, 30), y, zeros + 5)
-        local = LocalTraining(steps=5, batch_size=8, lr=0.1, momentum=0.5, loss="robust")
-        model = f"{__name__}:Network"
-        monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or types.SimpleNamespace(Network=Network))
-        with Engine(
-            x, y, x, y, classes=4, federations=[clients], model=model, local=local, device="cpu", workers=1
-        ) as engine:
-            assert isinstance(engine.backend, native.NativeBackend)
-            trained = engine.train(engine.init(0)[None], Jobs(zeros, zeros, np.arange(3), zeros, zeros)).params
-            found.append([trained, *map(torch.from_numpy, engine.evaluate(trained))])
+        found.append(trained_by(paths, monkeypatch, batch_size=8))
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_the_rest_of_a_batch_computes_as_whole_vectors_do(tmp_path, monkeypatch, compiler):
+    """Batches of 21 and of 9 take turns: the rest of one is short in vectors half as long, that of the other is not."""
+    found = []
+    for place, halves in (("with", []), ("without", ["-DHALF=0"])):
+        (tmp_path / place).mkdir()
+        command = [*compiler, *flags(compiler), *halves]
+        paths = {name: compile_library(name, read_sources(), command, tmp_path / place) for name in ("plans", "train")}
+        found.append(trained_by(paths, monkeypatch, batch_size=21))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def trained_by(paths, monkeypatch, batch_size):
+    """Return models trained by the compiled libraries, and what their evaluation says."""
+    zeros = np.zeros(3, np.int64)
+    monkeypatch.setattr(native, "compiled", {name: library.load(name, path) for name, path in paths.items()}.get)
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (90, 12, 12), dtype=np.uint8), generator.integers(0, 4, 90)
+    clients = ClientData(np.arange(90), np.arange(0, 91, 30), y, zeros + 5)
+    local = LocalTraining(steps=5, batch_size=batch_size, lr=0.1, momentum=0.5, loss="robust")
+    model = f"{__name__}:Network"
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or types.SimpleNamespace(Network=Network))
+    with Engine(
+        x, y, x, y, classes=4, federations=[clients], model=model, local=local, device="cpu", workers=1
+    ) as engine:
+        assert isinstance(engine.backend, native.NativeBackend)
+        trained = engine.train(engine.init(0)[None], Jobs(zeros, zeros, np.arange(3), zeros, zeros)).params
+        return [trained, *map(torch.from_numpy, engine.evaluate(trained))]
 
 
 class Network(nn.Sequential):

@@ -37,8 +37,8 @@ typedef struct {
     index_t out_height, out_width;   /* after pooling */
     index_t margin_y, margin_x;      /* zeros around the derivative, for the derivative by the input */
     index_t weight, bias;            /* in the packed vector: (channels, rows, columns, outputs), (outputs) */
-    vec *x;                          /* (blocks, channels, in_height, in_width) */
-    ivec *where;                     /* (blocks, outputs, out_height, out_width) the place of each maximum */
+    vec *x;                          /* (blocks + 1, channels, in_height, in_width) */
+    ivec *where;                     /* (blocks + 1, outputs, out_height, out_width) the place of each maximum */
     float *turned;                   /* (outputs, rows, columns, channels) the kernel turned round */
 } Convolution;
 
@@ -55,7 +55,7 @@ typedef struct {
     Dense dense[MAX_LAYERS];
     index_t size;         /* of the packed vector */
     index_t features;     /* of a sample */
-    index_t blocks;       /* of LANES samples */
+    index_t blocks;       /* of FULL samples; one of HALF comes after them */
     float *weights, *gradient, *velocity, *pull; /* packed vectors */
     float *rows;          /* (batch, stride): the input of the first dense layer */
     float *row_delta;     /* its derivative */
@@ -64,6 +64,8 @@ typedef struct {
     vec *maps, *upper, *lower; /* results of a convolution before pooling, derivatives by its result and its input */
     float *transposed;    /* weights of a dense layer, for the derivative by its input */
 } Net;
+
+static const float nothing[1 << 16]; /* the derivative of a sample that is not there */
 
 static index_t claim(index_t *used, index_t floats) {
     const index_t start = *used;
@@ -90,8 +92,9 @@ static index_t lay_out(Net *net, const Description *description, index_t batch, 
         c->margin_y = i ? c->rows - 1 : 0, c->margin_x = i ? c->columns - 1 : 0;
         c->weight = claim(&net->size, c->channels * c->rows * c->columns * c->outputs);
         c->bias = claim(&net->size, c->outputs);
-        c->x = (vec *)(scratch + claim(&used, net->blocks * c->channels * c->in_height * c->in_width * LANES));
-        c->where = (ivec *)(scratch + claim(&used, net->blocks * c->outputs * c->out_height * c->out_width * LANES));
+        const index_t lanes = net->blocks * FULL + HALF; /* a block of its own, for the padding lies elsewhere in it */
+        c->x = (vec *)(scratch + claim(&used, lanes * c->channels * c->in_height * c->in_width));
+        c->where = (ivec *)(scratch + claim(&used, lanes * c->outputs * c->out_height * c->out_width));
         const index_t row = c->outputs * c->pool_y * c->wide;
         const index_t derivative = c->outputs * (c->high + 2 * c->margin_y) * (c->wide + 2 * c->margin_x);
         maps = row > maps ? row : maps;
@@ -149,6 +152,18 @@ static void convert(const Net *net, float *packed, float *flat, int pack) {
         else memcpy(flat, bias, outputs * sizeof(float));
         flat += outputs;
     }
+}
+
+/* Weights (channels, rows, columns, outputs) as (outputs, rows turned, columns turned, channels). */
+static void turn(const Net *net, const Convolution *c) {
+    for (index_t k = 0; k < c->channels; ++k)
+        for (index_t r = 0; r < c->rows; ++r)
+            for (index_t s = 0; s < c->columns; ++s) {
+                const float *from = net->weights + c->weight + ((k * c->rows + r) * c->columns + s) * c->outputs;
+                for (index_t o = 0; o < c->outputs; ++o)
+                    c->turned[((o * c->rows + c->rows - 1 - r) * c->columns + c->columns - 1 - s) * c->channels + k]
+                        = from[o];
+            }
 }
 
 #endif

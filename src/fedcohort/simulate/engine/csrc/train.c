@@ -12,6 +12,19 @@
 #include "convolution.h"
 #include "dense.h"
 
+/* The rest of a batch that fills no more than half of the lanes goes through vectors half as long, where there are any:
+ * of fifty samples, the last two. Their results are the same, bit by bit. */
+#if HALF
+#undef LANES
+#define LANES HALF
+#include "lanes.h"
+#include "convolution.h"
+#endif
+static __typeof__(block_forward) *const rest_forward = block_forward;
+static __typeof__(block_backward) *const rest_backward = block_backward;
+#undef LANES
+#define LANES FULL
+
 #define MAX_ROWS 4096 /* samples of one batch */
 #define MAX_THREADS 512
 
@@ -23,25 +36,9 @@ static void forward(Net *net, const float *data, const index_t *positions, index
         dense_forward(net, count);
         return;
     }
-    const Convolution *first = &net->convolution[0], *last = &net->convolution[net->convolutions - 1];
-    const index_t features = last->outputs * last->out_height * last->out_width;
-    for (index_t block = 0; block * LANES < count; ++block) {
-        const float *rows[LANES];
-        for (int lane = 0; lane < LANES; ++lane) /* beyond the batch some sample of it, whose derivative is zero */
-            rows[lane] = data + positions[smaller(block * LANES + lane, count - 1)] * net->features;
-        spread(rows, first->channels, first->height, first->width, first->in_height, first->in_width, first->pad_y,
-               first->pad_x, first->x + block * first->channels * first->in_height * first->in_width);
-        for (const Convolution *c = first; c <= last; ++c) {
-            if (c < last) {
-                const Convolution *n = c + 1;
-                convolution_forward(net, c, block, n->x + block * n->channels * n->in_height * n->in_width,
-                                    n->in_height, n->in_width, n->pad_y, n->pad_x);
-            } else
-                convolution_forward(net, c, block, net->lower, c->out_height, c->out_width, 0, 0);
-        }
-        turn_matrix((float *)net->lower, features, smaller(LANES, count - block * LANES), LANES,
-                    net->rows + block * LANES * net->stride, net->stride);
-    }
+    for (index_t first = 0; first < count; first += FULL)
+        if (count - first > HALF) block_forward(net, data, positions, first, count, first / FULL);
+        else rest_forward(net, data, positions, first, count, net->blocks);
     dense_forward(net, count);
 }
 
@@ -49,20 +46,12 @@ static void forward(Net *net, const float *data, const index_t *positions, index
 static void backward(Net *net, index_t count, float keep, float sign, float *target, const Ahead *ahead) {
     dense_backward(net, count, keep, sign, target, ahead);
     if (!net->convolutions) return;
-    const Convolution *first = &net->convolution[0], *last = &net->convolution[net->convolutions - 1];
-    const index_t features = last->outputs * last->out_height * last->out_width, width = up(features);
     const index_t images = net->dense[0].weight; /* the convolutions come first in the packed vector */
-    static const float nothing[1 << 16];
     memset(net->gradient, 0, images * sizeof(float));
-    for (const Convolution *c = first + 1; c <= last; ++c) turn(net, c);
-    for (index_t block = 0; block * LANES < count; ++block) {
-        const float *rows[LANES];
-        for (int lane = 0; lane < LANES; ++lane)
-            rows[lane] = block * LANES + lane < count ? net->row_delta + (block * LANES + lane) * width : nothing;
-        spread(rows, 1, 1, features, 1, features, 0, 0, net->lower);
-        for (const Convolution *c = last; c >= first; --c)
-            convolution_backward(net, c, block, c > first, net->gradient);
-    }
+    for (int i = 1; i < net->convolutions; ++i) turn(net, &net->convolution[i]);
+    for (index_t first = 0; first < count; first += FULL)
+        if (count - first > HALF) block_backward(net, first, count, first / FULL);
+        else rest_backward(net, first, count, net->blocks);
     for (index_t i = 0; i < images / LANES; ++i) {
         vec *place = (vec *)target + i;
         *place = keep * *place + sign * ((const vec *)net->gradient)[i];
@@ -110,7 +99,7 @@ static void load(Net *net, const Description *description, index_t width, float 
     for (int i = 0; i < net->convolutions; ++i) { /* the padding of an image is zero and is never written again */
         const Convolution *c = &net->convolution[i];
         if (c->pad_y || c->pad_x)
-            memset(c->x, 0, net->blocks * c->channels * c->in_height * c->in_width * sizeof(vec));
+            memset(c->x, 0, (net->blocks * FULL + HALF) * c->channels * c->in_height * c->in_width * sizeof(float));
     }
     convert(net, net->weights, (float *)vector, 1);
 }
