@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 import time
 
 import numpy as np
@@ -41,19 +40,6 @@ def work(path, commit="always"):
     return session
 
 
-def die_after(lines):
-    """Kill this process with SIGKILL when so many more lines of Python have run."""
-    left = [lines]
-
-    def trace(frame, event, argument):
-        left[0] -= 1
-        if left[0] <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    sys.settrace(trace)
-
-
 def contents(session):
     cohorts = [(c.round, c.clients.tolist(), c.n_candidates) for c in session.journal.cohorts()]
     replies = [(r.ticket, r.client, r.status, r.kept, r.metrics) for r in session.journal.replies()]
@@ -64,7 +50,7 @@ def contents(session):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork to kill a process many times quickly")
-def test_two_hundred_kills(tmp_path):
+def test_two_hundred_kills(tmp_path, die_after):
     expected = contents(work(tmp_path / "whole.sqlite"))
     rng = random.Random(7)
     path = tmp_path / "killed.sqlite"

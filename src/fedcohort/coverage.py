@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -100,8 +101,8 @@ class Tally:
 
     def __init__(self, clients: int) -> None:
         self._last = np.full(clients, -1, np.int64)  # (N,) the round of its last turn, -1 before the first
-        self._rounds: list[int] = []
-        self._sizes: list[int] = []
+        self._rounds = array("q")  # 16 bytes a round is all that a session remembers of its past
+        self._sizes = array("q")
 
     def add(self, round_: int, cohort: IntArray) -> None:
         """Count a cohort; rounds come in order."""

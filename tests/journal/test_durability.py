@@ -397,22 +397,14 @@ def test_a_folder_is_no_journal(tmp_path):
 
 
 @needs_fork
-def test_a_kill_during_creation_leaves_nothing_in_the_way(tmp_path):
+def test_a_kill_during_creation_leaves_nothing_in_the_way(tmp_path, die_after):
     """Killed at every eightieth line of Python while the journal comes to be; then everybody can start it."""
     cut = 0
     for lines in range(1, 100_000, 80):
         path = tmp_path / f"{lines}.sqlite"
 
         def work(path=path, lines=lines):
-            left = [lines]
-
-            def trace(frame, event, argument):
-                left[0] -= 1
-                if left[0] <= 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return trace
-
-            sys.settrace(trace)
+            die_after(lines)
             session = Session(create("uniform"), ClientTable(n=9), journal=path)
             sys.settrace(None)
             session.close()

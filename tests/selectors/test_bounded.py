@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -93,6 +94,14 @@ def test_vectors_keep_their_direction_and_lose_their_length():
     assert np.linalg.norm(shown[0]) == pytest.approx(lengths.max())
     assert np.allclose(shown[0] / np.linalg.norm(shown[0]), rows[0] / np.linalg.norm(rows[0]))
     assert np.isnan(losses[1]) and np.isnan(shown[1]).all()  # an invalid client stays one
+
+
+@pytest.mark.parametrize("selector", ["divfl", "fedcbs-blind", "hics-fl", "fed-cucb"])
+def test_a_round_in_which_nobody_moved_is_taken(selector):
+    liars = bench()
+    make = functools.partial(create, "bounded", of=selector)
+    assert any(signal.width is not None for signal in make().requires)
+    assert liars.share(make, liars.LIES["updates 0"], 3, 0, liars=liars.CLIENTS) == 1.0
 
 
 @pytest.mark.parametrize("form", ["counts", "factor", "gram"])

@@ -89,6 +89,87 @@ def judge(outputs, targets):
 """
 
 
+FILTER = """
+import dataclasses
+import numpy as np
+from fedcohort.filters import Filter, Verdict
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strict(Filter):
+    name = "strict"
+
+    def judge(self, replies):
+        WHAT
+"""
+AGGREGATOR = """
+import dataclasses
+import numpy as np
+from fedcohort.aggregators import Aggregator, Combined, Corrections, Mix, WeightedSum
+
+
+class Memory(Corrections):
+    def arrays(self):
+        return {}
+
+    def restore(self, arrays):
+        pass
+
+    def corrections(self, clients):
+        CORRECTIONS
+
+    def absorb(self, clients, old, models, rates, gradients):
+        ABSORB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sum(WeightedSum):
+    name = "sum"
+
+    def mix(self, members):
+        WHAT
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Whole(Aggregator):
+    name = "whole"
+
+    def combine(self, old, models, members, memory=None, server=None):
+        WHAT
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Correcting(Aggregator):
+    name = "correcting"
+    corrects = True
+
+    def memory(self, federation, model):
+        MEMORY
+
+    def combine(self, old, models, members, memory=None, server=None):
+        return Combined(models.mean(0), members.by_count)
+"""
+BAD = 'raise ZeroDivisionError("no good")'
+RAISED = "ZeroDivisionError: no good (own.py, line"
+
+
+def fails_alone(tmp_path, section, named, said):
+    """Run beside a run that is sound; that one must be as it is alone, and the other must have failed by name."""
+    assert run_experiment(TABLE, tmp_path / "alone") == "finished"
+    both = {"uniform": {}, "own": {"name": "uniform", **section}}
+    out = tmp_path / "both"
+    assert run_experiment({**TABLE, "selectors": both}, out) == "finished"
+    infos = {info.label: info for info in load(out).runs}
+    assert infos["uniform"].state == "finished"
+    assert rows(out, "uniform-s0") == rows(tmp_path / "alone", "uniform-s0")
+    assert (infos["own"].state, infos["own"].rounds_done) == ("failed", 0)
+    assert re.match(rf"the {named} .*raised an error in round 0: ", infos["own"].reason), infos["own"].reason
+    assert said in infos["own"].reason
+    assert "base.py" not in infos["own"].reason  # it is nothing of ours that is to blame
+    assert Simulation.open(out).run() == "finished"
+    assert {info.label: info for info in load(out).runs} == infos
+
+
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -145,6 +226,71 @@ def test_a_model_or_metric_that_raises_ends_the_runs_that_share_it(tmp_path, cha
     assert re.search(named, states["own"].reason)
     if "ours" in states:
         assert states["ours"].state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (BAD, RAISED),
+        ("return None", "must return a Verdict"),
+        ("return Verdict(np.ones(len(replies) + 1, bool))", "of each reply whether it is kept, an array of shape (2,)"),
+    ],
+    ids=["raises", "nothing", "length"],
+)
+def test_a_filter_that_raises_or_returns_nonsense_ends_its_own_run(tmp_path, does, said):
+    (tmp_path / "own.py").write_text(FILTER.replace("WHAT", does))
+    fails_alone(tmp_path, {"filter": {"name": "own.py:Strict"}}, "filter 'strict'", said)
+
+
+@pytest.mark.parametrize(
+    ("name", "does", "said"),
+    [
+        ("Sum", {"WHAT": BAD}, RAISED),
+        ("Sum", {"WHAT": "return members.by_count"}, "must return a Mix. Got ndarray"),
+        ("Sum", {"WHAT": "return Mix(np.ones(1))"}, "one weight per model, an array of shape (2,)"),
+        ("Whole", {"WHAT": BAD}, RAISED),
+        ("Whole", {"WHAT": "return old"}, "must return a Combined. Got Tensor"),
+        ("Whole", {"WHAT": "return Combined(old[:1], members.by_count)"}, "Got a Tensor of shape torch.Size([1])"),
+        ("Whole", {"WHAT": "return Combined(0.0, members.by_count)"}, "a model like the one it was given"),
+        ("Whole", {"WHAT": "return Combined(old, [1.0])"}, "one weight per model, an array of shape (2,)"),
+        ("Correcting", {"MEMORY": BAD}, RAISED),
+        ("Correcting", {"MEMORY": "return None"}, "must be Corrections"),
+        ("Correcting", {"CORRECTIONS": BAD}, RAISED),
+        ("Correcting", {"CORRECTIONS": "return np.zeros(3)"}, "Got ndarray of shape (3,)"),
+        ("Correcting", {"ABSORB": BAD}, RAISED),
+    ],
+)
+def test_an_aggregator_that_raises_or_returns_nonsense_ends_its_own_run(tmp_path, name, does, said):
+    given = {"WHAT": "pass", "MEMORY": "return Memory()", "CORRECTIONS": "return ZEROS", "ABSORB": "pass", **does}
+    text = AGGREGATOR
+    for key, value in given.items():
+        text = text.replace(f"        {key}\n", f"        {value}\n")
+    size = 3 * 5 + 3  # of a logistic model
+    (tmp_path / "own.py").write_text(text.replace("ZEROS", f"__import__('torch').zeros(len(clients), {size})"))
+    fails_alone(tmp_path, {"aggregator": {"name": f"own.py:{name}"}}, f"aggregator '{name.lower()}'", said)
+
+
+def test_a_filter_and_an_aggregator_of_ones_own_are_found_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        FILTER.replace("WHAT", "return Verdict(replies.ok & (np.arange(len(replies)) > 0))")
+        + AGGREGATOR.replace("WHAT", "return Mix(members.by_count)").replace("MEMORY", "return None")
+    )
+    table = {
+        **TABLE,
+        "aggregator": {"name": "own.py:Sum"},
+        "selectors": {"uniform": {}, "own": {"name": "uniform", "filter": {"name": "own.py:Strict"}}},
+        "settings": [{"name": "a"}, {"name": "b", "aggregator": "own.py:Sum", "filter": "own.py:Strict"}],
+    }
+    short = {**TABLE["run"], "rounds": 1}
+    assert run_experiment({**table, "run": short}, tmp_path / "x") == "finished"
+    kept = {row["run"]: sum(row["kept"]) for row in load(tmp_path / "x").rounds.to_pylist()}
+    assert kept == {"uniform-a-s0": 2, "own-a-s0": 1, "uniform-b-s0": 1, "own-b-s0": 1}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert Simulation.open(tmp_path / "x").run() == "finished"
+    assert run_experiment(tmp_path / "x" / "config.toml", tmp_path / "y") == "finished"
+    assert rows(tmp_path / "y", "own-b-s0") == rows(tmp_path / "x", "own-b-s0")
 
 
 def test_data_that_raises_is_refused_before_anything_is_written(tmp_path):

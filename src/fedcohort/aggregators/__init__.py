@@ -31,6 +31,7 @@ from fedcohort.aggregators.base import (
     Mix,
     Server,
     WeightedSum,
+    fitting,
 )
 from fedcohort.aggregators.distillation import FedDf, Rhfl
 from fedcohort.aggregators.fedbio import Cleaning, FedBio
@@ -70,4 +71,5 @@ __all__ = [
     "SizeMean",
     "TrimmedMean",
     "WeightedSum",
+    "fitting",
 ]

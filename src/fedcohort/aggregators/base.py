@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 
@@ -110,6 +110,9 @@ class Combined:
 
     model: Any
     weights: FloatArray
+
+
+Made = TypeVar("Made", Mix, Combined)
 
 
 class Memory(ABC):
@@ -273,4 +276,31 @@ class WeightedSum(Aggregator):
         return Combined(mix.of(old, models), mix.weights)
 
 
-AGGREGATORS: Registry[Aggregator] = Registry("aggregator", package="fedcohort.aggregators")
+def fitting(made: Made, kind: type[Made], members: Members, old: Any = None) -> Made:
+    """Return what an aggregator made, if it is a ``kind`` that fits its members; for hosts, who run others' code.
+
+    >>> two = Members(np.arange(2), np.ones(2), np.ones(2), 9, np.ones(2))
+    >>> fitting(Mix(np.ones(1)), Mix, two)
+    Traceback (most recent call last):
+        ...
+    fedcohort.errors.InputError: It must return one weight per model, an array of shape (2,). Got shape (1,).
+    """
+    if not isinstance(made, kind):
+        raise InputError(f"It must return a {kind.__name__}. Got {type(made).__name__}.")
+    if np.shape(made.weights) != (len(members),):
+        raise InputError(
+            f"It must return one weight per model, an array of shape ({len(members)},). Got shape "
+            f"{np.shape(made.weights)}."
+        )
+    if isinstance(made, Combined) and (type(made.model), np.shape(made.model)) != (type(old), np.shape(old)):
+        raise InputError(
+            f"It must return a model like the one it was given, {_form(old)}. Got {_form(made.model)}.",
+        )
+    return made
+
+
+def _form(value: Any) -> str:
+    return f"a {type(value).__name__} of shape {np.shape(value)}"
+
+
+AGGREGATORS: Registry[Aggregator] = Registry("aggregator", package="fedcohort.aggregators", base=Aggregator)

@@ -7,8 +7,8 @@
 ============  =========================================================================================
 """
 
-from fedcohort.filters.base import FILTERS, Filter, KeepAll, Need, Replies, Verdict
+from fedcohort.filters.base import FILTERS, Filter, KeepAll, Need, Replies, Verdict, judged
 from fedcohort.filters.cmfl import CMFL
 from fedcohort.filters.combinatorial import FedCA
 
-__all__ = ["CMFL", "FILTERS", "FedCA", "Filter", "KeepAll", "Need", "Replies", "Verdict"]
+__all__ = ["CMFL", "FILTERS", "FedCA", "Filter", "KeepAll", "Need", "Replies", "Verdict", "judged"]

@@ -133,7 +133,20 @@ class Filter(Parameterized, ABC):
         return self.judge(replies).kept
 
 
-FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.filters")
+def judged(filter_: Filter, replies: Replies) -> Verdict:
+    """Return a filter's verdict, if it is one on these replies; for hosts, who run others' code."""
+    verdict = filter_.judge(replies)
+    if not isinstance(verdict, Verdict):
+        raise InputError(f"A filter must return a Verdict. {filter_.name!r} returned {type(verdict).__name__}.")
+    if verdict.kept.shape != replies.ok.shape:
+        raise InputError(
+            f"A filter must say of each reply whether it is kept, an array of shape {replies.ok.shape}. "
+            f"{filter_.name!r} returned shape {verdict.kept.shape}."
+        )
+    return verdict
+
+
+FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.filters", base=Filter)
 
 
 @FILTERS.register("keep-all")

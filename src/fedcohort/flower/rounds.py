@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.errors import FedcohortError, InputError, SignalError
-from fedcohort.filters import KeepAll, Replies
+from fedcohort.filters import KeepAll, Replies, judged
 from fedcohort.flower import notes
 from fedcohort.flower.averaging import Average, aggregated
 from fedcohort.flower.evaluation import Evaluation, scalars
@@ -522,7 +522,8 @@ class Rounds:
         if not len(ok) or type(self.settings.filter) is KeepAll:
             return measures.ok
         validation = self.settings.validation
-        verdict = self.settings.filter.judge(
+        verdict = judged(
+            self.settings.filter,
             Replies(
                 np.ones(len(ok), np.bool_),
                 updates=lambda: measures.updates[ok],
@@ -530,7 +531,7 @@ class Rounds:
                 if validation is None
                 else lambda: np.stack([plain(validation.logits(checked[i].arrays)) for i in ok.tolist()]),
                 labels=None if validation is None else plain(validation.labels),
-            )
+            ),
         )
         if not verdict.kept.all():
             log.info("the filter keeps %d of %d models", int(verdict.kept.sum()), len(ok))

@@ -307,15 +307,20 @@ def said_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
 def _stretched(rows: FloatArray, length: FloatArray, wanted: FloatArray) -> FloatArray:
     """Return vectors with other lengths; one of length 0, which has no direction, takes that of the others' mean.
 
+    Where nobody has a direction, or they cancel each other, it stays 0.
+
     >>> _stretched(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([5.0, 0.0]), np.array([10.0, 5.0]))
     array([[6., 8.],
            [3., 4.]])
+    >>> _stretched(np.zeros((2, 2)), np.zeros(2), np.array([10.0, 5.0]))
+    array([[0., 0.],
+           [0., 0.]])
     """
     some = length > 0
     units = rows[some] / length[some, None]
     middle = units.mean(axis=0) if some.any() else np.zeros(rows.shape[1])
     long = float(np.linalg.norm(middle))
-    found = np.where(np.isfinite(length)[:, None], middle / long if long > 0 else 0.0, np.nan)
+    found = np.where(np.isfinite(length)[:, None], middle / (long or 1.0), np.nan)
     found[some] = units
     return np.asarray(found * wanted[:, None])
 

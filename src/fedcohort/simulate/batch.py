@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from fedcohort.aggregators import Corrections
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.scenario import Federation
 from fedcohort.signals import Measure, Signal, VectorOf
+from fedcohort.simulate.blame import alone
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
 from fedcohort.simulate.run import Run
 from fedcohort.simulate.stages import Arrived
@@ -71,13 +72,12 @@ class Batch:
         )
         correction = None
         if any(run.aggregator.corrects for run in runs):  # then all do: it is part of what makes a group
-            correction = torch.cat(
-                [
-                    run.memory.corrections(part)
-                    for run, part in zip(runs, clients, strict=True)
-                    if isinstance(run.memory, Corrections)
-                ]
-            )
+            parts = []
+            for run, part in zip(runs, clients, strict=True):
+                old = self.models[run.row]
+                found = alone(run, run.averager, partial(run.corrections, part, old))
+                parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
+            correction = torch.cat(parts)
         return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)
 
     def signals(

@@ -49,7 +49,8 @@ def alone(run: Run, part: str, work: Callable[[], T]) -> T | None:
 def fail(run: Run, part: str, error: Exception) -> None:
     """End a run because one of its parts raised."""
     said = error.message if isinstance(error, FedcohortError) else f"{type(error).__name__}: {error}"
-    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parents[1])
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     run.end("failed", f"{part} raised an error in round {run.round}: {said.rstrip('.')}{where}")
     log.warning("run %s failed: %s", run.plan.id, run.reason, exc_info=error)

@@ -489,7 +489,17 @@ def _without_none(value: Any) -> Any:
 def _described(section: str, value: Any) -> dict[str, Any]:
     """Return a part found by name with all its parameters, as plain values."""
     built = _named(section, value)
-    return {"name": built.name, **values_of(built)}
+    return {"name": _NAMED[section].reference(type(built)) or built.name, **values_of(built)}
+
+
+def _placed(section: str, value: Any) -> Any:
+    """Return a copy of what was given for a section; a class of somebody's own is named as is good from any folder."""
+    value = copy.deepcopy(value)
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if section in ("data", "model", "aggregator", "filter") and isinstance(name, str) and is_reference(name):
+        whole = referenced(name)[1]
+        return {**value, "name": whole} if isinstance(value, Mapping) else whole
+    return value
 
 
 def _complete(
@@ -519,7 +529,7 @@ def _complete(
     complete["selectors"] = {}
     for label, raw in selectors.items():
         entry = _table(label, raw)
-        own = {key: copy.deepcopy(entry.pop(key)) for key in _PER_SELECTOR if key in entry}
+        own = {key: _placed(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
         wanted = entry.pop("name", label)
         selector = SELECTORS.create(wanted, **entry)
         wanted = SELECTORS.reference(type(selector)) or wanted  # good from any folder
@@ -527,5 +537,5 @@ def _complete(
             own["filter"] = _described("filter", selector.default_filter)
         complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
     if settings:
-        complete["settings"] = copy.deepcopy(list(settings))
+        complete["settings"] = [{key: _placed(key, part) for key, part in setting.items()} for setting in settings]
     return complete

@@ -18,7 +18,7 @@ import torch
 
 from fedcohort.aggregators import Corrections, Mix, WeightedSum
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.filters import Need, Replies
+from fedcohort.filters import Need, Replies, judged
 from fedcohort.journal import Position
 from fedcohort.protocol import RoundReport, RoundRequest, Status
 from fedcohort.scenario import Federation
@@ -111,7 +111,8 @@ class Group:
         self.batch = Batch(self.engine, models, first.aggregator.prox, bias)
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
-            run.memory = run.aggregator.memory(len(run.federation), self.models[run.row])
+            begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
+            run.memory = alone(run, run.averager, begin)
             if run.aggregator.needs_server:
                 run.server = self._server_samples(run, dataset)
         self._rows = RowBuffer()
@@ -281,16 +282,18 @@ class Group:
         new, shares = self._average(arrived, params, trained.steps, signals)
         for come in arrived:
             run = come.run
-            if isinstance(run.memory, Corrections):
+            if run.running and isinstance(run.memory, Corrections):
                 good = torch.as_tensor(come.sound, device=params.device)
                 sure = come.clients[come.sound]
-                run.memory.absorb(
+                learn = partial(
+                    run.memory.absorb,
                     sure,
                     self.models[run.row],
                     params[come.jobs][good],
                     run.rate_sums(trained.steps[come.jobs][come.sound], sure),
                     gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
+                alone(run, run.averager, learn)
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
             _averaged(come, kept, weights, found)
@@ -313,10 +316,11 @@ class Group:
         special: dict[int, torch.Tensor] = {}
         for i, turn in enumerate(turns):
             run = turn.run
-            judged = alone(
-                run, f"the filter {run.plan.filter.name!r}", partial(self._kept, turn, params, logits.get(i))
-            )
-            kept = np.zeros(len(turn.clients), np.bool_) if judged is None else judged
+            verdict = None  # of a run that failed while it trained
+            if run.running:
+                judge = f"the filter {run.plan.filter.name!r}"
+                verdict = alone(run, judge, partial(self._kept, turn, params, logits.get(i)))
+            kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
             if not kept.any():
@@ -324,7 +328,7 @@ class Group:
                 continue
             members = turn.members(kept, steps[turn.jobs], signals[i])
             if isinstance(run.aggregator, WeightedSum):
-                mix = alone(run, run.averager, partial(run.aggregator.mix, members))
+                mix = alone(run, run.averager, partial(run.mix, members))
                 if mix is not None:
                     weights[kept] = mix.weights
                 mixes.append(Mix(weights, 1.0 if mix is None else mix.old))
@@ -388,9 +392,8 @@ class Group:
         if run.filter is None:
             return good
         labels = None if logits is None else self._server_labels[run.ground.index]
-        verdict = run.filter.judge(
-            Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
-        )
+        replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        verdict = judged(run.filter, replies)
         if verdict.notes:
             run.session.note("filter", {"round": run.round, **verdict.notes})
         return np.asarray(verdict.kept & good)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort import rng as streams
-from fedcohort.aggregators import Aggregator, Combined, Members, Memory
+from fedcohort.aggregators import Aggregator, Combined, Corrections, Members, Memory, Mix, WeightedSum, fitting
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable
 from fedcohort.early_stop import EarlyStop, Watch
@@ -246,7 +246,25 @@ class Run:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""
         memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
         server = None if self.server is None else self.server.in_round(self.plan.seed, self.round)
-        return self.aggregator.combine(old, models, members, memory, server)
+        return fitting(self.aggregator.combine(old, models, members, memory, server), Combined, members, old)
+
+    def mix(self, members: Members) -> Mix:
+        """Return the weights of an aggregator that is a weighted sum."""
+        assert isinstance(self.aggregator, WeightedSum)
+        return fitting(self.aggregator.mix(members), Mix, members)
+
+    def corrections(self, clients: IntArray, like: Any) -> Any:
+        """(k, P) what is added to every local gradient of ``clients``; ``like`` is a model, (P,)."""
+        if not isinstance(self.memory, Corrections):
+            raise InputError(f"Its memory must be Corrections, because it says 'corrects'. Got {self.memory!r}.")
+        found = self.memory.corrections(clients)
+        wanted = (len(clients), len(like))
+        if type(found) is not type(like) or tuple(found.shape) != wanted:
+            raise InputError(
+                f"Its corrections must be a {type(like).__name__} of shape {wanted}. Got {type(found).__name__} of "
+                f"shape {np.shape(found)}."
+            )
+        return found
 
     def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
         """(k,) sum of the learning rates over the local steps that each of ``clients`` makes in this round."""
