@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate import checkpoint as checkpoints
-from fedcohort.simulate.results import RunInfo
+from fedcohort.simulate.handover import HandOver, hand_over
 from fedcohort.simulate.writer import write_atomically
 
 if TYPE_CHECKING:
@@ -34,19 +34,6 @@ _ATTEMPTS = 3  # of a group whose machine dies
 
 class ClusterError(FedcohortError, RuntimeError):
     """The Ray cluster cannot be reached, or keeps losing a group."""
-
-
-@dataclass(frozen=True, eq=False)
-class HandOver:
-    """What an actor hands to the driver."""
-
-    rounds: Any  # Arrow tables
-    clients: Any
-    round: int
-    checkpoint: bytes
-    journals: dict[str, bytes]
-    infos: list[RunInfo]
-    done: bool
 
 
 class GroupHost:
@@ -101,11 +88,8 @@ class GroupHost:
             group.step()
             if time.monotonic() >= end:
                 break
-        point = group.checkpoint()
-        rounds, clients = group.drain()
-        group.commit()
-        journals = {path.name: snapshot(path) for path in sorted(self._home.glob("*.sqlite"))}
-        return HandOver(rounds, clients, point.round, point.to_bytes(), journals, self._group.infos(), self._group.done)
+        made = hand_over(group)
+        return replace(made, journals={path.name: snapshot(path) for path in sorted(self._home.glob("*.sqlite"))})
 
     def stop(self) -> None:
         """End the current :meth:`advance` after the round that is going on."""

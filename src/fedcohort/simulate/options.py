@@ -72,6 +72,11 @@ class RunOptions(Parameterized):
     )
     device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: all cores")
+    processes: int | None = param(
+        None,
+        Optional(Interval(int, 1, 1024)),
+        "processes that make the runs side by side; None: one on a CPU, on CUDA as many as pay",
+    )
     tf32: bool = param(
         True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedcohort.errors import DataError, FedcohortError, InputError
@@ -85,6 +84,7 @@ def prepare(
     experiment: Experiment,
     device: str | None = None,
     *,
+    processes: int = 1,
     known: Mapping[str, str] | None = None,
     begun: Mapping[int, Sequence[str]] | None = None,
 ) -> Prepared:
@@ -92,6 +92,8 @@ def prepare(
 
     Parameters
     ----------
+    processes : int
+        How many are to have work: there are at least so many groups, as far as there are runs.
     known : mapping of run id to str, optional
         Keys of federations that are on disk already.
     begun : mapping of int to sequence of str, optional
@@ -129,7 +131,9 @@ def prepare(
         _check_room(plan, federations[names[identity]])
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
-    return Prepared(experiment, datasets, federations, tuple(data_keys), keys, _groups(experiment, begun or {}))
+    return Prepared(
+        experiment, datasets, federations, tuple(data_keys), keys, _groups(experiment, processes, begun or {})
+    )
 
 
 def _check_room(plan: RunPlan, federation: Federation) -> None:
@@ -168,32 +172,38 @@ def _federation_names(plans: Sequence[RunPlan], identities: Sequence[str], known
     return names
 
 
-def _groups(experiment: Experiment, begun: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
+def _groups(experiment: Experiment, processes: int, begun: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
     """Return the lock-step groups: those that were begun, and the other runs by what can share a batch."""
     place_of = {plan.id: i for i, plan in enumerate(experiment.plans)}
     foreign = [name for names in begun.values() for name in names if name not in place_of]
     if foreign:
         raise ResultsError(f"There is a checkpoint of the run {foreign[0]!r}, which the configuration does not have.")
     groups = {number: tuple(place_of[name] for name in names) for number, names in begun.items()}
-    whole = _split(experiment, range(len(experiment.plans)), itertools.count())
+    whole = _split(experiment, range(len(experiment.plans)), processes, itertools.count())
     if groups.items() <= whole.items():  # nothing was added: the same batches as without an interruption
         return whole
     placed = {place for places in groups.values() for place in places}
     rest = [place for place in range(len(experiment.plans)) if place not in placed]
     free = (number for number in itertools.count() if number not in begun)
-    return dict(sorted((groups | _split(experiment, rest, free)).items()))
+    return dict(sorted((groups | _split(experiment, rest, processes, free)).items()))
 
 
-def _split(experiment: Experiment, places: Sequence[int], numbers: Iterator[int]) -> dict[int, tuple[int, ...]]:
-    """Divide plans into groups of those that can share a batch, none larger than ``run.lockstep``."""
+def _split(
+    experiment: Experiment, places: Sequence[int], processes: int, numbers: Iterator[int]
+) -> dict[int, tuple[int, ...]]:
+    """Divide plans into groups of those that can share a batch, none larger than ``run.lockstep``.
+
+    Neighbours among the plans, which cost alike, go to different groups.
+    """
     by_key: dict[str, list[int]] = {}
     for place in places:
         by_key.setdefault(_group_key(experiment.plans[place]), []).append(place)
     groups = {}
     for alike in by_key.values():
-        turns = -(-len(alike) // experiment.options.lockstep)
-        for part in np.array_split(np.array(alike), turns):
-            groups[next(numbers)] = tuple(part.tolist())
+        even = -(-processes * len(alike) // len(places))  # this kind's share of the processes
+        turns = min(len(alike), max(-(-len(alike) // experiment.options.lockstep), even))
+        for turn in range(turns):
+            groups[next(numbers)] = tuple(alike[turn::turns])
     return groups
 
 

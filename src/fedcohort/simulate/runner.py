@@ -22,16 +22,18 @@ from fedcohort.guard import guarded
 from fedcohort.journal.beside import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate import checkpoint as checkpoints
-from fedcohort.simulate.cluster import HandOver, drive, write_journals
+from fedcohort.simulate.cluster import drive, write_journals
 from fedcohort.simulate.config import MEMORY_FILE, Experiment, values_of
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.extend import extended
 from fedcohort.simulate.facts import FederationFacts
 from fedcohort.simulate.group import Group
+from fedcohort.simulate.handover import HandOver
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
 from fedcohort.simulate.prepare import prepare
+from fedcohort.simulate.processes import Driver, how_many
 from fedcohort.simulate.results import ResultsError, RunInfo, read_meta, read_runs
 from fedcohort.simulate.room import memory_errors
 from fedcohort.simulate.tables import override, read_table, to_toml
@@ -92,9 +94,11 @@ class Simulation:
         begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
         saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
         with memory_errors():
+            self._processes = how_many(experiment, self.device)
             self.prepared = prepare(
                 experiment,
                 self.device,
+                processes=self._processes,
                 known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
                 | {name: info.federation for name, info in before.items()},
                 begun={number: list(point.facts["runs"]) for number, point in begun.items()},
@@ -306,6 +310,9 @@ class Simulation:
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
             return drive(self)
+        if self._processes > 1 and Driver(self, self._processes).drive():
+            ended = all(self.ended(number) for number in self.prepared.groups)
+            return "finished" if ended else "interrupted"
         for number in self.prepared.groups:
             if self.ended(number):
                 continue
@@ -381,7 +388,7 @@ class Simulation:
         for info in result.infos:
             self._infos[info.id] = info
         if self.listeners:
-            for row in result.rounds.to_pylist():
+            for row in result.rows():
                 for listener in self.listeners:
                     listener.on_round(self._infos[row["run"]], row)
         self._report("running")

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -39,6 +40,8 @@ from fedcohort.simulate.results import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_WORKERS_SECONDS = 60
 
 
 @contextmanager
@@ -113,7 +116,37 @@ def locked(folder: Path) -> Iterator[None]:
             raise ResultsError(
                 f"Another process is working on the experiment in {folder}.", hint="wait for it, or stop it first"
             ) from None
+        _wait_for_workers(folder)
         yield
+
+
+@contextmanager
+def shared(folder: Path) -> Iterator[None]:
+    """Say that this process makes rounds for the one that holds the lock; it may outlive that one by a round."""
+    import fcntl
+
+    with (folder / ".workers").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _wait_for_workers(folder: Path) -> None:
+    """Wait until processes that an earlier one started, and that was killed, have noticed and ended."""
+    import fcntl
+
+    if not (folder / ".workers").exists():
+        return
+    with (folder / ".workers").open("a") as file:
+        for _ in range(_WORKERS_SECONDS * 10):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                time.sleep(0.1)
+    raise ResultsError(
+        f"Processes of an earlier run are still working on the experiment in {folder}.",
+        hint="wait for them, or end them: python -m fedcohort.simulate.worker",
+    )
 
 
 def _digest(config: bytes) -> str:

@@ -1,0 +1,94 @@
+"""Whole tables against the engine's own time, on one CUDA device.
+
+    python bench/tables_gpu.py [fmnist cifar] --folder DATA [--rounds 500] [--seeds 5] [--processes 1 4 8 12]
+
+FedCor's Table 1: its three settings, six selectors and five seeds make 90 runs. "engine" trains random cohorts of the same
+sizes and evaluates as often, all runs in one lock-step, with no selector, journal or table; "whole" is the experiment as
+``fedcohort reproduce`` runs it, with so many processes. Prints one JSON line per measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedcohort.reproduce.catalogue import EXHIBITS
+from fedcohort.reproduce.run import table_of
+from fedcohort.simulate.config import Experiment, merged
+from fedcohort.simulate.prepare import prepare
+from fedcohort.simulate.runner import Simulation
+
+_NAMES = {"fmnist": "fedcor-table-1-fmnist", "cifar": "fedcor-table-1-cifar10"}
+
+
+def experiments(kind: str, given: argparse.Namespace, processes: int) -> list[Experiment]:
+    study = EXHIBITS[_NAMES[kind]].study
+    found = []
+    for part in study.parts:
+        table = table_of(study, part, seeds=given.seeds, rounds=given.rounds, folder=given.folder)
+        found.append(Experiment.from_dict(merged(table, {"run": {"processes": processes, "device": given.device}})))
+    return found
+
+
+def engine_seconds(experiment: Experiment, rounds: int) -> tuple[float, int]:
+    """Return the seconds of some rounds of all runs without their hosts, and how many runs' rounds they were."""
+    prepared = prepare(experiment, experiment.options.device)
+    generator = np.random.default_rng(0)
+    spent, made = 0.0, 0
+    for number in prepared.groups:
+        group = prepared.group(number, journals=None, device=experiment.options.device, workers=None)
+        runs, every = group.runs, group.runs[0].eval_every
+        cohorts = [generator.permutation(len(run.federation))[: run.size] for run in runs]
+        seeds = np.repeat([run.plan.seed for run in runs], [len(cohort) for cohort in cohorts])
+        for turn in range(rounds + 5):
+            if turn == 5:
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+            cohorts = [generator.permutation(len(run.federation))[: run.size] for run in runs]
+            for run in runs:
+                run.round = turn
+            group.batch.train(runs, cohorts, seeds, None)
+            if turn % every == 0:
+                group.engine.evaluate(group.models)
+        torch.cuda.synchronize()
+        spent += time.perf_counter() - began
+        made += rounds * len(runs)
+        group.close()
+    return spent, made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", default=["fmnist"])
+    parser.add_argument("--folder")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--processes", type=int, nargs="*", default=[1, 4, 8, 12])
+    parser.add_argument("--engine-rounds", type=int, default=100)
+    given = parser.parse_args()
+    for kind in given.kinds:
+        if given.engine_rounds:
+            parts = [engine_seconds(experiment, given.engine_rounds) for experiment in experiments(kind, given, 1)]
+            own = 1e3 * sum(spent for spent, _ in parts) / sum(made for _, made in parts)
+            print(json.dumps({"table": kind, "what": "engine", "ms_a_run_and_round": round(own, 3)}), flush=True)
+        for processes in given.processes:
+            began = time.perf_counter()
+            made = 0
+            with tempfile.TemporaryDirectory() as folder:
+                for i, experiment in enumerate(experiments(kind, given, processes)):
+                    Simulation(experiment, Path(folder) / str(i)).run()
+                    made += sum(plan.options.rounds for plan in experiment.plans)
+            took = time.perf_counter() - began
+            result = {"table": kind, "what": "whole", "processes": processes, "seconds": round(took, 1)}
+            print(json.dumps({**result, "ms_a_run_and_round": round(1e3 * took / made, 3)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
