@@ -15,6 +15,7 @@ import pickle
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ import torch
 from fedcohort.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
+from fedcohort.simulate.sharing import shared_device
 from fedcohort.simulate.worker import Assignment
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Worker:
         The pickled :class:`~fedcohort.simulate.worker.Assignment`.
     threads : int
         Of torch in that process.
+    environment : dict of str to str
+        Variables beside this process's own.
 
     Attributes
     ----------
@@ -79,7 +83,7 @@ class Worker:
         Whether it has opened the experiment.
     """
 
-    def __init__(self, assignment: bytes, threads: int) -> None:
+    def __init__(self, assignment: bytes, threads: int, environment: Mapping[str, str]) -> None:
         self.group: int | None = None
         self.ready = False
         self.connection, theirs = Pipe()
@@ -88,7 +92,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedcohort.simulate.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+                env={**os.environ, **environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             )
         self._assignment = assignment
 
@@ -120,9 +124,12 @@ class Worker:
             return "lost", self._process.wait()
         return kind, value
 
-    def close(self) -> None:
-        """Let it end; what does not end is ended."""
+    def let_go(self) -> None:
+        """Tell it that nothing more comes."""
         self.connection.close()
+
+    def wait(self) -> None:
+        """Wait until it has ended; what does not end is ended."""
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -150,32 +157,40 @@ class Driver:
         work = Assignment.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
         self._assignment = pickle.dumps(work)
         self._workers: list[Worker] = []
+        self._ending: list[Worker] = []
+        self._environment: dict[str, str] = {}
         self._count = min(count, len(self._todo))
 
     def drive(self) -> bool:
         """Make all groups, or stop when the simulation is told to; return whether workers can do this at all."""
-        try:
-            for _ in range(self._count):
-                self._start()
-            for worker in list(self._workers):
-                worker.introduce()
-            asked = False
-            while self._workers:
-                if self.simulation.stopping and not asked:
-                    asked = True
-                    for worker in self._workers:
-                        worker.stop()
-                places = {worker.connection: worker for worker in self._workers}
-                for connection in wait(list(places), timeout=0.2):
-                    if not self._hear(places[connection]):  # type: ignore[index]
-                        return False
-            return True
-        finally:
-            for worker in self._workers:
-                worker.close()
+        with shared_device(str(choose_device(self.simulation.device))) as self._environment:
+            try:
+                return self._drive()
+            finally:
+                for worker in list(self._workers):
+                    self._end(worker)
+                for worker in self._ending:
+                    worker.wait()
+
+    def _drive(self) -> bool:
+        for _ in range(self._count):
+            self._start()
+        for worker in list(self._workers):
+            worker.introduce()
+        asked = False
+        while self._workers:
+            if self.simulation.stopping and not asked:
+                asked = True
+                for worker in self._workers:
+                    worker.stop()
+            places = {worker.connection: worker for worker in self._workers}
+            for connection in wait(list(places), timeout=0.2):
+                if not self._hear(places[connection]):  # type: ignore[index]
+                    return False
+        return True
 
     def _start(self) -> Worker:
-        worker = Worker(self._assignment, self._threads)
+        worker = Worker(self._assignment, self._threads, self._environment)
         self._workers.append(worker)
         return worker
 
@@ -185,9 +200,11 @@ class Driver:
         match kind:
             case "ready":
                 worker.ready = True
+                log.debug("a process is ready")
                 self._next(worker)
             case "made":
                 assert worker.group is not None
+                log.debug("group %d stands at round %d", worker.group, value.round)
                 self.simulation.take_over(worker.group, value)
                 if value.done:
                     worker.group = None
@@ -214,7 +231,8 @@ class Driver:
 
     def _end(self, worker: Worker) -> None:
         self._workers.remove(worker)
-        worker.close()
+        self._ending.append(worker)
+        worker.let_go()
 
     def _lost(self, worker: Worker, status: int) -> None:
         """Start another process in place of one that died; its group goes on from the last hand-over."""

@@ -1,0 +1,53 @@
+"""A CUDA device that several processes compute on at once.
+
+By default a GPU gives its processes time in turns, so that small kernels of one leave most of it idle. NVIDIA's
+Multi-Process Service (MPS) lets them run side by side. Here a service of one's own is started for the time of an
+experiment, where the driver brings it along; without it everything works the same, only slower.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+
+_CONTROL = "nvidia-cuda-mps-control"
+_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+_SECONDS = 20.0
+
+
+@contextmanager
+def shared_device(device: str) -> Iterator[dict[str, str]]:
+    """Yield the environment in which processes share a CUDA device; empty where there is nothing to share.
+
+    Parameters
+    ----------
+    device : str
+        Of :func:`fedcohort.simulate.engine.choose_device`.
+    """
+    control = shutil.which(_CONTROL)
+    if not device.startswith("cuda") or control is None or _PIPES in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="fedcohort-mps-") as folder:
+        places = {_PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **places}
+        try:
+            subprocess.run([control, "-d"], env=environment, check=True, capture_output=True, timeout=_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.info("processes take turns on the GPU: %s cannot be started: %s", _CONTROL, error)
+            yield {}
+            return
+        try:
+            yield places
+        finally:
+            try:
+                subprocess.run([control], input=b"quit\n", env=environment, capture_output=True, timeout=_SECONDS)
+            except (OSError, subprocess.SubprocessError) as error:
+                log.warning("%s in %s did not end: %s", _CONTROL, folder, error)
