@@ -3,8 +3,8 @@
     python bench/tables_gpu.py [fmnist cifar] --folder DATA [--rounds 500] [--seeds 5] [--processes 1 4 8 12]
 
 FedCor's Table 1: its three settings, six selectors and five seeds make 90 runs. "engine" trains random cohorts of the
-same sizes and evaluates as often, all runs in one lock-step, with no selector, journal or table; "whole" is the experiment
-as ``fedcohort reproduce`` runs it, with so many processes. Prints one JSON line per measurement.
+same sizes and evaluates as often, all runs in one lock-step, with no selector, journal or table; "whole" is the
+experiment as ``fedcohort reproduce`` runs it, with so many processes. Prints one JSON line per measurement.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import typer
 from fedcohort.cli.app import app
 
 COMMANDS = typer.main.get_command(app).commands
-EXPERIMENT = ["sweep", "set_", "out", "device", "engine", "address", "track", "quiet", "format"]
+EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address", "track", "quiet", "format"]
 
 
 def option(command, name):

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one seed and 20 rounds: does everything run?")
     parser.add_argument("--out", type=Path, required=True, help="a new folder, or one to continue")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--processes", type=int, help="that make the runs side by side")
     parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
     parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--merge", type=Path, nargs="+", help="score these finished pieces together, nothing else")
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _simulation(given: argparse.Namespace, words: Sequence[str]) -> Simulation:
     if (given.out / "meta.json").is_file():
-        return Simulation.open(given.out, device=given.device)
+        return Simulation.open(given.out, device=given.device, processes=given.processes)
     chosen = [name for name in given.selectors.split(",") if name] or every_selector()
     wanted = table(
         given.data,
@@ -67,7 +68,9 @@ def _simulation(given: argparse.Namespace, words: Sequence[str]) -> Simulation:
     if given.folder is not None:
         wanted["data"]["folder"] = given.folder
     command = " ".join(["fedcohort bench", *words])
-    return Simulation(Experiment.from_dict(wanted), given.out, device=given.device, command=command)
+    return Simulation(
+        Experiment.from_dict(wanted), given.out, device=given.device, processes=given.processes, command=command
+    )
 
 
 if __name__ == "__main__":

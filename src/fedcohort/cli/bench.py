@@ -13,6 +13,7 @@ from fedcohort.cli.options import (
     DeviceOption,
     FormatOption,
     OutOption,
+    ProcessesOption,
     QuietOption,
     complete_selectors,
     listed,
@@ -45,6 +46,7 @@ def bench(
     ] = None,
     out_dir: OutOption = None,
     device: DeviceOption = None,
+    processes: ProcessesOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -66,7 +68,7 @@ def bench(
         _submit(submit, out_dir or Path("submission"))
         return
     if resume is not None:
-        simulation = Simulation.open(resume, device=device)
+        simulation = Simulation.open(resume, device=device, processes=processes)
     else:
         chosen = listed(selectors, "--selectors") if selectors else every_selector()
         names = [name for name in chosen if name != "uniform"]
@@ -83,6 +85,7 @@ def bench(
             Experiment.from_dict(wanted),
             out_dir or default_out(wanted["name"]),
             device=device,
+            processes=processes,
             command=" ".join(["fedcohort", *sys.argv[1:]]),
         )
     simulation.listeners.append(LiveProgress(console))

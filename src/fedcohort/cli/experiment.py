@@ -141,6 +141,7 @@ def launch(
     resume: Path | None = None,
     out_dir: Path | None,
     device: str | None,
+    processes: int | None = None,
     engine: str | None,
     address: str | None,
     track: Sequence[str] | None,
@@ -153,7 +154,9 @@ def launch(
     """
     simulate = runner()
     if resume is not None:
-        simulation: Simulation = simulate.Simulation.open(resume, device=device, engine=engine, address=address)
+        simulation: Simulation = simulate.Simulation.open(
+            resume, device=device, processes=processes, engine=engine, address=address
+        )
     else:
         assert experiment is not None
         for text in experiment.notes:
@@ -162,6 +165,7 @@ def launch(
             experiment,
             out_dir or simulate.default_out(experiment.name),
             device=device,
+            processes=processes,
             address=address,
             command=typed(),
         )

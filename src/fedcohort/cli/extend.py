@@ -11,6 +11,7 @@ from fedcohort.cli.experiment import execute, runner, typed
 from fedcohort.cli.options import (
     DeviceOption,
     FormatOption,
+    ProcessesOption,
     QuietOption,
     SweepOption,
     TrackOption,
@@ -40,6 +41,7 @@ def extend(
     ] = None,
     sweep: SweepOption = None,
     device: DeviceOption = None,
+    processes: ProcessesOption = None,
     track: TrackOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
@@ -68,6 +70,7 @@ def extend(
         rounds=rounds,
         selectors=expanded(added, grid),
         device=device,
+        processes=processes,
         command=typed(),
     )
     execute(simulation, quiet=quiet, format=format, track=track or ())

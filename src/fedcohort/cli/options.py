@@ -120,6 +120,12 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where to write; default runs/NAME-TIME.", file_okay=False)
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes", min=1, help="Processes that make the runs side by side; default: one, on a GPU as many as pay."
+    ),
+]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Address of a Ray cluster; without one a local Ray is started.")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.experiment import LiveProgress, graceful
-from fedcohort.cli.options import DeviceOption, FormatOption, QuietOption, listed
+from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, listed
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
 
 _STOPPED = 75  # there is more to do: the same command goes on
@@ -41,6 +41,7 @@ def reproduce(
     ] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
     device: DeviceOption = None,
+    processes: ProcessesOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -75,6 +76,7 @@ def reproduce(
         parts=listed(parts, "--parts") if parts else (),
         quick=quick,
         device=device,
+        processes=processes,
         minutes=minutes,
         folder=folder,
         listener=lambda: LiveProgress(console),

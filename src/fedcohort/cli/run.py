@@ -14,6 +14,7 @@ from fedcohort.cli.options import (
     EngineOption,
     FormatOption,
     OutOption,
+    ProcessesOption,
     QuietOption,
     SetOption,
     SweepOption,
@@ -33,6 +34,7 @@ def run(
         Path | None, typer.Option("--resume", help="Continue the experiment in this directory.", file_okay=False)
     ] = None,
     device: DeviceOption = None,
+    processes: ProcessesOption = None,
     engine: EngineOption = None,
     address: AddressOption = None,
     track: TrackOption = None,
@@ -68,6 +70,7 @@ def run(
         resume=resume,
         out_dir=out,
         device=device,
+        processes=processes,
         engine=engine,
         address=address,
         track=track,

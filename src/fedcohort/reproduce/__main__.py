@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="instead of the paper's")
     parser.add_argument("--parts", default="", help="only these parts, separated by commas")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--processes", type=int, help="that make the runs side by side")
     parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
     parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--page", type=Path, help="print the page about all records in this folder")
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parts=[part for part in given.parts.split(",") if part],
             quick=given.quick,
             device=given.device,
+            processes=given.processes,
             minutes=given.minutes,
             folder=given.folder,
             guard=_guard,

@@ -55,6 +55,7 @@ def reproduce(
     parts: Sequence[str] = (),
     quick: bool = False,
     device: str | None = None,
+    processes: int | None = None,
     minutes: float | None = None,
     folder: str | None = None,
     listener: Callable[[], Listener] = LineProgress,
@@ -80,6 +81,8 @@ def reproduce(
     quick : bool
         One seed, few rounds and the small digits in place of the data: does everything run?
     device : str, optional
+    processes : int, optional
+        That make the runs side by side.
     minutes : float, optional
         Stop cleanly after so many.
     folder : str, optional
@@ -115,8 +118,8 @@ def reproduce(
                 break
             say(f"{study.name}, {part}: {', '.join(study.settings(part))}")
             done, found = _one_part(
-                study, part, out, seeds=seeds, rounds=rounds, quick=quick, device=device, until=until, folder=folder,
-                listener=listener(), guard=guard, command=command,
+                study, part, out, seeds=seeds, rounds=rounds, quick=quick, device=device, processes=processes,
+                until=until, folder=folder, listener=listener(), guard=guard, command=command,
             )  # fmt: skip
             record.add(found)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,6 +228,7 @@ def _one_part(
     rounds: int | None,
     quick: bool,
     device: str | None,
+    processes: int | None,
     until: float | None,
     folder: str | None,
     listener: Listener,
@@ -238,11 +242,11 @@ def _one_part(
         known = {run.seed for run in load(place).runs}
         missing = [seed for seed in table["seeds"] if seed not in known]
         if missing:
-            simulation = Simulation.extend(place, seeds=missing, device=device, command=command)
+            simulation = Simulation.extend(place, seeds=missing, device=device, processes=processes, command=command)
         else:
-            simulation = Simulation.open(place, device=device)
+            simulation = Simulation.open(place, device=device, processes=processes)
     else:
-        simulation = Simulation(Experiment.from_dict(table), place, device=device, command=command)
+        simulation = Simulation(Experiment.from_dict(table), place, device=device, processes=processes, command=command)
     simulation.listeners.append(listener)
     if until is not None:
         simulation.listeners.append(Deadline(simulation.stop, until))

@@ -46,14 +46,15 @@ class WorkerError(FedcohortError, RuntimeError):
     """A process that makes rounds failed in a way that cannot be repeated here, or keeps dying."""
 
 
-def how_many(experiment: Experiment, device: str) -> int:
-    """Return the number of processes for an experiment: what it says, or what pays on this machine."""
+def how_many(experiment: Experiment, device: str, given: int | None = None) -> int:
+    """Return the number of processes for an experiment: what is given or it says, or what pays on this machine."""
     options = experiment.options
+    wanted = given or options.processes
     runs = len(experiment.plans)
     if options.engine != "local":
         return 1
-    if options.processes is not None:
-        return min(options.processes, runs)
+    if wanted is not None:
+        return min(wanted, runs)
     if os.name != "posix":
         return 1
     chosen = choose_device(device)
@@ -81,6 +82,7 @@ class Worker:
         What it is making.
     ready : bool
         Whether it has opened the experiment.
+    process : subprocess.Popen
     """
 
     def __init__(self, assignment: bytes, threads: int, environment: Mapping[str, str]) -> None:
@@ -89,7 +91,7 @@ class Worker:
         self.connection, theirs = Pipe()
         path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedcohort.simulate.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
@@ -121,7 +123,7 @@ class Worker:
         try:
             kind, value = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            return "lost", self._process.wait()
+            return "lost", self.process.wait()
         return kind, value
 
     def let_go(self) -> None:
@@ -131,10 +133,10 @@ class Worker:
     def wait(self) -> None:
         """Wait until it has ended; what does not end is ended."""
         try:
-            self._process.wait(timeout=10)
+            self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 class Driver:
@@ -145,10 +147,13 @@ class Driver:
     simulation : Simulation
     count : int
         How many processes.
+    asked : bool
+        Whether somebody asked for that many: then one that cannot open the experiment is an error.
     """
 
-    def __init__(self, simulation: Simulation, count: int) -> None:
+    def __init__(self, simulation: Simulation, count: int, asked: bool) -> None:
         self.simulation = simulation
+        self._asked = asked
         options = simulation.experiment.options
         self._todo = deque(number for number in simulation.prepared.groups if not simulation.ended(number))
         self._attempts: dict[int, int] = {}
@@ -156,7 +161,7 @@ class Driver:
         seconds = min(_HAND_OVER_SECONDS, options.checkpoint_seconds)
         work = Assignment.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
         self._assignment = pickle.dumps(work)
-        self._workers: list[Worker] = []
+        self.workers: list[Worker] = []
         self._ending: list[Worker] = []
         self._environment: dict[str, str] = {}
         self._count = min(count, len(self._todo))
@@ -167,7 +172,7 @@ class Driver:
             try:
                 return self._drive()
             finally:
-                for worker in list(self._workers):
+                for worker in list(self.workers):
                     self._end(worker)
                 for worker in self._ending:
                     worker.wait()
@@ -175,15 +180,15 @@ class Driver:
     def _drive(self) -> bool:
         for _ in range(self._count):
             self._start()
-        for worker in list(self._workers):
+        for worker in list(self.workers):
             worker.introduce()
         asked = False
-        while self._workers:
+        while self.workers:
             if self.simulation.stopping and not asked:
                 asked = True
-                for worker in self._workers:
+                for worker in self.workers:
                     worker.stop()
-            places = {worker.connection: worker for worker in self._workers}
+            places = {worker.connection: worker for worker in self.workers}
             for connection in wait(list(places), timeout=0.2):
                 if not self._hear(places[connection]):  # type: ignore[index]
                     return False
@@ -191,7 +196,7 @@ class Driver:
 
     def _start(self) -> Worker:
         worker = Worker(self._assignment, self._threads, self._environment)
-        self._workers.append(worker)
+        self.workers.append(worker)
         return worker
 
     def _hear(self, worker: Worker) -> bool:
@@ -213,7 +218,7 @@ class Driver:
                     self._end(worker)
             case "failed":
                 error = unpacked(value)
-                if not worker.ready and self.simulation.experiment.options.processes is None:
+                if not worker.ready and not self._asked:
                     log.warning("one process makes all runs: another one cannot open the experiment: %s", error)
                     return False
                 raise error
@@ -230,7 +235,7 @@ class Driver:
         worker.make(number, self.simulation.saved(number))
 
     def _end(self, worker: Worker) -> None:
-        self._workers.remove(worker)
+        self.workers.remove(worker)
         self._ending.append(worker)
         worker.let_go()
 

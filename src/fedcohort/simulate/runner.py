@@ -59,6 +59,8 @@ class Simulation:
     listeners : sequence of Listener
     device : str, optional
         Instead of the configuration's.
+    processes : int, optional
+        Instead of the configuration's.
     address : str, optional
         Of the Ray cluster, with ``run.engine = "ray"``; None starts a local one.
     command : str
@@ -73,6 +75,7 @@ class Simulation:
         resume: bool = False,
         listeners: Sequence[Listener] = (),
         device: str | None = None,
+        processes: int | None = None,
         address: str | None = None,
         command: str = "",
     ) -> None:
@@ -86,6 +89,7 @@ class Simulation:
         self._extension: str | None = None  # the configuration to put in place of the directory's
         self._command = command
         self._stop = False
+        self._asked = processes is not None
         self._started = time.time()
         self._done_before = 0
         self._status_due = 0.0
@@ -94,7 +98,7 @@ class Simulation:
         begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
         saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
         with memory_errors():
-            self._processes = how_many(experiment, self.device)
+            self._processes = how_many(experiment, self.device, processes)
             self.prepared = prepare(
                 experiment,
                 self.device,
@@ -112,6 +116,7 @@ class Simulation:
         *,
         listeners: Sequence[Listener] = (),
         device: str | None = None,
+        processes: int | None = None,
         engine: str | None = None,
         address: str | None = None,
     ) -> Simulation:
@@ -119,7 +124,9 @@ class Simulation:
         check_unchanged(out, read_meta(out))
         changes = [] if engine is None else [f"run.engine={engine}"]
         experiment = Experiment.from_dict(override(read_table(out / "config.toml"), changes))
-        return cls(experiment, out, resume=True, listeners=listeners, device=device, address=address)
+        return cls(
+            experiment, out, resume=True, listeners=listeners, device=device, processes=processes, address=address
+        )
 
     @classmethod
     def extend(
@@ -131,6 +138,7 @@ class Simulation:
         selectors: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
         device: str | None = None,
+        processes: int | None = None,
         command: str = "",
     ) -> Simulation:
         """Give an experiment more seeds, rounds or selectors; nothing changes on disk before :meth:`run`.
@@ -150,7 +158,9 @@ class Simulation:
         """
         experiment = extended(out, seeds=seeds, rounds=rounds, selectors=selectors or {})
         try:
-            simulation = cls(experiment, out, resume=True, listeners=listeners, device=device, command=command)
+            simulation = cls(
+                experiment, out, resume=True, listeners=listeners, device=device, processes=processes, command=command
+            )
         except (InputError, SignalError) as error:
             raise type(error)(
                 error.message, hint=f"{out} keeps the federation it has; run a new experiment for this"
@@ -310,7 +320,8 @@ class Simulation:
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
             return drive(self)
-        if self._processes > 1 and Driver(self, self._processes).drive():
+        asked = self._asked or self.experiment.options.processes is not None
+        if self._processes > 1 and Driver(self, self._processes, asked).drive():
             ended = all(self.ended(number) for number in self.prepared.groups)
             return "finished" if ended else "interrupted"
         for number in self.prepared.groups:

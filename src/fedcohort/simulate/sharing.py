@@ -48,6 +48,8 @@ def shared_device(device: str) -> Iterator[dict[str, str]]:
             yield places
         finally:
             try:
-                subprocess.run([control], input=b"quit\n", env=environment, capture_output=True, timeout=_SECONDS)
+                subprocess.run(
+                    [control], input=b"quit\n", env=environment, check=True, capture_output=True, timeout=_SECONDS
+                )
             except (OSError, subprocess.SubprocessError) as error:
                 log.warning("%s in %s did not end: %s", _CONTROL, folder, error)

@@ -137,7 +137,7 @@ def _wait_for_workers(folder: Path) -> None:
     if not (folder / ".workers").exists():
         return
     with (folder / ".workers").open("a") as file:
-        for _ in range(_WORKERS_SECONDS * 10):
+        for _ in range(_WORKERS_SECONDS * 10 + 1):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return

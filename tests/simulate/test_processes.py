@@ -1,0 +1,208 @@
+"""Several processes against one, on the CPU: same results, whatever happens to them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fedcohort.journal import read_journal
+from fedcohort.protocol import SELECTORS
+from fedcohort.selectors.uniform import Uniform
+from fedcohort.simulate import processes, runner
+from fedcohort.simulate.config import ConfigError, Experiment
+from fedcohort.simulate.listener import Listener
+from fedcohort.simulate.prepare import prepare
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.sharing import shared_device
+from fedcohort.simulate.writer import ResultsError, locked, shared
+
+from .outcomes import rows, with_options
+
+TABLE = {
+    "seeds": [0, 1],
+    "data": {"name": "synthetic", "samples": 300, "test_samples": 80, "classes": 4, "shape": [6]},
+    "scenario": {
+        "partition": {"name": "shards", "clients": 10, "per_client": 2},
+        "latency": {"name": "shifted-exponential"},
+        "failure": 0.2,
+        "validation": 0.1,
+    },
+    "model": {"name": "logistic"},
+    "local": {"batch_size": 8, "steps": 3, "lr": 0.1},
+    "run": {"rounds": 30, "cohort": 3, "device": "cpu", "checkpoint_seconds": 0.0, "workers": 1, "processes": 1},
+    "selectors": {"uniform": {}, "flash": {}, "scaffolded": {"name": "uniform", "aggregator": "scaffold"}},
+}
+OWN = """
+from fedcohort.selectors.uniform import Uniform
+
+class Mine(Uniform):
+    pass
+"""
+
+
+def table(**options):
+    return with_options(TABLE, **options)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    file = tmp_path_factory.mktemp("own") / "mine.py"
+    file.write_text(OWN)
+    return {**TABLE["selectors"], "mine": {"name": f"{file}:Mine"}}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, own):
+    out = tmp_path_factory.mktemp("alone") / "x"
+    watch = Watch()
+    assert Simulation(Experiment.from_dict({**table(), "selectors": own}), out, listeners=[watch]).run() == "finished"
+    return out, watch
+
+
+class Watch(Listener):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_round(self, run, row):
+        self.seen[run.id, row["round"]] = (list(row["cohort"]), list(row["statuses"]), list(row["durations"]))
+
+
+def same(out, other):
+    assert rows(out, "rounds") == rows(other, "rounds")
+    assert repr(rows(out, "clients")) == repr(rows(other, "clients"))
+
+
+def test_processes_give_the_same_results_as_one(alone, own, tmp_path):
+    watch, out = Watch(), tmp_path / "x"
+    experiment = Experiment.from_dict({**table(processes=2), "selectors": own})
+    simulation = Simulation(experiment, out, listeners=[watch])
+    assert len(simulation.prepared.groups) > 1
+    assert simulation.run() == "finished"
+    same(out, alone[0])
+    assert watch.seen.keys() == alone[1].seen.keys()
+    for key, (cohort, statuses, durations) in alone[1].seen.items():
+        assert watch.seen[key][:2] == (cohort, statuses)
+        assert watch.seen[key][2] == pytest.approx(durations, rel=1e-6)  # single precision in the table
+    for info in load(out).runs:
+        assert info.state == "finished"
+        with closing(read_journal(load(out).journal(info))) as journal:
+            assert len(list(journal.cohorts())) == TABLE["run"]["rounds"]
+
+
+def test_a_process_that_dies_is_replaced_and_another_stop_can_be_continued(alone, own, tmp_path, monkeypatch):
+    killed = []
+    real = Simulation.take_over
+
+    def take_over(self, number, result):
+        real(self, number, result)
+        if not killed:
+            killed.append(number)
+            worker = next(worker for worker in drivers[0].workers if worker.group == number)
+            worker.process.send_signal(signal.SIGKILL)
+        elif result.round > 10:
+            self.stop()
+
+    drivers = []
+
+    class Kept(processes.Driver):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            drivers.append(self)
+
+    monkeypatch.setattr(runner, "Driver", Kept)
+    monkeypatch.setattr(Simulation, "take_over", take_over)
+    out = tmp_path / "x"
+    experiment = Experiment.from_dict({**table(processes=2), "selectors": own})
+    assert Simulation(experiment, out).run() == "interrupted"
+    assert killed
+    assert 0 < load(out).rounds.num_rows < len(rows(alone[0], "rounds"))
+    monkeypatch.undo()
+    assert Simulation.open(out).run() == "finished"
+    same(out, alone[0])
+
+
+def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, caplog):
+    @SELECTORS.register("known-here-only")
+    class Here(Uniform):
+        pass
+
+    config = {**table(), "selectors": {"uniform": {}, "known-here-only": {}}}
+    with pytest.raises(ConfigError, match="known-here-only"):
+        Simulation(Experiment.from_dict(with_options(config, processes=2)), tmp_path / "x").run()
+    monkeypatch.setattr(runner, "how_many", lambda experiment, device, given: 2)
+    config["run"] = {key: value for key, value in config["run"].items() if key != "processes"}
+    assert Simulation(Experiment.from_dict(config), tmp_path / "y").run() == "finished"
+    assert "another one cannot open the experiment" in caplog.text
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_process_end_before_another_goes_on(alone, own, tmp_path):
+    out = tmp_path / "x"
+    code = (
+        "import sys, json, pathlib\n"
+        "from fedcohort.simulate.runner import run_experiment\n"
+        "run_experiment(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+    )
+    config = {**table(processes=2), "selectors": own}
+    process = subprocess.Popen([sys.executable, "-c", code, json.dumps(config), str(out)])
+    until = time.monotonic() + 120
+    while not list(out.glob("checkpoint/*.npz")):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert Simulation.open(out).run() == "finished"
+    same(out, alone[0])
+
+
+def test_a_directory_with_workers_in_it_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcohort.simulate.writer._WORKERS_SECONDS", 0)
+    with shared(tmp_path), pytest.raises(ResultsError, match="still working"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_groups_for_processes_mix_what_costs_alike():
+    prepared = prepare(Experiment.from_dict(table()), processes=2)
+    labels = [{prepared.experiment.plans[i].label for i in places} for places in prepared.groups.values()]
+    assert labels == [{"uniform", "flash"}, {"uniform", "flash"}, {"scaffolded"}]
+    assert sorted(place for places in prepared.groups.values() for place in places) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [({"processes": 3}, 3), ({"processes": 50}, 6), ({}, 1), ({"engine": "ray"}, 1)]
+)
+def test_how_many(options, expected):
+    given = table(**options)
+    if "processes" not in options:
+        del given["run"]["processes"]
+    assert processes.how_many(Experiment.from_dict(given), "cpu") == expected
+
+
+def test_a_shared_device_is_left_as_it_was(tmp_path, monkeypatch):
+    """The service is started, asked to quit, and nothing stays; without it there is nothing to say."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "$1 $(test "$1" || cat)" "$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/log\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with shared_device("cpu") as nothing:
+        assert nothing == {}
+    with shared_device("cuda:0") as places:
+        folder = Path(places["CUDA_MPS_PIPE_DIRECTORY"])
+        assert folder.is_dir()
+    assert not folder.exists()
+    assert (tmp_path / "log").read_text().split() == ["-d", str(folder), "quit", str(folder)]
+    control.write_text("#!/bin/sh\nexit 1\n")
+    with shared_device("cuda:0") as nothing:
+        assert nothing == {}
