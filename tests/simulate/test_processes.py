@@ -166,7 +166,7 @@ def test_workers_of_a_killed_process_end_before_another_goes_on(alone, own, tmp_
 
 
 def test_a_directory_with_workers_in_it_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.writer._WORKERS_SECONDS", 0)
+    monkeypatch.setattr("fedcohort.simulate.writer.WORKERS_SECONDS", 0)
     with shared(tmp_path), pytest.raises(ResultsError, match="still working"), locked(tmp_path):
         pass
     with locked(tmp_path):

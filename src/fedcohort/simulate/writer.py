@@ -41,7 +41,7 @@ from fedcohort.simulate.results import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WORKERS_SECONDS = 60
+WORKERS_SECONDS = 60
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _wait_for_workers(folder: Path) -> None:
     if not (folder / ".workers").exists():
         return
     with (folder / ".workers").open("a") as file:
-        for _ in range(_WORKERS_SECONDS * 10 + 1):
+        for _ in range(WORKERS_SECONDS * 10 + 1):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
