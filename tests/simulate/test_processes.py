@@ -138,7 +138,7 @@ def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, 
     config = {**table(), "selectors": {"uniform": {}, "known-here-only": {}}}
     with pytest.raises(ConfigError, match="known-here-only"):
         Simulation(Experiment.from_dict(with_options(config, processes=2)), tmp_path / "x").run()
-    monkeypatch.setattr(runner, "how_many", lambda experiment, device, given: 2)
+    monkeypatch.setattr("fedcohort.simulate.prepare.how_many", lambda *arguments: 2)
     config["run"] = {key: value for key, value in config["run"].items() if key != "processes"}
     assert Simulation(Experiment.from_dict(config), tmp_path / "y").run() == "finished"
     assert "another one cannot open the experiment" in caplog.text
@@ -181,13 +181,35 @@ def test_groups_for_processes_mix_what_costs_alike():
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"), [({"processes": 3}, 3), ({"processes": 50}, 6), ({}, 1), ({"engine": "ray"}, 1)]
+    ("options", "steps", "expected"),
+    [
+        ({"processes": 3}, 3, 3),
+        ({"processes": 50}, 3, 6),
+        ({}, 3, 1),  # too short
+        ({"rounds": 1000}, 3, 1),  # two runs a process would be too few
+        ({"rounds": 1000, "many": True}, 3, 2),
+        ({"rounds": 1000, "many": True, "engine": "ray"}, 3, 1),
+        ({"rounds": 1000, "many": True}, 100_000, 1),  # training has both cores already
+    ],
 )
-def test_how_many(options, expected):
-    given = table(**options)
+def test_how_many(options, steps, expected, monkeypatch):
+    monkeypatch.setattr("fedcohort.simulate.division.usable_cores", lambda: 2)
+    seeds = list(range(4 if "many" in options else 2))
+    given = {**table(**options), "local": {**TABLE["local"], "steps": steps}, "seeds": seeds}
+    given["run"].pop("many", None)
     if "processes" not in options:
         del given["run"]["processes"]
-    assert processes.how_many(Experiment.from_dict(given), "cpu") == expected
+    assert prepare(Experiment.from_dict(given), "cpu", processes=None).processes == expected
+
+
+def test_what_a_script_defines_stays_in_its_process(monkeypatch):
+    monkeypatch.setattr("fedcohort.simulate.division.usable_cores", lambda: 2)
+    given = {**table(rounds=1000), "seeds": [0, 1, 2, 3]}
+    del given["run"]["processes"]
+    experiment = Experiment.from_dict(given)
+    assert prepare(experiment, "cpu", processes=None).processes == 2
+    monkeypatch.setattr(Uniform, "__module__", "__main__")
+    assert prepare(experiment, "cpu", processes=None).processes == 1
 
 
 def test_a_shared_device_is_left_as_it_was(tmp_path, monkeypatch):

@@ -122,9 +122,7 @@ OutOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(
-        "--processes", min=1, help="Processes that make the runs side by side; default: one, on a GPU as many as pay."
-    ),
+    typer.Option("--processes", min=1, help="Processes that make the runs side by side; default: as many as pay."),
 ]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
 AddressOption = Annotated[

@@ -44,19 +44,17 @@ def table_of(grid: Grid, exhibit: Exhibit, record: Record) -> Table:
         for setting, figures in grid.published.items():
             cells += [_published(figures, label, measure), _ours(record.mean(setting, label, grid.measure), measure)]
         rows.append(tuple(cells))
-    columns = ["method", *(text for s in grid.published for text in (f"{_head(exhibit, s, grid)}: paper", "ours"))]
+    columns = [
+        "method",
+        *(text for s in grid.published for text in (f"{_head(record, s, grid.measure)}: paper", "ours")),
+    ]
     return Table(grid.measure, measure.title.capitalize(), tuple(columns), tuple(rows))
 
 
-def _head(exhibit: Exhibit, setting: str, grid: Grid) -> str:
-    if grid.measure != "rounds":
-        return setting
-    for part in exhibit.study.parts.values():
-        for entry in part["settings"]:
-            if entry["name"] == setting:
-                targets = entry.get("run", {}).get("targets") or part["run"].get("targets")
-                return f"{setting} ({100 * targets[-1]:g}%)" if targets else setting
-    return setting
+def _head(record: Record, setting: str, measure: str) -> str:
+    """Return a setting's name, with its target where rounds to it are counted."""
+    target = record.settings.get(setting, {}).get("target")
+    return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
 
 
 def _published(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
@@ -178,7 +176,8 @@ def _figures_of(exhibit: Exhibit, record: Record) -> list[Table]:
             (Cell(called), *(_ours(record.mean(setting, label, name), measure) for setting in settings))
             for label, called in exhibit.study.names.items()
         )
-        tables.append(Table(name, measure.title.capitalize(), ("method", *settings), rows))
+        heads = (_head(record, setting, name) for setting in settings)
+        tables.append(Table(name, measure.title.capitalize(), ("method", *heads), rows))
     return tables
 
 

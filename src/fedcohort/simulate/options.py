@@ -75,7 +75,7 @@ class RunOptions(Parameterized):
     processes: int | None = param(
         None,
         Optional(Interval(int, 1, 1024)),
-        "processes that make the runs side by side; None: one on a CPU, on CUDA as many as pay",
+        "processes that make the runs side by side; None: as many as pay",
     )
     tf32: bool = param(
         True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"

@@ -16,6 +16,7 @@ from fedcohort.registry import is_reference
 from fedcohort.scenario import Federation
 from fedcohort.simulate.config import Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
+from fedcohort.simulate.division import how_many, operations
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.store import sample_shape
@@ -41,6 +42,8 @@ class Prepared:
         For each plan.
     groups : dict of int to tuple of int
         Lock-step groups by number, as places of plans.
+    processes : int
+        How many can make them side by side.
     """
 
     experiment: Experiment
@@ -49,6 +52,7 @@ class Prepared:
     data_keys: tuple[str, ...]
     federation_keys: tuple[str, ...]
     groups: dict[int, tuple[int, ...]]
+    processes: int
 
     def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
         """Build a lock-step group, engine and all."""
@@ -84,7 +88,7 @@ def prepare(
     experiment: Experiment,
     device: str | None = None,
     *,
-    processes: int = 1,
+    processes: int | None = 1,
     known: Mapping[str, str] | None = None,
     begun: Mapping[int, Sequence[str]] | None = None,
 ) -> Prepared:
@@ -92,8 +96,9 @@ def prepare(
 
     Parameters
     ----------
-    processes : int
-        How many are to have work: there are at least so many groups, as far as there are runs.
+    processes : int or None
+        How many are to have work: there are at least so many groups, as far as there are runs. None: what the
+        configuration says, or what pays.
     known : mapping of run id to str, optional
         Keys of federations that are on disk already.
     begun : mapping of int to sequence of str, optional
@@ -106,7 +111,8 @@ def prepare(
     data_keys = []
     identities = [_federation_identity(plan) for plan in experiment.plans]
     names = _federation_names(experiment.plans, identities, known or {})
-    built: set[tuple[str, str]] = set()
+    built: dict[tuple[str, str], list[torch.Size]] = {}  # shapes of the parameters
+    work = 0.0
     for plan, identity in zip(experiment.plans, identities, strict=True):
         data_key = _data_key(plan.data)
         if data_key not in datasets:
@@ -114,13 +120,13 @@ def prepare(
         dataset = datasets[data_key]
         if (data_key, plan.model.name) not in built:
             _check_task(plan, dataset)
-            _check_model(plan, dataset)
-            built.add((data_key, plan.model.name))
+            built[data_key, plan.model.name] = _check_model(plan, dataset)
         check_fits(plan)
         if plan.local.augment:
             crop_table(sample_shape(dataset.x_train))  # refuses what is no image
-        if names[identity] not in federations:
-            federations[names[identity]] = plan.scenario.build(
+        name = names[identity]
+        if name not in federations:
+            federations[name] = plan.scenario.build(
                 dataset.labels,
                 dataset.classes if plan.task.has_classes else 1,
                 plan.seed,
@@ -129,18 +135,27 @@ def prepare(
             )
         check_plan(plan, federations[names[identity]])
         _check_room(plan, federations[names[identity]])
+        trained = (plan.options.size or len(federations[names[identity]])) * _samples(
+            plan, federations[names[identity]]
+        )
+        work = max(work, operations(built[data_key, plan.model.name], trained))
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
-    return Prepared(
-        experiment, datasets, federations, tuple(data_keys), keys, _groups(experiment, processes, begun or {})
-    )
+    divided = how_many(experiment, device or experiment.options.device, processes, work)
+    groups = _groups(experiment, divided, begun or {})
+    return Prepared(experiment, datasets, federations, tuple(data_keys), keys, groups, divided)
 
 
 def _check_room(plan: RunPlan, federation: Federation) -> None:
     """Refuse local training whose batches alone, as numbers of samples, no memory would hold."""
-    largest = int(federation.train_sizes.max(initial=0))
-    samples = plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
+    samples = _samples(plan, federation)
     check_room(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
+
+
+def _samples(plan: RunPlan, federation: Federation) -> int:
+    """Return how many samples the largest client takes in a round, each as often as it is taken."""
+    largest = int(federation.train_sizes.max(initial=0))
+    return plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
 
 
 def _loaded(plan: RunPlan) -> Dataset:
@@ -207,20 +222,24 @@ def _split(
     return groups
 
 
-def _check_model(plan: RunPlan, dataset: Dataset) -> None:
-    """Build the model, and compute loss and metric of one's own once, so that nothing fails in the first round."""
+def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
+    """Build the model, and compute loss and metric of one's own once, so that nothing fails in the first round.
+
+    Returns the shapes of its parameters.
+    """
     sample, task = sample_shape(dataset.x_train), plan.task
     output = (*sample, dataset.classes) if dataset.target == "token" else (dataset.outputs,)
     integers = dataset.x_train.dtype.kind == "i"
-    build_model(
+    model = build_model(
         plan.model.name,
         sample,
         dataset.outputs,
         integers=integers,
         output=None if dataset.target == "class" else output,
     )
+    shapes = [value.shape for value in model.parameters()]
     if task.fast:
-        return
+        return shapes
     targets = torch.as_tensor(dataset.y_test[:2])
     outputs = torch.zeros(len(targets), *output)
     try:
@@ -232,6 +251,7 @@ def _check_model(plan: RunPlan, dataset: Dataset) -> None:
             f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
             f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}."
         ) from error
+    return shapes
 
 
 def _check_task(plan: RunPlan, dataset: Dataset) -> None:

@@ -20,8 +20,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedcohort.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
@@ -29,39 +27,16 @@ from fedcohort.simulate.sharing import shared_device
 from fedcohort.simulate.worker import Assignment
 
 if TYPE_CHECKING:
-    from fedcohort.simulate.config import Experiment
     from fedcohort.simulate.runner import Simulation
 
 log = logging.getLogger(__name__)
 
-_HAND_OVER_SECONDS = 5.0
+_HAND_OVER_SECONDS = 2.0
 _ATTEMPTS = 3  # of a group whose process dies
-_FEWEST_ROUNDS = 10_000  # of all runs together, below which starting processes takes longer than it saves
-_FEWEST_RUNS = 4  # of a group
-_MOST = 12
-_GPU_BYTES = 4 * 2**30  # of a GPU's memory for each process
 
 
 class WorkerError(FedcohortError, RuntimeError):
     """A process that makes rounds failed in a way that cannot be repeated here, or keeps dying."""
-
-
-def how_many(experiment: Experiment, device: str, given: int | None = None) -> int:
-    """Return the number of processes for an experiment: what is given or it says, or what pays on this machine."""
-    options = experiment.options
-    wanted = given or options.processes
-    runs = len(experiment.plans)
-    if options.engine != "local":
-        return 1
-    if wanted is not None:
-        return min(wanted, runs)
-    if os.name != "posix":
-        return 1
-    chosen = choose_device(device)
-    if chosen.type != "cuda" or sum(plan.options.rounds for plan in experiment.plans) < _FEWEST_ROUNDS:
-        return 1
-    memory = torch.cuda.get_device_properties(chosen).total_memory
-    return max(1, min(usable_cores() - 1, runs // _FEWEST_RUNS, memory // _GPU_BYTES, _MOST))
 
 
 class Worker:

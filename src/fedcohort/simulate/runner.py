@@ -33,7 +33,7 @@ from fedcohort.simulate.handover import HandOver
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
 from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.processes import Driver, how_many
+from fedcohort.simulate.processes import Driver
 from fedcohort.simulate.results import ResultsError, RunInfo, read_meta, read_runs
 from fedcohort.simulate.room import memory_errors
 from fedcohort.simulate.tables import override, read_table, to_toml
@@ -98,11 +98,10 @@ class Simulation:
         begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
         saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
         with memory_errors():
-            self._processes = how_many(experiment, self.device, processes)
             self.prepared = prepare(
                 experiment,
                 self.device,
-                processes=self._processes,
+                processes=processes,
                 known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
                 | {name: info.federation for name, info in before.items()},
                 begun={number: list(point.facts["runs"]) for number, point in begun.items()},
@@ -321,7 +320,7 @@ class Simulation:
         if self.experiment.options.engine == "ray":
             return drive(self)
         asked = self._asked or self.experiment.options.processes is not None
-        if self._processes > 1 and Driver(self, self._processes, asked).drive():
+        if self.prepared.processes > 1 and Driver(self, self.prepared.processes, asked).drive():
             ended = all(self.ended(number) for number in self.prepared.groups)
             return "finished" if ended else "interrupted"
         for number in self.prepared.groups:
