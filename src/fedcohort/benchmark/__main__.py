@@ -12,6 +12,7 @@ from fedcohort.benchmark.run import QUICK_ROUNDS, every_selector, seeds_of, writ
 from fedcohort.benchmark.suite import DATASETS, table
 from fedcohort.errors import FedcohortError
 from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.graceful import graceful
 from fedcohort.simulate.listener import Deadline, LineProgress
 from fedcohort.simulate.runner import Simulation
 
@@ -42,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             simulation.listeners.append(LineProgress())
             if until is not None:
                 simulation.listeners.append(Deadline(simulation.stop, until))
-            if simulation.run() != "finished":
-                print("stopped; the same command goes on where it stopped", file=sys.stderr)
+            with graceful(simulation, _say):
+                state = simulation.run()
+            if state != "finished":
+                _say("stopped; the same command goes on where it stopped")
                 return STOPPED
             scores = write_scores(given.out)
     except FedcohortError as error:
@@ -71,6 +74,10 @@ def _simulation(given: argparse.Namespace, words: Sequence[str]) -> Simulation:
     return Simulation(
         Experiment.from_dict(wanted), given.out, device=given.device, processes=given.processes, command=command
     )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import INTERRUPTED, LiveProgress, graceful
+from fedcohort.cli.experiment import INTERRUPTED, LiveProgress
 from fedcohort.cli.options import (
     DeviceOption,
     FormatOption,
@@ -20,6 +21,7 @@ from fedcohort.cli.options import (
     selectors_table,
 )
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
+from fedcohort.simulate.graceful import graceful
 
 
 def bench(
@@ -90,7 +92,7 @@ def bench(
         )
     simulation.listeners.append(LiveProgress(console))
     say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
-    with graceful(simulation, console):
+    with graceful(simulation, partial(say, console)):
         state = simulation.run()
     if state == "interrupted":
         say(console, f"interrupted; continue with: fedcohort bench --resume {simulation.out}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,6 +18,7 @@ from rich.table import Table
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
 from fedcohort.coverage import sentences
 from fedcohort.errors import FedcohortError, MissingExtraError
+from fedcohort.simulate.graceful import graceful
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.metrics import Metric
@@ -117,24 +116,6 @@ class LiveProgress(Listener):
         return table(["selector", "#round", f"#{self._metric.name}", ""], shown)
 
 
-@contextmanager
-def graceful(simulation: Simulation, console: Console) -> Iterator[None]:
-    """Let the first Ctrl-C finish the round and write a checkpoint; a second one stops at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if simulation.stopping:
-            raise KeyboardInterrupt
-        simulation.stop()
-        say(console, "stopping after this round; once more to stop at once")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def launch(
     experiment: Experiment | None,
     *,
@@ -208,7 +189,7 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
         f"all; results in {simulation.out}",
     )
     began = time.monotonic()
-    with graceful(simulation, console):
+    with graceful(simulation, partial(say, console)):
         try:
             state = simulation.run()
         except KeyboardInterrupt:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import LiveProgress, graceful
+from fedcohort.cli.experiment import LiveProgress
 from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, listed
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
+from fedcohort.simulate.graceful import graceful
 
 _STOPPED = 75  # there is more to do: the same command goes on
 
@@ -80,7 +82,7 @@ def reproduce(
         minutes=minutes,
         folder=folder,
         listener=lambda: LiveProgress(console),
-        guard=lambda simulation: graceful(simulation, console),
+        guard=lambda simulation: graceful(simulation, partial(say, console)),
         say=lambda text: say(console, text),
         command=" ".join(["fedcohort", *sys.argv[1:]]),
     )

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from fedcohort.errors import FedcohortError
 from fedcohort.reproduce.catalogue import EXHIBITS, find
 from fedcohort.reproduce.page import overview, summary
 from fedcohort.reproduce.run import reproduce
 from fedcohort.reproduce.verdicts import judge
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.graceful import graceful
 
 STOPPED = 75  # of sysexits: try again
 
@@ -56,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             processes=given.processes,
             minutes=given.minutes,
             folder=given.folder,
-            guard=_guard,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
+            guard=lambda simulation: graceful(simulation, _say),
+            say=_say,
             command=" ".join(["fedcohort reproduce", *words]),
         )
     except FedcohortError as error:
@@ -72,20 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-@contextmanager
-def _guard(simulation: Simulation) -> Iterator[None]:
-    """Stop cleanly on the first SIGINT or SIGTERM."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        simulation.stop()
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
