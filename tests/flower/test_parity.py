@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from flwr.app import Context, RecordDict
 
 from fedcohort.cli.flower import rendered
 from fedcohort.journal import read_journal
+from fedcohort.participation import verify
 from fedcohort.protocol import SELECTORS, Selector, Status
+from fedcohort.report.account import read_account
 from fedcohort.signals import Signal
 from fedcohort.simulate.config import read_table, to_toml
 from fedcohort.simulate.runner import run_experiment
@@ -24,21 +27,28 @@ from fedcohort.simulate.runner import run_experiment
 SELECTOR_NAMES = [name for name in SELECTORS if Signal.DURATION not in SELECTORS.create(name).requires]
 SETTINGS: dict[str, dict[str, Any]] = {
     "balanced": {"durations": "no"},
+    "balanced-unlabelled": {"name": "balanced", "durations": "no", "balance": "no"},
     "fedcor": {"warmup": 1, "interval": 3},
     "fedcm-ts": {"filter": {"name": "fedca"}},
     "fedcm-ucb": {"filter": {"name": "cmfl"}},
 }
+LABELS = [*SELECTOR_NAMES, *(label for label in SETTINGS if label not in SELECTOR_NAMES)]
 
 
-def experiment_table(names: list[str]) -> dict[str, Any]:
+def selector_of(label: str) -> Selector[Any]:
+    settings = {key: value for key, value in SETTINGS.get(label, {}).items() if key != "filter"}
+    return SELECTORS.create(settings.pop("name", label), **settings)
+
+
+def experiment_table(labels: list[str]) -> dict[str, Any]:
     table = read_table(Path(__file__).parent / "parity.toml")
-    return {**table, "selectors": {name: SETTINGS.get(name, {}) for name in names}}
+    return {**table, "selectors": {label: SETTINGS.get(label, {}) for label in labels}}
 
 
-def write_app(folder: Path, names: list[str]) -> Path:
-    """Write the app of ``fedcohort flower new`` with an experiment of all these selectors."""
-    files = rendered("parity-app", "power-of-choice")
-    files["experiment.toml"] = to_toml(experiment_table(names))
+def write_app(folder: Path, table: dict[str, Any], name: str = "parity-app") -> Path:
+    """Write the app of ``fedcohort flower new`` with an experiment of our own."""
+    files = rendered(name, "power-of-choice")
+    files["experiment.toml"] = to_toml(table)
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -74,37 +84,70 @@ def assert_same(simulated: Path, live: Path, rounds: int) -> None:
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All selectors in the simulator; returns the folder of journals."""
     out = tmp_path_factory.mktemp("simulated") / "out"
-    run_experiment(experiment_table(SELECTOR_NAMES), out)
+    run_experiment(experiment_table(LABELS), out)
     return out / "journal"
 
 
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@contextlib.contextmanager
+def imported(folder: Path, package: str) -> Iterator[dict[str, Any]]:
     """The app's modules, imported from a folder as Flower does."""
-    folder = write_app(tmp_path_factory.mktemp("app"), SELECTOR_NAMES)
     sys.path.insert(0, str(folder))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield {name: importlib.import_module(f"parity_app.{name}") for name in ("server_app", "client_app")}
+        yield {name: importlib.import_module(f"{package}.{name}") for name in ("server_app", "client_app")}
     finally:
         torch.set_num_threads(threads)
         sys.path.remove(str(folder))
-        for name in [n for n in sys.modules if n.startswith("parity_app")]:
+        for name in [n for n in sys.modules if n.startswith(package)]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", SELECTOR_NAMES)
-def test_the_app_on_an_in_process_grid(name: str, app: Any, kit: Any, simulated: Path, tmp_path: Path) -> None:
-    clock = kit.Clock()
-    config = {"selector": name, "num-server-rounds": 0, "wait-for": 0, "deadline": 60.0, "journal": str(tmp_path)}
-    grid = kit.FakeGrid(clock)
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = write_app(tmp_path_factory.mktemp("app"), experiment_table(LABELS))
+    with imported(folder, "parity_app") as modules:
+        yield modules
+
+
+def run_in_process(app: Any, kit: Any, name: str, journals: Path) -> None:
+    """Run a selector of an app on eight nodes of the in-process grid."""
+    config = {"selector": name, "num-server-rounds": 0, "wait-for": 0, "deadline": 60.0, "journal": str(journals)}
+    grid = kit.FakeGrid(kit.Clock())
     grid.run_config = config
     for number in range(8):
         grid.add(kit.Node(app["client_app"].app, {"partition-id": number}, latency=0.0), node_id=900 - number)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config, series_id=1)
     app["server_app"].main(grid, context)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_the_app_on_an_in_process_grid(name: str, app: Any, kit: Any, simulated: Path, tmp_path: Path) -> None:
+    run_in_process(app, kit, name, tmp_path)
     assert_same(simulated / f"{name}-s7.sqlite", tmp_path / f"{name}.sqlite", rounds=5)
+
+
+def test_rules_admit_the_same_clients_in_both_worlds(kit: Any, tmp_path: Path) -> None:
+    """What simulated clients say about themselves is what the app's clients say; the shadow watches both."""
+    table = experiment_table(["uniform", "active-fl"])
+    table["scenario"] = {
+        **table["scenario"],
+        "attributes": {
+            "region": ["north", "north", "north", "north", "north", "south", "south", "south"],
+            "charge": [90, 10, 80, 70, 60, 50, 40, 30],
+        },
+    }
+    table["rules"] = {"eligible": "charge >= 20", "quotas": {"region": 1}, "min_separation": 2}
+    table["run"] = {**table["run"], "shadows": ["active-fl"]}
+    run_experiment(table, tmp_path / "out")
+    with imported(write_app(tmp_path / "app", table, "ruled-app"), "ruled_app") as app:
+        run_in_process(app, kit, "uniform", tmp_path / "live")
+    simulated, live = tmp_path / "out" / "journal" / "uniform-s7.sqlite", tmp_path / "live" / "uniform.sqlite"
+    assert_same(simulated, live, rounds=5)
+    ours, theirs = read_account(simulated), read_account(live)
+    assert [r.excluded for r in ours.rounds] == [r.excluded for r in theirs.rounds]
+    assert all("it does not meet charge >= 20" in r.excluded for r in theirs.rounds) and verify(live).holds
+    assert [(s.name, s.rounds) for s in theirs.shadows] == [("active-fl", 5)]
 
 
 # One ServerApp goes through all selectors, so that every node describes itself once and not once for each of them.
@@ -137,32 +180,32 @@ app = client_app.app
 """
 
 
-def travelling(name: str) -> set[str]:
+def travelling(label: str) -> set[str]:
     """What a selector makes travel: the signals it needs, a question of its own, a filter."""
-    selector = SELECTORS.create(name)
+    selector = selector_of(label)
     kinds = {signal.value for signal in selector.requires}
     return kinds | ({"a question"} if type(selector).query is not Selector.query else {"no question"})
 
 
 def covering() -> list[str]:
     """Return few selectors among which everything travels that travels for any; the rest is the wire's daily bread."""
-    left, chosen = set[str]().union(*map(travelling, SELECTOR_NAMES)), []
+    left, chosen = set[str]().union(*map(travelling, LABELS)), []
     while left:
-        chosen.append(max(SELECTOR_NAMES, key=lambda name: len(travelling(name) & left)))
+        chosen.append(max(LABELS, key=lambda label: len(travelling(label) & left)))
         left -= travelling(chosen[-1])
     return chosen
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "names", [pytest.param(covering(), id="covering"), pytest.param(SELECTOR_NAMES, id="all", marks=pytest.mark.slow)]
+    "names", [pytest.param(covering(), id="covering"), pytest.param(LABELS, id="all", marks=pytest.mark.slow)]
 )
 def test_a_deployment_of_eight_nodes(names: list[str], kit: Any, simulated: Path, tmp_path: Path) -> None:
     """1 SuperLink, 8 SuperNodes, selectors that decide from the same facts, two rounds each.
 
     Among the few of every day, every signal, question and filter goes over the wire; ``-m slow`` runs all selectors.
     """
-    app = write_app(tmp_path / "app", SELECTOR_NAMES)
+    app = write_app(tmp_path / "app", experiment_table(LABELS))
     (app / "parity_app" / "all_server.py").write_text(_SERVER)
     (app / "parity_app" / "all_client.py").write_text(_CLIENT)
     project = (app / "pyproject.toml").read_text()

@@ -31,7 +31,7 @@ from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.rules import rules_app
 from fedcohort.cli.run import run
-from fedcohort.errors import FedcohortError
+from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.text import OneLine
 
 app = typer.Typer(
@@ -41,6 +41,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# Which extra brings what, by the module that is missing without it.
+EXTRAS = {
+    "fastapi": "report",
+    "flwr": "flower",
+    "pandas": "notebook",
+    "plotly": "report",
+    "pyarrow": "sim",
+    "ray": "ray",
+    "safetensors": "flower",
+    "sklearn": "sim",
+    "tenseal": "he",
+    "torch": "sim",
+    "uvicorn": "report",
+}
 
 
 def _version(wanted: bool) -> None:
@@ -103,6 +118,16 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         print_error(error)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS or "--debug" in sys.argv:
+            raise
+        print_error(
+            MissingExtraError(
+                f"This needs {module}, which is not installed.", hint=f"pip install 'fedcohort[{EXTRAS[module]}]'"
+            )
+        )
         sys.exit(1)
     except BrokenPipeError:  # the reader, such as head, has seen enough
         sys.stderr.close()

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+import fedcohort
 from fedcohort.cli.options import complete_selector
 from fedcohort.cli.output import err, out, say
 from fedcohort.errors import InputError
@@ -54,7 +55,7 @@ def new(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         say(out(), str(file))
-    say(err(), f"The app is in {directory}. Its README.md says how to run it.")
+    say(err(), f"The app is complete. {directory / 'README.md'} says how to run it.")
 
 
 def rendered(name: str, selector: str) -> dict[str, str]:
@@ -100,6 +101,7 @@ def rendered(name: str, selector: str) -> dict[str, str]:
         sections[chosen.name] = f'\nname = "{selector}"'
     values = {
         "name": name,
+        "version": fedcohort.__version__,
         "package": package,
         "selector": chosen.name,
         "classes": "10",

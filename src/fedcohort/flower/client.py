@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -316,6 +316,7 @@ def torch_answers(
     share_labels: bool = True,
     seal: Callable[[str, Any], bytes] | None = None,
     private: Private | None = None,
+    attributes: Callable[[Context], Mapping[str, Attribute]] | None = None,
     batch_size: int = 1024,
     name: Callable[[Context], str] = client_name,
 ) -> Answers:
@@ -342,6 +343,8 @@ def torch_answers(
         ``SecretRotation.seal`` of ``fedcohort.privacy``.
     private : Private, optional
         Noise on label counts and losses and the ledger that books them; gradients are then not told.
+    attributes : callable, optional
+        ``attributes(context)`` returns what else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
     batch_size : int
         How many samples are evaluated at once.
     name : callable
@@ -358,14 +361,15 @@ def torch_answers(
 
     def facts(context: Context) -> Facts:
         labels = samples(data, context)[1].cpu().numpy()
+        told = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
         if classes is None:
-            return Facts(size=len(labels))
+            return told
         counts = np.bincount(labels.astype(np.int64), minlength=classes)
         if private is not None:
-            return Facts(size=len(labels), sealed_labels=private.sealed(context, name(context), counts))
+            return replace(told, sealed_labels=private.sealed(context, name(context), counts))
         if seal is not None:
-            return Facts(size=len(labels), sealed_labels=seal(name(context), counts))
-        return Facts(size=len(labels), label_counts=counts if share_labels else None)
+            return replace(told, sealed_labels=seal(name(context), counts))
+        return replace(told, label_counts=counts if share_labels else None)
 
     def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
         module = model(context)

@@ -226,9 +226,6 @@ class Loopback:
                 lines.append("insecure = true")
             else:
                 lines.append(f"root-certificates = {json.dumps(str(self.certificates.authority))}")
-            if self.simulated:
-                lines.append(f"options.num-supernodes = {self.simulated}")
-                lines.append("options.backend.client-resources.num-cpus = 1")
             (self.home / "cli").mkdir(exist_ok=True)
             (self.home / "cli" / "config.toml").write_text("\n".join(lines) + "\n")
             self.start_superlink()
@@ -331,6 +328,8 @@ class Loopback:
         if config:
             pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
             command += ["--run-config", pairs]
+        if self.simulated:
+            command += ["--federation-config", f"num-supernodes={self.simulated} client-resources-num-cpus=1"]
         run = _Service(command, self._home_of("cli"), self.home, self.home / f"run-{len(self._runs)}.log")
         self._runs.append(run)
         return run

@@ -470,8 +470,9 @@ class Rounds:
         self._store(session, report, server_round, average)
         models = int(kept.sum())
         say(
-            "round", "round %d: the mean of %d models", cohort.round, models, round=cohort.round, ticket=cohort.ticket,
-            models=models, without=len(trained.reasons), metrics=scalars(average.metrics),
+            "round", "round %d: models in the average: %d", cohort.round, models,
+            round=cohort.round, ticket=cohort.ticket, models=models, without=len(trained.reasons),
+            metrics=scalars(average.metrics),
         )  # fmt: skip
         self._evaluate(session, cohort.round, average.arrays)
         return average.arrays

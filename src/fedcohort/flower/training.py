@@ -173,5 +173,5 @@ class Training:
         ordered = agreeing([c for c in map(checked.get, cohort.names) if c is not None and c.status is not _MISSING])
         failed = {reply.name: reply.reason for reply in ordered if reply.status is not _OK}
         reasons.update(failed)
-        log.info("%d sound models, %d clients without one", len(ordered) - len(failed), len(reasons))
+        log.info("sound models: %d, clients without one: %d", len(ordered) - len(failed), len(reasons))
         return Trained(ordered, reasons, messages)

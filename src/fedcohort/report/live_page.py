@@ -111,12 +111,15 @@ def ending(found: Account) -> list[str]:
         lines[0] = f"{lines[0][:-1]}: {found.reason.rstrip('.')}."
     lines += [f"Selector changed in {change}." for change in found.changes]
     failed = found.failures()
-    asked = sum(client.picked for client in found.clients)
+    asked = sum(sum(client.statuses.values()) for client in found.clients)  # who still trains is not among them
     if failed:
         parts = ", ".join(f"{count} {status.lower()}" for status, count in failed.most_common())
         lines.append(f"Of {asked} times a client was asked to train, {sum(failed.values())} brought no model: {parts}.")
-    else:
+    elif asked:
         lines.append(f"All {asked} times a client was asked to train it brought a sound model.")
+    training = sum(len(r.clients) for r in found.rounds if r.seconds is None and r.abandoned is None)
+    if training:
+        lines.append(f"Asked and not reported on yet: {counted(training, 'client')}.")
     given_up = sum(r.abandoned is not None for r in found.rounds)
     if given_up:
         lines.append(f"{counted(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen anew.")
@@ -124,7 +127,7 @@ def ending(found: Account) -> list[str]:
     if found.never:
         lines.append(f"Never picked, {len(found.never)} of {members}: {names(found.never, 50)}.")
     else:
-        lines.append(f"Each of the {members} members was picked at least once.")
+        lines.append(f"Never picked: none of {counted(members, 'member')}.")
     return lines
 
 
