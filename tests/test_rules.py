@@ -43,6 +43,7 @@ class Played:
     failed: set[int]
     size: int
     abandoned: bool
+    answered: set[int] = dataclasses.field(default_factory=set)  # before it was abandoned
 
 
 def excluded_by_definition(
@@ -65,9 +66,10 @@ def excluded_by_definition(
     if rules.max_in_window is not None and sum(round_ - p < rules.window for p in past) >= rules.max_in_window:
         return True
     if rules.cool_off:
-        results = [client in p.failed for p in counted if client in p.picked]
-        last = results[-rules.failures :]
-        if len(last) == rules.failures and all(last) and round_ - past[-1] <= rules.cool_off:
+        answered = [p for p in history if client in (p.answered if p.abandoned else p.picked)]
+        last = answered[-rules.failures :]
+        failed = len(last) == rules.failures and all(client in p.failed for p in last)
+        if failed and round_ - last[-1].round <= rules.cool_off:
             return True
     return False
 
@@ -135,9 +137,14 @@ def federation(seed: int, folder: Path | None = None) -> None:
         check_round(rules, history, now, facts)
         if cohort.size:
             bad = rng.random(cohort.size) < 0.3
-            if rng.random() < 0.1:
+            if rng.random() < 0.2:
+                told = rng.random(cohort.size) < 0.5  # some had answered when it was given up
+                if told.any():
+                    status = np.where(bad, Status.FAILED, Status.OK)[told]
+                    session.tell(RoundReport(cohort.ticket, cohort.clients[told], status, complete=False))
                 session.abandon(cohort.ticket, "gone")
-                now.abandoned = True
+                now.abandoned, now.answered = True, set(cohort.clients[told].tolist())
+                now.failed = set(cohort.clients[bad & told].tolist())
             else:
                 status = np.where(bad, Status.FAILED, Status.OK)
                 session.tell(RoundReport(cohort.ticket, cohort.clients, status))

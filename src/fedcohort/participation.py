@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.explain import ABANDONED
-from fedcohort.protocol import Cohort
+from fedcohort.protocol import Cohort, Status
 from fedcohort.rules import Referee, Rules
 from fedcohort.views import in_cohort_order
 
@@ -137,11 +137,16 @@ def resumed(rules: Rules, journal: Journal) -> Referee:
         referee.ledger.joined[first : first + int(body["count"])] = int(body.get("round", 0))
     given_up = {body["ticket"] for body in journal.events(ABANDONED)}
     for row in journal.cohorts():
-        if row.ticket in given_up or not len(row.clients):
+        if not len(row.clients):
             continue
-        referee.ledger.picked(row.ticket, row.round, row.clients)
+        abandoned = row.ticket in given_up
+        if not abandoned:
+            referee.ledger.picked(row.ticket, row.round, row.clients)
         blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
         if row.told_at is not None and blocks:
             cohort = Cohort(row.clients, round=row.round, ticket=row.ticket)
-            referee.ledger.told(row.clients, np.asarray(in_cohort_order(cohort, blocks).status))
+            status = np.asarray(in_cohort_order(cohort, blocks).status)
+            # Who had not answered when a cohort was given up has not failed.
+            answered = status != Status.MISSING if abandoned else np.ones(len(status), np.bool_)
+            referee.ledger.told(row.round, row.clients[answered], status[answered])
     return referee

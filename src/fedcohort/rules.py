@@ -1,8 +1,9 @@
 """Rules an operator sets: who may be picked at all, who must be, and how often.
 
 A session holds its rules before any selector sees a slate: whom they exclude is no candidate, whom they demand is taken
-first, and quotas are mended afterwards. Every exclusion is recorded with its reason. A round that was abandoned counts
-for nothing. The words, for a round r and a client's participations P (the earlier rounds whose cohorts it was in):
+first, and quotas are mended afterwards. Every exclusion is recorded with its reason. A cohort that was abandoned counts
+for nothing, except that who answered it with a failure has failed once more. The words, for a round r and a client's
+participations P (the earlier rounds whose cohorts it was in):
 
 - ``min_separation`` b: no p in P with r - p < b;
 - ``max_participations`` m: fewer than m rounds in P; a budget that admits fewer participations counts alike: of each
@@ -10,7 +11,7 @@ for nothing. The words, for a round r and a client's participations P (the earli
 - ``max_in_window`` x of ``window`` w: fewer than x of P among the w - 1 rounds before r;
 - ``min_in_window`` x of ``window`` w: every w rounds in a row, from when it joined, hold x participations, as long as
   it is available and there is room;
-- ``cool_off`` c after ``failures`` f: not in the c rounds after the last of f participations in a row that failed.
+- ``cool_off`` c after ``failures`` f: not in the c rounds after the last of f failures in a row.
 
 ``min_separation`` and ``max_participations`` are the participation rules of DP-FTRL: its guarantee needs no sampling,
 only that nobody takes part more often or at shorter distance than these say ([Xu2023]_). Any selector can be used
@@ -189,11 +190,12 @@ class Ledger:
     last: IntArray = field(init=False)
     count: IntArray = field(init=False)
     streak: IntArray = field(init=False)  # failures in a row
+    failed: IntArray = field(init=False)  # the round of the last one
     joined: IntArray = field(init=False)
     recent: deque[tuple[int, int, IntArray]] = field(init=False)  # (ticket, round, clients)
 
     def __post_init__(self) -> None:
-        self.last = np.full(self.n, _NEVER, np.int64)
+        self.last, self.failed = (np.full(self.n, _NEVER, np.int64) for _ in range(2))
         self.count, self.streak, self.joined = (np.zeros(self.n, np.int64) for _ in range(3))
         self.recent = deque()
 
@@ -201,6 +203,7 @@ class Ledger:
         """Make room for clients that joined before ``round_``."""
         more = n - self.n
         self.last = np.concatenate([self.last, np.full(more, _NEVER, np.int64)])
+        self.failed = np.concatenate([self.failed, np.full(more, _NEVER, np.int64)])
         self.count = np.concatenate([self.count, np.zeros(more, np.int64)])
         self.streak = np.concatenate([self.streak, np.zeros(more, np.int64)])
         self.joined = np.concatenate([self.joined, np.full(more, round_, np.int64)])
@@ -214,11 +217,12 @@ class Ledger:
         while self.recent and self.recent[0][1] <= round_ - self.window:
             self.recent.popleft()
 
-    def told(self, clients: IntArray, status: AnyArray) -> None:
+    def told(self, round_: int, clients: IntArray, status: AnyArray) -> None:
         """Count failures in a row."""
         ok = np.asarray(status) == Status.OK
         self.streak[clients[ok]] = 0
         self.streak[clients[~ok]] += 1
+        self.failed[clients[~ok]] = np.maximum(self.failed[clients[~ok]], round_)
 
     def in_last(self, round_: int, rounds: int) -> IntArray:
         """(N,) participations in the ``rounds`` rounds before ``round_``."""
@@ -355,7 +359,7 @@ class Referee:
             often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
             exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")
         if rules.cool_off:
-            hot = (ledger.streak[candidates] >= rules.failures) & (since <= rules.cool_off)
+            hot = (ledger.streak[candidates] >= rules.failures) & (round_ - ledger.failed[candidates] <= rules.cool_off)
             exclude(hot, f"it cools off for {rules.cool_off} rounds after {rules.failures} failures in a row")
         allowed = candidates[codes[candidates] == 0]
         return Verdict(allowed, self._demanded(round_, allowed), codes, tuple(reasons))

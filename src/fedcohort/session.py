@@ -535,7 +535,7 @@ class Session(Standing):
         del self._open[cohort.ticket]
         if self._referee is not None:
             if abandoned is None:
-                self._referee.ledger.told(cohort.clients, whole.status)
+                self._referee.ledger.told(cohort.round, cohort.clients, whole.status)
             else:
                 self._referee = participation.resumed(self._referee.rules, self._journal)
         self._prepared = None

@@ -243,7 +243,7 @@ class Loopback:
         if error is not None:
             error.add_note(self.logs())
 
-    def start_superlink(self, *, timeout: float = 60) -> None:
+    def start_superlink(self, *, timeout: float = 180) -> None:
         """Start the SuperLink and wait until it accepts connections."""
         command = [self._script("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._ports[0])]
         if self.certificates is None:
@@ -307,7 +307,7 @@ class Loopback:
                 run.kill()  # its stream would go on waiting for a log that nobody writes
         return bool(found)
 
-    def cli(self, *arguments: str, timeout: float = 60) -> str:
+    def cli(self, *arguments: str, timeout: float = 180) -> str:
         """Run one ``flwr`` command to its end and return what it printed."""
         done = subprocess.run(
             [self._script("flwr"), *arguments],

@@ -52,6 +52,7 @@ log = logging.getLogger("flwr.fedcohort")
 _OK, _INVALID = Status.OK, Status.INVALID
 _TRIAL = "trial"
 _TRY = "try"  # the event of a pending cohort that is trained again
+_TELL_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
 _NAMED = 8  # clients named in a line of the log
 
 
@@ -288,7 +289,8 @@ class Rounds:
 
     def _available(self, session: Session) -> Available:
         """Return who can take part, waiting until as many are online as the run wants to see and one is free."""
-        end = self.settings.clock() + self.settings.patience
+        begun = told = self.settings.clock()
+        end = begun + self.settings.patience
         while True:
             self.population.refresh()
             self._collect_late(session)
@@ -303,6 +305,9 @@ class Rounds:
                 if enough and found.names and self._admitted(session, found):
                     return found
                 raise self._nobody(session)
+            if (now := self.settings.clock()) - told >= _TELL_EVERY:
+                told = now
+                log.info("waiting: %s", self._missing(now - begun))
             self.settings.sleep(0.25)
 
     def _admitted(self, session: Session, available: Available) -> bool:
@@ -313,13 +318,20 @@ class Rounds:
         self._kept_out = () if verdict is None else verdict.reasons
         return verdict is None or len(verdict.allowed) > 0
 
-    def _nobody(self, session: Session) -> FederationTimeoutError:
+    def _missing(self, seconds: float) -> str:
+        """Return what has kept a round from being chosen for so long."""
         online = len(self.population.online)
-        what = f"{online} of {self.least} clients have been online" if online else "Nobody has been available"
-        if online >= self.least and self._kept_out:
-            what = f"The rules have admitted nobody ({'; '.join(self._kept_out[:3])})"
+        what = f"{online} of {self.least} clients have been online" if online else "nobody has been available"
+        if online >= self.least:
+            what = "everybody who is online has been at work on something else"
+            if self._kept_out:
+                what = f"the rules have admitted nobody ({'; '.join(self._kept_out[:3])})"
+        return f"{what} for {seconds:.0f} s"
+
+    def _nobody(self, session: Session) -> FederationTimeoutError:
+        said = self._missing(self.settings.patience)
         return FederationTimeoutError(
-            f"{what} for {self.settings.patience:g} s in round {session.round}.",
+            f"{said[0].upper()}{said[1:]} in round {session.round}.",
             hint="start SuperNodes and run the app again: it continues with this round",
         )
 

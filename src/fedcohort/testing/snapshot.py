@@ -107,9 +107,10 @@ def _rules(session: Session) -> Plain | None:
         return None
     ledger = referee.ledger
     since = session.round - ledger.window
+    counts = (ledger.last, ledger.count, ledger.streak, ledger.failed, ledger.joined)
     return {
         "rules": _json(referee.rules.to_dict()),
-        "ledger": [array.tolist() for array in (ledger.last, ledger.count, ledger.streak, ledger.joined)],
+        "ledger": [array.tolist() for array in counts],
         "recent": [(ticket, at, clients.tolist()) for ticket, at, clients in ledger.recent if at > since],
         "attributes": {name: dict(said) for name, said in referee.attributes.items()},
         "unmet": list(referee._unmet),
