@@ -130,6 +130,14 @@ def test_a_process_that_dies_is_replaced_and_another_stop_can_be_continued(alone
     same(out, alone[0])
 
 
+def test_a_stop_before_anything_is_ready(own, tmp_path, capfd):
+    simulation = Simulation(Experiment.from_dict({**table(processes=2), "selectors": own}), tmp_path / "x")
+    simulation.stop()
+    assert simulation.run() == "interrupted"
+    assert load(tmp_path / "x").rounds.num_rows == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, caplog):
     @SELECTORS.register("known-here-only")
     class Here(Uniform):

@@ -24,7 +24,7 @@ from fedcohort.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
 from fedcohort.simulate.sharing import shared_device
-from fedcohort.simulate.worker import Assignment
+from fedcohort.simulate.worker import STOP, Assignment
 
 if TYPE_CHECKING:
     from fedcohort.simulate.runner import Simulation
@@ -69,6 +69,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedcohort.simulate.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C is for the driver, which decides
                 env={**os.environ, **environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             )
         self._assignment = assignment
@@ -87,7 +88,7 @@ class Worker:
     def stop(self) -> None:
         """Let it hand over after the round that is going on, and end."""
         with self._gone_is_noticed_later():
-            self.connection.send("stop")
+            self.connection.send(STOP)
 
     @staticmethod
     def _gone_is_noticed_later() -> contextlib.suppress:

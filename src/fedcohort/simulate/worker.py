@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import sys
 import time
 import traceback
@@ -25,6 +24,7 @@ from fedcohort.simulate.prepare import Prepared
 from fedcohort.simulate.tables import read_table
 from fedcohort.simulate.writer import shared
 
+STOP = "stop"
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # what a connection raises whose other end is no more
 _SHARE = 0.05  # of the time at most goes into checkpoints
 
@@ -79,8 +79,7 @@ def _make(connection: Connection, work: Assignment, group: Group) -> None:
 def _said_stop(connection: Connection) -> bool:
     if not connection.poll():
         return False
-    connection.recv()  # there is only one thing to say, or the end of the connection
-    return True
+    return bool(connection.recv() == STOP)  # or the end of the connection, which raises
 
 
 def serve(connection: Connection) -> None:
@@ -94,7 +93,10 @@ def serve(connection: Connection) -> None:
     connection.send(("ready", None))
     with shared(work.out):
         while True:
-            number, saved = connection.recv()
+            message = connection.recv()
+            if message == STOP:
+                return
+            number, saved = message
             try:
                 group = prepared.group(number, journals=work.out / "journal", device=work.device, workers=work.threads)
                 try:
@@ -126,7 +128,6 @@ def packed(error: BaseException) -> bytes | str:
 
 def main() -> None:
     """Serve the driver that started this process; the argument is the descriptor of the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the driver decides
     with (
         Connection(int(sys.argv[1])) as connection,
         contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
