@@ -16,9 +16,12 @@ from fedcohort import (
     RoundRequest,
     Session,
     Signal,
+    Status,
 )
 from fedcohort.errors import JournalError, SignalError
-from fedcohort.selectors import Balanced
+from fedcohort.numerics.class_balance import qcid
+from fedcohort.privacy.sharing import Noisy
+from fedcohort.selectors import Balanced, Uniform
 
 
 def federation(seed=0, n=9, classes=4):
@@ -26,11 +29,12 @@ def federation(seed=0, n=9, classes=4):
     return rng.integers(0, 30, (n, classes)) * (rng.random((n, classes)) < 0.5)
 
 
-def objective(counts, group, *, floor, gamma=0.0, excess=None, tau=0.0, seconds=None):
-    """J(M), written down from its definition."""
-    total = counts[list(group)].sum(0)
+def objective(counts, group, *, floor="chance", before=0.0, gamma=0.0, excess=None, tau=0.0, seconds=None):
+    """J(M), written down from its definition; ``before`` (B,) are the counts of the rounds before."""
+    total = counts[list(group)].sum(0) + before
     shares = total / total.sum() if total.sum() else np.eye(len(total))[0]
-    value = math.log(max(((shares - 1 / len(shares)) ** 2).sum(), floor))
+    least = (1 - 1 / len(shares)) / max(total.sum(), 1) if floor == "chance" else floor
+    value = math.log(max(((shares - 1 / len(shares)) ** 2).sum(), least))
     if excess is not None:
         value += gamma * np.mean([excess[i] for i in group])
     if seconds is not None:
@@ -50,16 +54,22 @@ def play(session, rounds, size, metrics=None, available=None):
     return cohorts
 
 
+@pytest.mark.parametrize("floor", ["chance", 1e-4])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_single_swap_improves_the_cohort(seed):
+def test_no_single_swap_improves_the_cohort_with_the_rounds_before_it(seed, floor):
     counts = federation(seed)
-    if (counts.sum(1) == 0).any():
-        counts[counts.sum(1) == 0, 0] = 1
-    session = Session(Balanced(passes=8), ClientTable(labels=LabelCounts(counts)), seed=seed)
-    cohort = set(session.ask(RoundRequest(size=4)).clients.tolist())
-    best = objective(counts, cohort, floor=1e-4)
-    for out, into in itertools.product(cohort, set(range(len(counts))) - cohort):
-        assert objective(counts, cohort - {out} | {into}, floor=1e-4) >= best - 1e-9
+    counts[counts.sum(1) == 0, 0] = 1
+    session = Session(
+        Balanced(passes=8, floor=floor, past=0.5, coverage=0.0), ClientTable(labels=LabelCounts(counts)), seed=seed
+    )
+    before = np.zeros(counts.shape[1])
+    for _ in range(4):
+        (clients,) = play(session, 1, 4)
+        cohort = set(clients.tolist())
+        best = objective(counts, cohort, floor=floor, before=before)
+        for out, into in itertools.product(cohort, set(range(len(counts))) - cohort):
+            assert objective(counts, cohort - {out} | {into}, floor=floor, before=before) >= best - 1e-9
+        before = 0.5 * (before + counts[clients].sum(0))
 
 
 def test_the_first_two_are_drawn_with_the_weights_of_the_definition():
@@ -93,6 +103,70 @@ def test_counts_factor_and_gram_give_the_same_cohorts():
     traces = [play(Session(Balanced(), table, seed=5), 20, 6) for table in tables]
     for trace in traces[1:]:
         assert [sorted(c) for c in trace] == [sorted(c) for c in traces[0]]
+
+
+def trained(counts, cohorts):
+    """(B,) share of each class in what was trained."""
+    total = counts[np.concatenate(cohorts)].sum(0)
+    return total / total.sum()
+
+
+def test_what_one_cohort_lacks_the_next_one_has():
+    counts = np.tile(np.eye(10, dtype=int) * 20, (6, 1))  # 60 clients of one class each
+    cohorts = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=2), 40, 5)
+    for first, second in itertools.pairwise(cohorts):
+        assert (counts[first].sum(0) + counts[second].sum(0) > 0).all()
+
+
+def test_whose_model_was_lost_does_not_count_as_trained():
+    counts = np.tile(np.eye(4, dtype=int) * 20, (10, 1))  # classes 0 to 3 at ten clients each
+    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=2)
+    for _ in range(10):
+        cohort = session.ask(RoundRequest(size=2))
+        session.tell(RoundReport(cohort.ticket, cohort.clients, status=[Status.OK, Status.FAILED]))
+        arrived = cohort.clients[0] % 4
+        (again,) = play(session, 1, 2)
+        assert arrived not in again % 4
+
+
+def test_classes_of_few_clients_are_trained_as_much_as_others_also_in_the_long_run():
+    kind = np.repeat(np.arange(8), [9, 9, 9, 9, 3, 3, 3, 3])
+    counts = np.eye(8, dtype=int)[kind] * 20
+    cohorts = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=2), 300, 4)
+    for part in (cohorts[:60], cohorts[-60:]):
+        assert trained(counts, part)[4:].sum() > 0.44  # with turns alone it would be a quarter
+    picked = np.bincount(np.concatenate(cohorts), minlength=48)
+    assert picked[:36].min() > 0.8 * picked[:36].mean()
+    assert picked[36:].min() > 0.8 * picked[36:].mean()
+
+
+def test_a_class_that_is_seldom_there_is_trained_while_it_is():
+    counts = np.repeat(np.eye(4, dtype=int) * 20, 6, axis=0)  # six clients for each class
+
+    def share_of_the_last_class(selector):
+        session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=5)
+        cohorts = []
+        for round_ in range(80):  # its clients come for one round in four
+            there = np.arange(24) if round_ % 4 == 0 else np.arange(18)
+            cohorts += play(session, 1, 3, available=there)
+        return trained(counts, cohorts)[3]
+
+    assert share_of_the_last_class(Uniform()) < 0.08
+    assert share_of_the_last_class(Balanced(past=0.0, coverage=0.0)) < 0.08
+    assert share_of_the_last_class(Balanced()) > 0.1
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+def test_noisy_counts_balance_the_true_ones(epsilon):
+    rng = np.random.default_rng(3)
+    counts = np.array([rng.multinomial(100, share) for share in rng.dirichlet(np.full(6, 0.2), size=60)])
+    told = Noisy(epsilon=epsilon).tell(counts, rng).labels
+
+    def imbalance(selector, labels):
+        cohorts = play(Session(selector, ClientTable(labels=labels), seed=5), 40, 6)
+        return np.mean([qcid(LabelCounts(counts), cohort) for cohort in cohorts])
+
+    assert imbalance(Balanced(), told) < 0.4 * imbalance(Uniform(), told)
 
 
 def test_a_few_exactly_balanced_clients_do_not_do_all_the_work():
@@ -137,6 +211,21 @@ def test_clients_whose_labels_do_not_explain_their_losses_take_part_less():
     assert picked.min() > 0
     hard = ~noisy & (counts[:, 3] > 40)
     assert picked[hard].mean() > 0.75 * picked[~noisy].mean()
+
+
+def test_losses_that_come_and_go_are_no_reason_for_doubt():
+    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))
+    rng = np.random.default_rng(3)
+    swings = rng.lognormal(0, 1, (200, 5))  # each class is forgotten and learnt again
+    rounds = itertools.count()
+
+    def metrics(clients):
+        return {Signal.LOSS: swings[next(rounds)][clients % 5] * rng.lognormal(0, 0.1, len(clients))}
+
+    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.LOSS}, seed=1)
+    play(session, 120, 5, metrics)
+    assert session.selector.rates(session.state).min() > 0.5
+    assert np.median(session.selector.rates(session.state)) > 0.95
 
 
 def test_without_labels_cohorts_are_taken_in_turns():
@@ -201,11 +290,41 @@ def test_labels_that_nobody_tells_are_estimated_from_updates_of_the_output_bias(
     assert picked.min() >= 4  # balance does not starve anybody
 
 
-def test_labels_that_are_told_are_not_estimated():
-    table = ClientTable(labels=LabelCounts(federation() + 1))
-    session = Session(Balanced(), table, signals={Signal.OUTPUT_BIAS_UPDATE})
-    assert (session.selector.balance, session.selector.estimates) == ("yes", "no")
-    assert Signal.OUTPUT_BIAS_UPDATE not in session.selector.requires
+def test_without_updates_of_the_output_bias_directions_of_updates_are_balanced():
+    kinds = np.random.default_rng(3).normal(size=(5, 64))
+    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))
+    noise = np.random.default_rng(4)
+
+    def metrics(clients):
+        return {Signal.UPDATE_SKETCH: 0.3 + kinds[clients % 5] + noise.normal(0, 0.3, (len(clients), 64))}
+
+    def imbalance(cohorts):
+        return np.mean([qcid(LabelCounts(counts), cohort) for cohort in cohorts])
+
+    session = without_labels(counts, {Signal.UPDATE_SKETCH})
+    assert (session.selector.estimates, session.selector.directions) == ("no", "yes")
+    cohorts = play(session, 60, 5, metrics)
+    blind = play(without_labels(counts, {Signal.UPDATE_SKETCH}, directions="no"), 60, 5, metrics)
+    assert imbalance(cohorts[20:]) < 0.4 * imbalance(blind[20:])
+    assert np.bincount(np.concatenate(cohorts), minlength=40).min() >= 4
+
+
+@pytest.mark.parametrize(
+    ("labels", "reported", "used"),
+    [
+        (True, {Signal.OUTPUT_BIAS_UPDATE, Signal.UPDATE_SKETCH}, ("yes", "no", "no")),
+        (False, {Signal.OUTPUT_BIAS_UPDATE, Signal.UPDATE_SKETCH}, ("no", "yes", "no")),
+        (False, {Signal.UPDATE_SKETCH}, ("no", "no", "yes")),
+        (False, set(), ("no", "no", "no")),
+    ],
+)
+def test_the_best_of_what_is_known_is_used_and_nothing_else(labels, reported, used):
+    counts = federation() + 1
+    table = ClientTable(labels=LabelCounts(counts)) if labels else ClientTable(sizes=counts.sum(1))
+    selector = Session(Balanced(), table, signals=reported).selector
+    assert (selector.balance, selector.estimates, selector.directions) == used
+    assert (Signal.OUTPUT_BIAS_UPDATE in selector.requires) == (used[1] == "yes")
+    assert (Signal.UPDATE_SKETCH in selector.requires) == (used[2] == "yes")
 
 
 def test_updates_that_are_no_numbers_teach_nothing():
@@ -246,7 +365,7 @@ def test_estimates_survive_saving_and_newcomers():
     play(session, 4, 4, lambda clients: {Signal.OUTPUT_BIAS_UPDATE: counts[clients] - counts[clients].mean()})
     known = session.state.seen > 0
     session.join(ClientTable(names=["new"], sizes=[5.0]))
-    assert session.state.shares.shape == (13, 4)
+    assert session.state.traits.shape == (13, 4)
     np.testing.assert_array_equal(session.state.seen[:12] > 0, known)
     assert session.state.seen[12] == 0
     assert len(session.ask(RoundRequest(size=5)).clients) == 5

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,13 +29,34 @@ RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 """QCID below this is rounding error of Theorem 3.1's difference and counts as 0."""
 
 _LARGE = 2.0**400  # squares of larger counts would leave the range of a float
+_SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
 BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
+
+
+@dataclass(frozen=True)
+class Past:
+    """Data a group stands on: clients whose samples count, by a weight, as if they were in it already.
+
+    Attributes
+    ----------
+    clients : (p,) int array
+        Rows of the labels the group is built from.
+    weights : (p,) float array
+        How often each counts.
+    """
+
+    clients: IntArray
+    weights: FloatArray
+
+
+NOTHING = Past(np.zeros(0, np.int64), np.zeros(0))
 
 
 class ClassBalance(ABC):
     """Running sums of a group of clients, and the QCID it would have with each candidate added.
 
-    Candidates are addressed by position 0..c-1. Build one with :func:`group_of`.
+    Candidates are addressed by position 0..c-1. Build one with :func:`group_of`. A group may stand on data of the past,
+    which all of its sums then include; only :meth:`alone` leaves it out.
 
     Parameters
     ----------
@@ -46,9 +68,11 @@ class ClassBalance(ABC):
         S_nn.
     unit : float
         How many samples a size of 1 stands for; not 1 where counts would be too large to square.
+    past : float
+        Samples of the past, in units.
     """
 
-    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, unit: float = 1.0) -> None:
+    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, unit: float = 1.0, past: float = 0.0) -> None:
         if classes < 1:
             raise InputError(f"There must be at least one class. Got classes={classes}.")
         self.n = len(sizes)
@@ -57,7 +81,8 @@ class ClassBalance(ABC):
         self.sizes = sizes
         self._own = own
         self._unit = unit
-        self._size = 0.0
+        self._past_size = past
+        self._size = past
         self._empty = np.flatnonzero(sizes == 0)
         self._work = np.empty(min(self.n, BLOCK))
 
@@ -75,6 +100,11 @@ class ClassBalance(ABC):
         """Sum of S over all pairs of members."""
 
     @property
+    @abstractmethod
+    def _total_alone(self) -> float:
+        """The same without the past."""
+
+    @property
     def worst(self) -> float:
         """The largest possible QCID: all samples of one class."""
         return 1.0 - 1.0 / self.classes
@@ -88,14 +118,23 @@ class ClassBalance(ABC):
     def remove(self, position: int) -> None:
         """Take a member out of the group."""
         self.members.remove(position)
-        self._size = float(self.sizes[self.members].sum())  # anew, so that no rounding error stays behind
+        self._size = self._past_size + float(
+            self.sizes[self.members].sum()
+        )  # anew, so that no rounding error stays behind
         self._move(position, -1)
 
     def qcid(self) -> float:
         """Return the group's QCID; the worst value for a group without samples."""
-        if self._size <= 0:
+        return self._value(self.total, self._size)
+
+    def alone(self) -> float:
+        """Return the QCID of the members themselves, without the past."""
+        return self._value(self._total_alone, float(self.sizes[self.members].sum()))
+
+    def _value(self, total: float, size: float) -> float:
+        if size <= 0:
             return self.worst
-        value = self.total / (self._size * self._size) - 1.0 / self.classes
+        value = total / (size * size) - 1.0 / self.classes
         return value if value > RESOLUTION else 0.0
 
     def extended(self, out: FloatArray) -> FloatArray:
@@ -122,6 +161,10 @@ class ClassBalance(ABC):
         out[self.members] = np.inf
         return out
 
+    def by_chance(self) -> float:
+        """Return the QCID that chance alone leaves in the group as it is."""
+        return float(chance(np.asarray(self._size * self._unit), self.classes))
+
     def extended_by_chance(self) -> FloatArray:
         """Return (c,) the QCID that chance alone leaves in the group with each candidate added.
 
@@ -141,10 +184,12 @@ def chance(samples: FloatArray, classes: int) -> FloatArray:
 
 
 class _FactorBalance(ClassBalance):
-    def __init__(self, factor: FloatArray, sizes: FloatArray, classes: int, unit: float) -> None:
-        super().__init__(sizes, classes, np.einsum("nr,nr->n", factor, factor), unit)
+    def __init__(
+        self, factor: FloatArray, sizes: FloatArray, classes: int, unit: float, past: FloatArray, past_size: float
+    ) -> None:
+        super().__init__(sizes, classes, np.einsum("nr,nr->n", factor, factor), unit, past_size)
         self._factor = factor
-        self._sum = np.zeros(factor.shape[1])
+        self._past = self._sum = past
 
     def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
         np.dot(self._factor[rows], factor * self._sum, out=out)
@@ -153,21 +198,36 @@ class _FactorBalance(ClassBalance):
         if sign > 0:
             self._sum = self._sum + self._factor[position]
         else:  # anew, so that no rounding error stays behind
-            self._sum = self._factor[self.members].sum(axis=0)
+            self._sum = self._past + self._factor[self.members].sum(axis=0)
 
     @property
     def total(self) -> float:
         return float(self._sum @ self._sum)
 
+    @property
+    def _total_alone(self) -> float:
+        own = self._factor[self.members].sum(axis=0)
+        return float(own @ own)
+
 
 class _GramBalance(ClassBalance):
     def __init__(
-        self, gram: FloatArray, columns: IntArray | None, sizes: FloatArray, classes: int, unit: float
+        self,
+        gram: FloatArray,
+        columns: IntArray | None,
+        sizes: FloatArray,
+        classes: int,
+        unit: float,
+        past: Past,
+        past_size: float,
     ) -> None:
         own = np.diagonal(gram)
-        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], unit)
+        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], unit, past_size)
         self._gram, self._columns = gram, columns
-        self._sums = np.zeros(len(sizes))
+        with_all = past.weights @ gram[past.clients]
+        self._past_sums = with_all if columns is None else with_all[columns]
+        self._past_total = float(with_all[past.clients] @ past.weights)
+        self._sums = self._past_sums.copy()
 
     def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
         np.multiply(self._sums[rows], factor, out=out)
@@ -178,10 +238,19 @@ class _GramBalance(ClassBalance):
 
     @property
     def total(self) -> float:
-        return float(self._sums[self.members].sum())
+        return self._past_total + float((self._sums + self._past_sums)[self.members].sum())
+
+    @property
+    def _total_alone(self) -> float:
+        return float((self._sums - self._past_sums)[self.members].sum())
 
 
-def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: IntArray | None = None) -> ClassBalance:
+def group_of(
+    labels: LabelInfo,
+    sizes: FloatArray | None = None,
+    candidates: IntArray | None = None,
+    past: Past = NOTHING,
+) -> ClassBalance:
     """Return an empty group over some of a federation's clients.
 
     Parameters
@@ -192,6 +261,8 @@ def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: Int
         q_n. Label counts bring their own; a factor or a Gram matrix do not tell.
     candidates : (c,) int array, optional
         Who may join, default everybody.
+    past : Past, optional
+        What the group stands on, default nothing.
 
     Examples
     --------
@@ -199,32 +270,100 @@ def group_of(labels: LabelInfo, sizes: FloatArray | None = None, candidates: Int
     >>> group.add(0)
     >>> group.qcid(), group.extended(np.empty(3)).round(4)
     (0.5, array([  inf, 0.   , 0.125]))
+
+    After a round with client 0, it is client 1 that makes up for it.
+
+    >>> group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]), past=Past(np.array([0]), np.ones(1))).extended(np.empty(3))
+    array([0.5  , 0.   , 0.125])
     """
     if not isinstance(labels, LabelCounts) and sizes is None:
         raise InputError(
             f"{type(labels).__name__} does not tell how many samples a client has.", hint="pass sizes as well"
         )
     rows: IntArray | slice = slice(None) if candidates is None else candidates
+    before, weights = past.clients, past.weights
     match labels:
         case LabelCounts():
-            counts = labels.counts[rows]
-            unit = _unit(counts)
+            counts, gone = labels.counts[rows], labels.counts[before]
+            unit = _unit(counts, gone)
             counts = counts if unit == 1.0 else counts / unit
-            return _FactorBalance(counts, counts.sum(axis=1), labels.classes, unit)
+            weights = weights / unit
+            return _FactorBalance(
+                counts, counts.sum(axis=1), labels.classes, unit, weights @ gone, float(weights @ gone.sum(axis=1))
+            )
         case LabelFactor():
             assert sizes is not None
-            factor, sizes = labels.factor[rows], sizes[rows]
-            unit = _unit(factor, sizes)
+            factor, own, gone = labels.factor[rows], sizes[rows], labels.factor[before]
+            unit = _unit(factor, own, gone)
             if unit != 1.0:
-                factor, sizes = factor / unit, sizes / unit
-            return _FactorBalance(factor, sizes, labels.classes, unit)
+                factor, own = factor / unit, own / unit
+            weights = weights / unit
+            return _FactorBalance(factor, own, labels.classes, unit, weights @ gone, float(weights @ sizes[before]))
         case LabelGram():
             assert sizes is not None
-            gram, sizes = labels.gram, sizes[rows]
+            gram, own = labels.gram, sizes[rows]
             unit = _unit(np.sqrt(np.abs(np.diagonal(gram))), sizes)
             if unit != 1.0:
-                gram, sizes = gram / unit / unit, sizes / unit
-            return _GramBalance(gram, candidates, sizes, labels.classes, unit)
+                gram, own = gram / unit / unit, own / unit
+            samples = float(weights @ sizes[before]) / unit
+            return _GramBalance(gram, candidates, own, labels.classes, unit, past, samples)
+
+
+def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> FloatArray:
+    r"""Return (N,) how often clients should take part, 1 on average, for all of their data together to be balanced.
+
+    The rates r that make :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}` smallest, where QCID is that of the whole
+    federation with every client counted r_n times: few clients with a rare class come more often, up to what
+    ``stiffness`` (:math:`\mu`) lets them. Solved by conjugate gradients, to six digits, so that all forms of labels
+    give the same.
+
+    Examples
+    --------
+    >>> counts = LabelCounts([[6, 0], [6, 0], [6, 0], [0, 6]])
+    >>> balancing_rates(counts, counts.counts.sum(axis=1), stiffness=0.01).round(2).tolist()
+    [0.68, 0.68, 0.68, 1.97]
+    """
+    n, samples = len(sizes), float(sizes.sum())
+    if n == 0 or samples <= 0:
+        return np.ones(n)
+    shares = sizes / samples
+    if isinstance(labels, LabelGram):
+        gram = labels.gram / samples / samples
+
+        def imbalance(rates: FloatArray) -> FloatArray:
+            return np.asarray(gram @ rates - shares * (shares @ rates) / labels.classes)
+    else:
+        one: FloatArray  # what the vector of ones was rotated to
+        if isinstance(labels, LabelCounts):
+            rows, one = labels.counts / samples, np.ones(labels.classes)
+        else:
+            rows = labels.factor / samples
+            one = np.linalg.lstsq(rows, shares, rcond=None)[0]
+        rows = rows - np.outer(shares, one / labels.classes)
+
+        def imbalance(rates: FloatArray) -> FloatArray:
+            return np.asarray(rows @ (rates @ rows))
+
+    def product(rates: FloatArray) -> FloatArray:
+        return np.asarray(n * imbalance(rates) + stiffness * rates)
+
+    rates = np.ones(n)
+    rest = stiffness * rates - product(rates)
+    step = rest.copy()
+    length = float(rest @ rest)
+    for _ in range(_SOLVE_STEPS):
+        if length <= n * _SOLVE_ERROR**2:
+            break
+        moved = product(step)
+        curve = float(step @ moved)
+        if curve <= 0:  # an S that is no matrix of inner products
+            return np.ones(n)
+        rates += length / curve * step
+        rest -= length / curve * moved
+        length, before = float(rest @ rest), length
+        step = rest + length / before * step
+    mean = float(rates.mean())
+    return np.round(rates / mean, 6) if mean > 0 else np.ones(n)
 
 
 def _unit(*arrays: FloatArray) -> float:
