@@ -338,7 +338,7 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> F
             rows, one = labels.counts / samples, np.ones(labels.classes)
         else:
             rows = labels.factor / samples
-            one = np.linalg.lstsq(rows, shares, rcond=None)[0]
+            one = np.asarray(np.linalg.lstsq(rows, shares, rcond=None)[0], np.float64)
         rows = rows - np.outer(shares, one / labels.classes)
 
         def imbalance(rates: FloatArray) -> FloatArray:
