@@ -39,6 +39,8 @@ _RIDGE = 0.1  # pseudo-observations of the round's mean loss, for classes nobody
 _MOST_EXCESS = 20.0  # rounds; who was away for long does not take part in every round afterwards
 _STIFFNESS = 0.02  # how little clients with rare classes may come more often than others, see balancing_rates
 _FORGOTTEN = 1e-3  # weight below which a cohort of the past counts no more
+_PASSES_GUESSED = 1  # swaps look for the errors of estimates too
+_LUCK_ESTIMATED = 3.0  # what estimates leave of imbalance, as a multiple of what chance does
 _FLOOR_DIRECTION = 1e-2  # directions nearer to the mean than this are as good as at it
 _USE = ("auto", "yes", "no")
 
@@ -104,8 +106,9 @@ class Balanced(Selector[BalanceState]):
     balance. Without them they are estimated, as the mean of :math:`\mathrm{softmax}(\Delta b / T)` over a client's
     updates of the output bias ([Chen2024]_, Eq. 6). Where there are no such updates, a client is described by the mean
     direction of its updates (from sketches), and QCID is the squared distance of the group's mean direction to that of
-    all clients. Who was never seen counts as the mean of those who were, and there are no swaps, which would
-    look for the errors of estimates. Without these either, J has no first term and cohorts are taken in turns.
+    all clients. Who was never seen counts as the mean of those who were; there is one pass of swaps at most, because
+    they look for the errors of estimates too, and :math:`\epsilon` is three times as high (0.01 for directions).
+    Without these either, J has no first term and cohorts are taken in turns.
     Durations and losses are used where the host reports them ("auto"), always ("yes") or never ("no"); losses only
     beside label counts or a factor, because without them a hard class looks like a wrong label.
 
@@ -221,8 +224,8 @@ class Balanced(Selector[BalanceState]):
         """Draw the cohort, then swap."""
         objective = self._objective(state, slate)
         picks = [objective.draw(m, rng) for m in range(1, slate.size + 1)]
-        if 1 < slate.size < len(slate.candidates) and not self._guesses:
-            for _ in range(self.passes):
+        if 1 < slate.size < len(slate.candidates):
+            for _ in range(min(self.passes, _PASSES_GUESSED) if self._guesses else self.passes):
                 for place in rng.permutation(slate.size).tolist():
                     picks[place] = objective.swap(picks[place])
         clients = slate.candidates[picks]
@@ -327,7 +330,9 @@ class Balanced(Selector[BalanceState]):
         turns = slate.of_candidates(state.pulls) / (share / share.mean())
         due = turns.mean() * self._due(slate.of_candidates(state.chances))
         excess = np.clip(turns - due, -_MOST_EXCESS, _MOST_EXCESS)
-        group, floor = None, self.floor
+        group, floor, luck = None, 0.0, 1.0
+        if self.floor != "chance":
+            floor, luck = self.floor, 0.0
         if self.balance == "yes":
             labels = slate.clients.labels
             group = group_of(
@@ -338,13 +343,16 @@ class Balanced(Selector[BalanceState]):
             )
         elif self._guesses and (state.seen > 0).any():
             group = self._believed(state, slate)
-            floor = self.floor if self.estimates == "yes" else _FLOOR_DIRECTION
+            if self.directions == "yes":
+                floor, luck = _FLOOR_DIRECTION, 0.0
+            else:
+                luck *= _LUCK_ESTIMATED
         seconds = None
         if self.time > 0 and self.durations == "yes":
             expected = slate.of_candidates(_or_median(state.seconds, state.timed > 0))
             if (expected > 0).any():
                 seconds = np.log(np.maximum(expected, 1e-6 * expected.max()))
-        return _Objective(group, self.coverage * excess, seconds, self.time, floor)
+        return _Objective(group, self.coverage * excess, seconds, self.time, floor, luck)
 
     def _due(self, chances: FloatArray) -> FloatArray | float:
         """(c,) each candidate's share of the rounds, 1 on average: less for those who are seldom there."""
@@ -414,13 +422,15 @@ class _Objective:
         coverage: FloatArray,
         seconds: FloatArray | None,
         time: float,
-        floor: float | Literal["chance"],
+        floor: float,
+        luck: float,
     ) -> None:
         self.group = group
         self.coverage = coverage  # (c,) gamma e_n
         self.seconds = seconds  # (c,) log d_n
         self.time = time
-        self.floor = floor
+        self.floor = floor  # least value of QCID
+        self.luck = luck  # the same as a multiple of what chance leaves
         self.members: list[int] = []
         self._values = np.empty(len(coverage))
 
@@ -428,8 +438,10 @@ class _Objective:
         """(c,) log QCID of the group with each candidate added; infinite for members."""
         if self.group is None:
             return 0.0
-        floor = self.group.extended_by_chance() if self.floor == "chance" else self.floor
-        return np.asarray(np.log(np.maximum(self.group.extended(self._values), floor)))
+        value = np.maximum(self.group.extended(self._values), self.floor)
+        if self.luck > 0:
+            np.maximum(value, self.luck * self.group.extended_by_chance(), out=value)
+        return np.asarray(np.log(value))
 
     def slowest(self) -> FloatArray | float:
         """(c,) tau times the logarithm of the round's duration with each candidate added."""
@@ -465,9 +477,8 @@ class _Objective:
         parts = {"turn": -self.coverage}
         if self.group is not None:
             balance = np.broadcast_to(self.balance(), count).copy()
-            balance[self.members] = np.log(
-                max(self.group.qcid(), self.group.by_chance() if self.floor == "chance" else self.floor)
-            )
+            least = max(self.floor, self.luck * self.group.by_chance())
+            balance[self.members] = np.log(max(self.group.qcid(), least))
             parts["balance"] = -balance
         if self.seconds is not None:
             parts["speed"] = -np.broadcast_to(self.slowest(), count)
