@@ -17,6 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fedcohort.arrays import AnyArray
+from fedcohort.files import open_file
 
 MOST_BYTES = 2 << 30
 """What an archive may hold in all, unpacked: twice the label counts of ten million clients with ten classes."""
@@ -44,7 +45,7 @@ def shapes(path: Path, most: int = MOST_BYTES) -> dict[str, tuple[int, ...]]:
     FileNotFoundError
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             total = sum(entry.file_size for entry in archive.infolist())
             if total > most:
                 raise ArchiveError(f"it says that it holds {total / 2**30:.3g} GiB, where {most / 2**30:.3g} are read")
@@ -75,7 +76,7 @@ def read_arrays(path: Path, most: int = MOST_BYTES) -> dict[str, AnyArray]:
     """Return every array of an archive that :func:`shapes` accepts."""
     names = shapes(path, most)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
     except FileNotFoundError:
         raise

@@ -173,6 +173,20 @@ def test_damage_of_one_thing_stays_its_own(pristine, tmp_path):
     assert named > CASES / 10  # else the damages are too kind to show anything
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes in the file system")
+def test_a_pipe_or_a_device_in_a_files_place_is_not_waited_for(pristine, tmp_path):
+    for i, file in enumerate(sorted(p for p in pristine.rglob("*") if p.is_file())):
+        root = watched(pristine, tmp_path / str(i))
+        place = root / "bad" / file.relative_to(pristine)
+        place.unlink(missing_ok=True)
+        if i % 2:
+            os.mkfifo(place)
+        else:
+            place.symlink_to("/dev/zero")
+        lines = look_at_everything(Watcher(root))
+        assert all(lines[name]["state"] != UNREADABLE for name in ("good/exp", "good/live.sqlite"))
+
+
 def test_the_server_goes_on_and_names_what_is_damaged(pristine, tmp_path):
     root = watched(pristine, tmp_path / "runs")
     (root / "bad" / "exp" / "status.json").write_text('{"state": "running", "rounds_total": "many"}')

@@ -3,7 +3,7 @@
 import pytest
 
 from fedcohort.errors import JournalError
-from fedcohort.simulate.cluster import ClusterError
+from fedcohort.simulate.cluster import ClusterError, Driver, HandOver
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import load
@@ -12,6 +12,7 @@ from fedcohort.simulate.runner import Simulation
 from .outcomes import rows, with_options
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(1500)  # workers start slowly on a machine that is busy
 
 TABLE = {
     "seeds": [0, 1],
@@ -117,6 +118,59 @@ def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_pat
     assert Simulation(Experiment.from_dict(table(engine="ray")), out).run() == "finished"
     assert killed
     assert rows(out, "rounds") == rows(local, "rounds")
+
+
+class Lossy:
+    """A Ray whose hand-overs are lost, or not, as a list says; actors do nothing."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, outcomes):
+        self.outcomes = outcomes
+
+    def get(self, future):
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+class Taken:
+    """A driver whose simulation and launches are only counted."""
+
+    def __init__(self, outcomes):
+        self.driver = Driver.__new__(Driver)
+        self.driver.ray, self.driver.attempts, self.driver.pending = Lossy(outcomes), {}, {}
+        self.driver.seconds, self.driver.simulation = 0.0, self
+        self.driver.launch = self.launch
+        self.stopping, self.launched, self.taken = False, 0, 0
+        self.advance = self
+
+    def remote(self, seconds):
+        return object()
+
+    def launch(self, number):
+        self.launched += 1
+        self.driver.pending[object()] = (number, self)
+
+    def take_over(self, number, result):
+        self.taken += 1
+
+    def collect_all(self):
+        self.launch(7)
+        while self.driver.ray.outcomes:
+            self.driver.collect(next(iter(self.driver.pending)))
+
+
+def test_hand_overs_that_are_lost_are_made_again_and_only_losses_in_a_row_count():
+    lost = ray.exceptions.ObjectLostError("00" * 28, None, "")
+    died = ray.exceptions.RayActorError()
+    good = HandOver(None, None, 1, b"", {}, [], done=False)
+    found = Taken([lost, died, good, died, lost, good, lost])
+    found.collect_all()
+    assert (found.launched, found.taken) == (6, 2)
+    with pytest.raises(ClusterError, match="group 7 was lost 3 times in a row"):
+        Taken([good, died, lost, died]).collect_all()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcohort.simulate import cluster as module
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import load
@@ -12,6 +13,7 @@ from fedcohort.simulate.runner import Simulation
 from .outcomes import rows, with_options
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(1500)  # raylets and workers start slowly on a machine that is busy
 
 TABLE = {
     "seeds": [0, 1],
@@ -66,6 +68,34 @@ def machines(tmp_path):
     yield cluster, found
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_machine_that_dies_with_a_hand_over_that_nobody_fetched_yet_changes_nothing(machines, tmp_path, monkeypatch):
+    """What a group hands over lies on its machine until the driver reads it."""
+    small = with_options({**TABLE, "seeds": [0], "selectors": {"uniform": {}, "flash": {}}}, rounds=4, lockstep=1)
+    alone = tmp_path / "alone"
+    assert Simulation(Experiment.from_dict(small), alone).run() == "finished"
+    cluster, folders = machines
+    nodes = {node.node_id: node for node in folders.values()}
+    killed = []
+    real = module.Driver.collect
+
+    def collect(self, future):
+        number, actor = self.pending[future]
+        real(self, future)
+        again = [f for f, (n, _) in self.pending.items() if n == number]
+        if again and not killed:
+            home = ray.get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+            ray.wait(again, fetch_local=False)
+            killed.append(number)
+            cluster.remove_node(nodes[home], allow_graceful=False)
+
+    monkeypatch.setattr(module.Driver, "collect", collect)
+    out = tmp_path / "out"
+    assert Simulation(Experiment.from_dict(with_options(small, engine="ray")), out).run() == "finished"
+    assert killed
+    assert rows(out, "rounds") == rows(alone, "rounds")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcohort.errors import JournalError
+from fedcohort.files import read_file
 
 try:
     import fcntl
@@ -95,7 +96,7 @@ class Mark:
     def of(cls, path: Path) -> Mark | None:
         """Return the mark beside a journal, if there is one."""
         try:
-            return cls.decoded(_lock_file(path).read_bytes())
+            return cls.decoded(read_file(_lock_file(path)))
         except OSError:
             return None
 

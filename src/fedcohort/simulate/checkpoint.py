@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray
+from fedcohort.files import read_file
 from fedcohort.simulate.results import ResultsError
 from fedcohort.simulate.writer import write_atomically
 
@@ -118,7 +119,7 @@ def goes_on(run: Mapping[str, Any], rounds: int) -> bool:
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint file."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise ResultsError(f"The checkpoint {path} cannot be read: {error.strerror or error}.") from error
     return Checkpoint.from_bytes(data, str(path))

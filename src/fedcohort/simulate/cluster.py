@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLICE_SECONDS = 5.0  # between two hand-overs
-_ATTEMPTS = 3  # of a group whose machine dies
+_ATTEMPTS = 3  # of a group whose machine dies again before it hands anything over
 
 
 class ClusterError(FedcohortError, RuntimeError):
@@ -177,16 +177,18 @@ class Driver:
         except exceptions.RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, FedcohortError) else error from None
-        except exceptions.RayActorError as error:
+        except (exceptions.RayActorError, exceptions.ObjectLostError) as error:
+            # The machine died while it worked, or with a hand-over that lay there still.
             self.attempts[number] = self.attempts.get(number, 0) + 1
             if self.attempts[number] >= _ATTEMPTS:
                 raise ClusterError(
-                    f"The machine of group {number} was lost {_ATTEMPTS} times; the last error was: {error}.",
+                    f"The machine of group {number} was lost {_ATTEMPTS} times in a row; the last error was: {error}.",
                     hint="continue with --resume once the cluster is well again",
                 ) from error
             log.warning("the machine of group %d was lost; it continues elsewhere from its last checkpoint", number)
             self.launch(number)
             return
+        self.attempts.pop(number, None)
         self.simulation.take_over(number, result)
         if result.done or self.simulation.stopping:
             actor.close.remote()

@@ -35,6 +35,7 @@ import numpy as np
 from fedcohort.arrays import AnyArray
 from fedcohort.coverage import Coverage, Tally
 from fedcohort.errors import FedcohortError, MissingExtraError, UnknownNameError
+from fedcohort.files import read_file
 from fedcohort.guard import guarded
 from fedcohort.registry import nearest
 from fedcohort.simulate.facts import FederationFacts, count_clients, read_facts
@@ -195,7 +196,7 @@ def read_part(path: Path) -> pa.Table:
     pa = arrow()
     schema = rounds_schema() if path.parent.name == "rounds" else clients_schema()
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         file = pa.parquet.ParquetFile(pa.BufferReader(data))
         digest = (file.metadata.metadata or {}).get(_DIGEST.encode())  # files of earlier versions have none
         if digest is not None and hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
@@ -454,10 +455,10 @@ def load(path: str | Path) -> Results:
     folder = Path(path)
     meta = read_meta(folder)
     try:
-        config = tomllib.loads((folder / "config.toml").read_text())
+        config = tomllib.loads(read_file(folder / "config.toml").decode())
     except FileNotFoundError:
         raise ResultsError(f"{folder} is half-written: config.toml is missing.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ResultsError(f"{folder / 'config.toml'} is damaged: {error}.") from error
     status = _read_json(folder / "status.json", dict) if (folder / "status.json").exists() else {"state": "running"}
     return Results(folder, config, meta, status, read_runs(folder))
@@ -465,7 +466,7 @@ def load(path: str | Path) -> Results:
 
 def _read_json(path: Path, kind: type) -> Any:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, kind):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.errors import FedcohortError
+from fedcohort.files import read_file
 from fedcohort.registry import nearest
 
 LENGTHS = ("steps", "epochs", "epochs_of_largest")  # of local training; they exclude each other
@@ -25,7 +26,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
     """Read a TOML file into plain values; files it names by a relative path lie beside it."""
     file = Path(path)
     try:
-        return _placed(tomllib.loads(file.read_text()), file.parent)
+        return _placed(tomllib.loads(read_file(file).decode()), file.parent)
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {file}.") from None
     except IsADirectoryError:

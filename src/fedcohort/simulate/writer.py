@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray
+from fedcohort.files import read_file
 from fedcohort.simulate.facts import FederationFacts
 from fedcohort.simulate.results import (
     COVERS,
@@ -108,10 +109,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     with disk_errors(folder / ".lock"):
-        file = (folder / ".lock").open("a")
-    with file:
+        handle = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    with os.fdopen(handle, "a"):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ResultsError(
                 f"Another process is working on the experiment in {folder}.", hint="wait for it, or stop it first"
@@ -156,7 +157,11 @@ def _digest(config: bytes) -> str:
 def check_unchanged(path: Path, meta: Mapping[str, Any]) -> None:
     """Refuse an experiment whose configuration somebody changed after its runs were made."""
     known = meta.get("config")
-    if known and _digest((path / "config.toml").read_bytes()) not in known:
+    try:
+        found = _digest(read_file(path / "config.toml")) if known else None
+    except OSError as error:
+        raise ResultsError(f"{path / 'config.toml'} cannot be read: {error.strerror or error}.") from error
+    if known and found not in known:
         raise ResultsError(
             f"{path / 'config.toml'} was changed after the experiment began; its runs would no longer be comparable.",
             hint="put it back as it was; 'fedcohort extend' adds seeds, rounds and selectors, and another experiment "
