@@ -21,7 +21,9 @@ from safetensors.numpy import load_file
 from fedcohort.flower import failures
 from fedcohort.flower.loopback import Certificates, LoopbackError
 from fedcohort.journal import is_blank, read_journal
+from fedcohort.participation import verify
 from fedcohort.protocol import Status
+from fedcohort.report.account import read_account
 
 _CONFIG = {"rounds": 2, "cohort": 2, "wait-for": 2, "deadline": 30.0, "journal": ""}
 _SERVER = """
@@ -274,6 +276,109 @@ def test_hostile_replies_end_no_run(kit: Any, tmp_path: Path) -> None:
     model = load_file(tmp_path / "journal.checkpoints" / "after-000010.safetensors")["model/0"]
     assert model.dtype == np.float64
     np.testing.assert_allclose(model, np.full((2, 3), 10.0))
+
+
+_FAULTY_SERVER = """
+import dataclasses
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from fedcohort.flower import CohortStrategy
+from fedcohort.rules import Rules
+from fedcohort.selectors import PowerOfChoice, Uniform
+
+app = ServerApp()
+
+class Halving(FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        config["lr"] = config["lr"] / 2
+        return super().configure_train(server_round, arrays, config, grid)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Breaking(Uniform):
+    def update(self, state, outcome):
+        if outcome.round == 2:
+            raise ValueError("broken in update")
+        return super().update(state, outcome)
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    strategy = CohortStrategy(
+        "uniform", Halving(), journal=config["journal"], seed=3, cohort_size=config["cohort"],
+        wait_for=config["wait-for"], deadline=config["deadline"], patience=120.0,
+        shadows={"breaks": Breaking(), "blind": PowerOfChoice()}, rules=Rules(eligible="battery >= 30"),
+    )
+    arrays = ArrayRecord([np.zeros((2, 3))])
+    strategy.start(grid, arrays, config["rounds"], train_config=ConfigRecord({"lr": 1024.0}))
+"""
+_FAULTY_CLIENT = (
+    _CLIENT.replace(
+        """        case "hostile":
+""",
+        """        case "failing":
+            raise ValueError("out of memory")
+        case "hostile":
+""",
+    )
+    .replace(
+        'MetricRecord({"num-examples": 1})', 'MetricRecord({"num-examples": 1, "lr": message.content["config"]["lr"]})'
+    )
+    .replace('metrics = {"num-examples": 1}', 'metrics = {"num-examples": 1, "lr": 0.0}')
+    .replace(
+        "app = cohort_client(app)",
+        """
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    trouble = context.node_config.get("trouble")
+    numbers = {"num-examples": 0 if trouble else 1, "value": [1.0] if trouble == "hostile" else 1.0}
+    return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
+
+def facts(context: Context) -> Facts:
+    return Facts(size=10, attributes={"battery": 20 if context.node_config.get("trouble") == "empty" else 80})
+
+app = cohort_client(app, Answers(facts=facts))""",
+    )
+    .replace("import cohort_client", "import Answers, Facts, cohort_client")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_defects_of_every_kind_on_real_processes(kit: Any, tmp_path: Path) -> None:
+    """Hostile and failing clients, weights of 0, shadows, a schedule, rules, a killed server; then a finished run."""
+    app = kit.flower_app(tmp_path / "app", "faulty", _FAULTY_SERVER, _FAULTY_CLIENT, _CONFIG)
+    journal = tmp_path / "journal"
+    trouble = ["", "", "hostile", "failing", "empty"]
+    names = [f'client-name="client-{i}"' + (f' trouble="{t}"' if t else "") for i, t in enumerate(trouble)]
+    config = {"rounds": 11, "cohort": 4, "wait-for": 5, "deadline": 60.0, "journal": str(journal)}
+    with kit.Loopback(tmp_path / "home", nodes=5, node_config=names) as federation:
+        federation.start_run(app, config)
+        until("round 4", lambda: rounds_told(journal) >= 4, 500)
+        assert federation.kill_serverapp()
+        done = federation.run(app, config, timeout=700)
+        assert done.status == 0 and "raised an exception" not in done.log, done.log
+        again = federation.run(app, config, timeout=200)
+        assert "the run is finished" in again.log, again.log
+    account = read_account(journal)
+    assert account.done == 11 and account.state == "finished" and account.never == ("client-4",)
+    # Who failed, with the reason, in every round that was trained; nothing of it entered the model or changed its type.
+    found = failures(journal)
+    assert {(f.client, f.status) for f in found} == {("client-2", Status.INVALID), ("client-3", Status.FAILED)}
+    assert {f.round for f in found if f.client == "client-2"} == set(range(11))
+    assert all("out of memory" in f.reason for f in found if f.client == "client-3")
+    model = load_file(tmp_path / "journal.checkpoints" / "after-000011.safetensors")["model/0"]
+    assert model.dtype == np.float64
+    np.testing.assert_allclose(model, np.full((2, 3), 11.0))
+    # The schedule went on over the kill; evaluation is that of those with a weight.
+    metrics = read_journal(journal).metrics()
+    assert [metrics[r]["train/lr"] for r in range(11)] == [1024.0 / 2 ** (r + 1) for r in range(11)]
+    assert all(metrics[r]["evaluate/value"] == 1.0 for r in range(11))
+    shadows = {shadow.name: shadow for shadow in account.shadows}
+    assert "broken in update" in str(shadows["breaks"].dropped)
+    assert shadows["blind"].rounds == 0 and shadows["blind"].note.startswith("lacked its signals")
+    assert verify(journal).holds and all("it does not meet battery >= 30" in r.excluded for r in account.rounds)
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_only_replies_of_the_usual_kind_are_averaged_together() -> None:
     found = agreeing(checked(odd, *usual))
     assert [f.status for f in found] == [Status.INVALID, Status.OK, Status.OK]
     assert [f.status for f in agreeing(checked(*usual))] == [Status.OK, Status.OK]
-    measures = Measures(record(), found, sample_counts(found, "num-examples"))
+    measures = Measures(record(), found, sample_counts(found))
     assert (measures.ok.tolist(), measures.all_ok, measures.rows.tolist()) == ([False, True, True], False, [1, 2])
     np.testing.assert_array_equal(measures.column(Signal.DURATION), [np.nan, 0.5, 0.5])
 

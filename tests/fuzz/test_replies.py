@@ -111,7 +111,7 @@ def test_replies(lot):
     found = agreeing(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason
-    measures = Measures(model(), found, sample_counts(found, "num-examples"))
+    measures = Measures(model(), found, sample_counts(found))
     for signal in required:
         column = measures.column(signal)
         assert np.isfinite(column[[0, 2]]).all(), f"{signal} of sound clients"

@@ -18,6 +18,7 @@ from fedcohort.report.account import read_account
 from fedcohort.report.live_page import ending
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
+from fedcohort.simulate.leaderboard.words import counted
 from fedcohort.text import printable
 
 _TROUBLED = 30  # clients that failed, shown at most
@@ -116,18 +117,19 @@ def _history(journal: Path, client: str, format: Format) -> None:
         table, _ = record.table()
         key: int | str = int(client) if not table.has_names and client.isdecimal() else client
         parts = history(record, key)
-    rows = [(p.round, p.picked, p.outcome) for p in parts]
     if format is Format.JSON:
-        print_json([{"round": r, "was_picked": picked, "what": what} for r, picked, what in rows])
+        print_json([{"round": p.round, "was_picked": p.picked, "what": p.outcome} for p in parts])
         return
     console = out()
-    turns = sum(picked for _, picked, _ in rows)
-    say(console, f"Client {client} was picked in {turns} of {len(rows)} rounds.")
+    say(console, f"Client {client} was picked in {sum(p.picked for p in parts)} of {counted(len(parts), 'round')}.")
     result = Table(
         "round", "picked", "what became of it, or why not", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
     )
-    for number, picked, what in rows:
-        result.add_row(str(number), "yes" if picked else "no", printable(what), style="" if picked else "dim")
+    for part in parts:
+        # The client is named above the table and the round in its row.
+        what = part.outcome.removeprefix(f"Client {part.name} was ").replace(f" in round {part.round}", "", 1)
+        style = "" if part.picked else "dim"
+        result.add_row(str(part.round), "yes" if part.picked else "no", printable(what), style=style)
     console.print(result)
 
 

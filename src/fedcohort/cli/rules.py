@@ -13,6 +13,7 @@ from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.participation import Proof
 from fedcohort.participation import verify as verify_journal
 from fedcohort.report.why import find_journal
+from fedcohort.simulate.leaderboard.words import counted
 
 rules_app = typer.Typer(help="Rules an operator sets for every cohort.", no_args_is_help=True)
 
@@ -56,7 +57,7 @@ def verify(
 def _print(proof: Proof) -> None:
     console = out()
     rules = proof.rules
-    lines = [f"{proof.rounds} rounds, {proof.clients} clients."]
+    lines = [f"{counted(proof.rounds, 'round')}, {counted(proof.clients, 'client')}."]
     bound = "" if rules is None or rules.most is None else f", at most {rules.most} allowed"
     if rules is not None and rules.budgets:
         bound += f", {len(rules.budgets)} clients have bounds of their own"

@@ -52,6 +52,8 @@ class Checked(NamedTuple):
     kind : tuple
         The names of its records and metrics, the sizes of its lists and vectors; only replies of one kind can be
         averaged together.
+    weight : float
+        What the client weighs an OK reply by, as it sent it.
     values : mapping of Signal to float or (V,) array
         What the client reported, and how long it took.
     gradient : (d,) array or None
@@ -67,6 +69,7 @@ class Checked(NamedTuple):
     arrays: ArrayRecord
     metrics: MetricRecord
     kind: tuple[Any, ...]
+    weight: float = 0.0
 
 
 def flat(arrays: ArrayRecord) -> FloatArray:
@@ -153,26 +156,45 @@ class Checker:
         values = reported(record)
         values[_DURATION] = reply.seconds
         gradient = reported_gradient(record) if self._gradient else None
+        converted: dict[str, Array] = {}
         if arrays != 1:
             reason = f"the reply must carry exactly one ArrayRecord, not {arrays}"
         elif metrics != 1:
             reason = f"the reply must carry exactly one MetricRecord, not {metrics}"
         else:
-            converted: dict[str, Array] = {}
-            reason = self._unsound(model, converted) or self._unusable(numbers) or self._unreported(values, gradient)
-            if converted and not reason:
-                model = content[arrays_key] = ArrayRecord({**model, **converted})
+            reason = self._unsound(model, converted)
+        weight: object = None
+        lists: tuple[tuple[str, int], ...] = ()
+        for name, value in numbers.items():
+            if name == self._weight_key:
+                weight = value
+            if type(value) is list:
+                lists = (*lists, (name, len(value)))
+        if not reason and not _is_weight(weight):
+            reason = f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
+        reason = reason or self._unreported(values, gradient)
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
-        widths = tuple(len(value) for value in values.values() if type(value) is np.ndarray)
+        if converted:
+            model = content[arrays_key] = ArrayRecord({**model, **converted})
+        widths: tuple[int, ...] = ()
+        for told in values.values():
+            if type(told) is not float:
+                widths = (*widths, np.size(told))
         if gradient is not None:
             widths = (*widths, len(gradient))
-        lists = _lists(numbers)
         usual = self._kind
-        if usual[:3] != (arrays_key, metrics_key, widths) or usual[3] != numbers.keys() or usual[4] != lists:
+        if (
+            usual[0] != arrays_key
+            or usual[1] != metrics_key
+            or usual[2] != widths
+            or usual[3] != numbers.keys()
+            or usual[4] != lists
+        ):
             # One object for all that agree in a row: compared fast.
-            usual = self._kind = (arrays_key, metrics_key, widths, frozenset(numbers), lists)
-        return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, usual)
+            usual = self._kind = (arrays_key, metrics_key, widths, frozenset(numbers), tuple(sorted(lists)))
+        sent = float(weight)  # type: ignore[arg-type]  # a number, as was seen
+        return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, usual, sent)
 
     def _unsound(self, model: ArrayRecord, converted: dict[str, Array]) -> str:
         """Return what is wrong with a model's arrays, or an empty string.
@@ -204,14 +226,6 @@ class Checker:
                 values = values.ravel(order="K")
             if not is_finite(values):
                 return f"the array {key!r} has NaN or infinite entries"
-        return ""
-
-    def _unusable(self, metrics: MetricRecord) -> str:
-        """Return why a reply could not be weighted, or an empty string."""
-        key = self._weight_key
-        weight = metrics.get(key)
-        if not _is_weight(weight):
-            return f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
         return ""
 
     def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
@@ -315,9 +329,11 @@ class Measures:
             values = np.asarray(taken(signal.how, rows, self.ok, bias, self._samples), np.float64)
         else:
             found = [reply.values.get(signal) if reply.status is _OK else None for reply in self._replies]
-            widths = [np.shape(value) for value in found if value is not None]
-            nothing = np.full(widths[0] if widths else (), np.nan)
-            values = np.array([nothing if value is None else value for value in found], np.float64)
+            if any(value is None for value in found):
+                shape = next((np.shape(value) for value in found if value is not None), ())
+                nothing = np.full(shape, np.nan)
+                found = [nothing if value is None else value for value in found]
+            values = np.array(found, np.float64)
         return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
 
 
@@ -326,9 +342,9 @@ def weight_of(reply: Checked, key: str) -> float:
     return float(reply.metrics[key])  # type: ignore[arg-type]  # the checks let only numbers through
 
 
-def sample_counts(replies: Sequence[Checked], key: str) -> FloatArray:
+def sample_counts(replies: Sequence[Checked]) -> FloatArray:
     """(r,) the weights of replies in an average as the clients sent them; 0 where a reply is not OK."""
-    return np.array([weight_of(reply, key) if reply.status is _OK else 0.0 for reply in replies], np.float64)
+    return np.array([reply.weight if reply.status is _OK else 0.0 for reply in replies], np.float64)
 
 
 def scale_weight(reply: Checked, key: str, factor: float) -> None:

@@ -432,7 +432,7 @@ class Rounds:
             asked=required | (self.wished & self.population.supplied()),
             enough=self._enough(cohort),
         )
-        samples = sample_counts(trained.checked, self.weight_key)  # before a cohort's weights change them
+        samples = sample_counts(trained.checked)
         measures = Measures(arrays, trained.checked, samples)
         kept = self._kept(trained.checked, measures)
         average = self._aggregate(server_round, cohort, trained, kept)

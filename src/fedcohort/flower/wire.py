@@ -187,7 +187,7 @@ def reported(record: Mapping[str, object] | None) -> dict[Signal, Value]:
             continue
         if signal.width is None:
             if _is_number(value):
-                found[signal] = float(value)
+                found[signal] = value if type(value) is float else float(value)
         elif isinstance(value, list) and signal.width in ("classes", len(value)) and all(map(_is_number, value)):
             found[signal] = np.array(value, np.float64)
     return found
