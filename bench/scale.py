@@ -4,11 +4,11 @@
     python bench/scale.py --table                                                              # as Markdown
 
 A round is query, ask and tell of a session with every signal reported, a cohort of 100 (half of the clients where these
-are fewer than 200), after a first round of everybody: what a selector learns of clients that trained, it knows of all.
-Those that choose one client after the other by the labels of all (GREEDY) start without such a round, which would take
-N passes; what they remember does not change their work. Time is processor time, the best of the later half of the
-rounds. The exponent b of t ~ N^b is fitted by least squares to the sizes from 100,000 on; with fewer, what does not
-depend on them is seen.
+are fewer than 200), after a first round of everybody (several, where reports would take more than 400 MB): what a
+selector learns of clients that trained, it knows of all. Those that choose one client after the other by the labels of
+all (GREEDY) start without such a round, which would take N passes; what they remember does not change their work. Time
+is processor time, the best of the later half of the rounds. The exponent b of t ~ N^b is fitted by least squares to the
+sizes from 100,000 on; with fewer, what does not depend on them is seen.
 ``--largest`` is tried for the selectors whose exponent stays below 1.2 and that would take less than five seconds
 there. Memory: the selector's state, and the most that a round allocates besides, in bytes per client at the largest
 size. Run it with one thread (``OMP_NUM_THREADS=1``).
@@ -36,6 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam
 PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash": {"first_round": "asked"}}
 VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # beside the defaults
+AT_ONCE = 50_000_000  # numbers in the report of one of the first rounds
 GREEDY = frozenset({"astraea", "balanced", "fedcbs", "fedcbs-blind"})
 PATIENCE = 20.0  # seconds of a round beyond which larger sizes are left out
 FITTED_FROM = 100_000  # clients; below, what does not depend on them is seen
@@ -62,7 +63,11 @@ class Rounds:
         clients = table(n, bool(selector.requires & LABELS))
         self.session = Session(selector, clients, seed=1, signals=REPORT_SIGNALS | QUERY_SIGNALS)
         if name not in GREEDY:
-            self.one(n, self.session.selector.requires & REPORT_SIGNALS)
+            reported = self.session.selector.requires & REPORT_SIGNALS
+            numbers = sum(signal.numbers(CLASSES) if signal.width else 1 for signal in reported)
+            at_once = min(n, AT_ONCE // max(numbers, 1))
+            for _ in range(-(-n // at_once)):
+                self.one(at_once, reported)
 
     def one(self, size: int | None = None, reported: frozenset[Signal] = REPORT_SIGNALS) -> float:
         """Make a round; return the seconds of the session's calls."""

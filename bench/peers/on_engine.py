@@ -26,7 +26,6 @@ class Peer:
             model=job.model,
             local=LocalTraining(steps=job.steps, batch_size=job.batch, lr=job.lr, weight_decay=job.decay),
             device="cpu",
-            workers=1,
         )
         self.sizes, self.round = sizes, 0
         self.module = build(job)

@@ -63,7 +63,7 @@ class Peer:
                 "model": {"name": f"{__file__}:start_model"},
                 "local": {"steps": job.steps, "batch_size": job.batch, "lr": job.lr, "weight_decay": job.decay},
                 "aggregator": {"name": "size-mean"},
-                "run": {"rounds": len(cohorts), "cohort": len(cohorts[0]), "eval_every": len(cohorts), "workers": 1},
+                "run": {"rounds": len(cohorts), "cohort": len(cohorts[0]), "eval_every": len(cohorts)},
                 "selectors": {"given": {"name": f"{__file__}:Given"}},
             }
             run_experiment(config, folder, listeners=[clock])

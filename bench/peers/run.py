@@ -1,7 +1,8 @@
 """fedcohort beside other simulators of federated learning: rounds per second, memory, lines of user code.
 
     python bench/peers/run.py install [PEER ...]            # an environment for each, in --cache; minutes
-    python bench/peers/run.py W1 [PEER ...] [--repeats 5]   # one workload; writes bench/results/peers.json
+    python bench/peers/run.py check W1 [PEER ...]           # accuracy and memory after the first rounds
+    python bench/peers/run.py W1 [PEER ...] [--turns 5]     # speed; more turns are added to those on record
     python bench/peers/run.py table                         # the table and the picture of docs/performance.md
 
 Peers: plain (a loop in PyTorch), flower, pfl, fedlab, flgo, fluke, fedjax. Workloads, all on real images:
@@ -10,12 +11,12 @@ W2: CIFAR-10, 200 clients x 250, the LeNet of the PyTorch tutorial, 10 a round, 
 W3: FEMNIST, 3,500 clients of 20 to 180 samples of one writer, MLP 784-64-30-62, 30 a round, 5 steps of batch 64.
 
 All start from the same model and have the same cohorts; they differ in the order of batches alone (FedJAX fills the
-last batch of an epoch up from the next). After a first turn, whose model is tested, turns alternate: sgemm, fedcohort,
-its engine, the peers; ratios are taken within a turn.
-
-Everybody computes with one thread, and what counts is processor time (of all processes a peer has), so that the figures
-are those of one core, whatever else the machine does; on an idle core it is the time on the clock. fedcohort's clients
-are spread over all cores (``run.workers``), the peers' in one process are not.
+last batch of an epoch up from the next). In a turn everybody makes rounds, one after the other, each turn in another
+order, sgemm just before and after the engine; ratios are taken within a turn. Everybody has all cores: fedcohort's
+clients are spread over them, Flower has a worker for each, the others compute with one thread and with one for each
+core, and the faster of these counts. Each turn is measured on the clock and in processor time (of all processes a side
+has), which is hardly changed by what else the machine does. Everything is kept in bench/results/peers.json after every
+turn, so that turns can be made in pieces, when the machine is quiet.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import threading
@@ -57,9 +57,11 @@ ENVIRONMENTS = {  # what pip installs, torch first; the newest versions that cou
     ],
 }
 OURS = ("fedcohort", "engine")
+SPREAD = (*OURS, "flower")  # these use all cores by themselves
 AGREE = 0.02  # accuracies may differ by that, for the order of the batches is everybody's own
-FIRST = {"W1": 40, "W2": 5, "W3": 60}  # rounds of the first turn, after which the model is tested
-ROUNDS = {"W1": 10, "W2": 1, "W3": 10}  # of a timed turn
+FIRST = {"W1": 40, "W2": 5, "W3": 60}  # rounds of the check, after which the model is tested
+ROUNDS = {"W1": (40, 10), "W2": (4, 1), "W3": (40, 10)}  # of a timed turn, ours and a peer's
+CORES = len(os.sched_getaffinity(0))
 
 
 def install(names: list[str], cache: Path) -> None:
@@ -162,21 +164,23 @@ def operations(job: jobs.Job, chosen: list[list[int]]) -> float:
     return float(samples * (3 * forward - first))
 
 
-def sgemm() -> float:
-    """Return the operations in a second of processor time of torch's own product of two 1,024 x 1,024 matrices.
+def sgemm() -> dict[str, float]:
+    """Return the operations in a second of torch's own products of two 1,024 x 1,024 matrices, forty in a row.
 
-    One thread, best of twenty.
+    On the clock: with a thread for each core. In processor time: with one thread.
     """
     import torch
 
-    torch.set_num_threads(1)
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
-    best = 0.0
-    for _ in range(20):
-        began = time.thread_time()
+    speed = {}
+    for name, threads, clock in (("clock", CORES, time.perf_counter), ("processor", 1, time.thread_time)):
+        torch.set_num_threads(threads)
         a @ b
-        best = max(best, 2 * 1024**3 / (time.thread_time() - began))
-    return best
+        began = clock()
+        for _ in range(40):
+            a @ b
+        speed[name] = 40 * 2 * 1024**3 / (clock() - began)
+    return speed
 
 
 def accuracy(job: jobs.Job, parameters: dict[str, np.ndarray]) -> float:
@@ -195,13 +199,17 @@ def accuracy(job: jobs.Job, parameters: dict[str, np.ndarray]) -> float:
 
 
 class Side:
-    """A peer's process."""
+    """A peer's process. FedJAX has as many threads as it begins with, the others can be told."""
 
-    def __init__(self, name: str, cache: Path, folder: Path) -> None:
+    def __init__(self, name: str, cache: Path, folder: Path, threads: int = CORES) -> None:
         self.name, self.cache = name, cache
         python = sys.executable if name in OURS else str(cache / name / "bin" / "python")
-        one = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-        environment = os.environ | one
+        # Ray gives its workers the lowest priority unless told otherwise; and it has a folder of its own, or it would
+        # join a cluster that runs here already.
+        own = {"RAY_worker_niceness": "0", "RAY_TMPDIR": str(cache / "ray")}
+        environment = os.environ | own | {"OMP_NUM_THREADS": str(threads)}
+        if threads == 1:
+            environment |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
         if name not in OURS:
             environment.pop("PYTHONPATH", None)
         self.log = (cache / f"{name}.log").open("w")
@@ -232,10 +240,11 @@ class Side:
         self.process.stdin.flush()
         return self.answer()
 
-    def rate(self, chosen: list[list[int]]) -> float:
-        """Make rounds; return how many in a second of processor time."""
+    def rates(self, chosen: list[list[int]], threads: int) -> dict[str, float]:
+        """Make rounds; return how many in a second, on the clock and of processor time."""
         rounds = len(chosen) - 2 if self.name == "fedcohort" else len(chosen)  # it leaves out its first and its last
-        return rounds / float(self.ask(cohorts=chosen)["processor"])
+        found = self.ask(cohorts=chosen, **({} if self.name in SPREAD else {"threads": threads}))
+        return {"clock": rounds / float(found["seconds"]), "processor": rounds / float(found["processor"])}
 
     def peak(self, chosen: list[list[int]]) -> float:
         """Make rounds; return the most memory (MiB) of the process and its descendants, shared pages by parts."""
@@ -302,72 +311,111 @@ def lines_of(name: str) -> int:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(work: str, names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Run peers beside us."""
+def check(work: str, names: list[str], options: argparse.Namespace) -> None:
+    """Run the first rounds of each side by itself: what its model is worth, and the memory it takes."""
     folder = prepare(work, options.cache, options.data)
     job = jobs.read(folder)
-    first, rounds = cohorts(job, 0, FIRST[work]), ROUNDS[work]
-    sides, memory, scores = {}, {}, {}
-    for name in (*OURS, *names):
-        side = sides[name] = Side(name, options.cache, folder)
-        memory[name] = side.peak(first)
-        scores[name] = side.tested(job)
-        print(f"{work} {name}: {scores[name]:.4f}, {memory[name]:.0f} MiB", flush=True)
-    turns = []
-    for turn in range(1, options.repeats + 1):
-        chosen = cohorts(job, turn, rounds)
-        found = {"sgemm": sgemm()}
-        for name, side in sides.items():
-            found[name] = side.rate(cohorts(job, turn, rounds + 2) if name == "fedcohort" else chosen)
-        found["share"] = found["engine"] * operations(job, chosen) / rounds / found["sgemm"]
-        turns.append(found)
-        print(f"{work} turn {turn}: " + ", ".join(f"{key} {value:.3g}" for key, value in found.items()), flush=True)
-    for side in sides.values():
+    first = cohorts(job, 0, FIRST[work])
+    sides = stored().get(work, {}).get("sides", {})
+    for name in (name for name in (*OURS, *names) if name not in OURS or name not in sides):
+        side = Side(name, options.cache, folder)
+        memory, score = side.peak(first), side.tested(job)
         side.close()
+        sides[name] = {"accuracy": score, "memory": memory, "lines": lines_of(name)}
+        print(f"{work} {name}: {100 * score:.2f}%, {memory:.0f} MiB", flush=True)
+        save(work, "sides", sides)
+    scores = {name: side["accuracy"] for name, side in sides.items()}
     apart = {name: score for name, score in scores.items() if abs(score - scores["engine"]) > AGREE}
     if apart:
         raise SystemExit(f"{work}: these models are not as good or as bad as the engine's, {scores['engine']}: {apart}")
-    return {
-        name: {
-            "rates": {side: [turn[side] for turn in turns] for side in (*OURS, name)},
-            "sgemm": [turn["sgemm"] for turn in turns],
-            "share": [turn["share"] for turn in turns],
-            "accuracy": {side: scores[side] for side in (*OURS, name)},
-            "memory": {side: memory[side] for side in (*OURS, name)},
-            "lines": {side: lines_of(side) for side in (*OURS, name)},
-            "load": os.getloadavg()[0],
-        }
-        for name in names
-    }
+
+
+def measure(work: str, names: list[str], options: argparse.Namespace) -> None:
+    """Make turns."""
+    ends = time.monotonic() + options.seconds
+    folder = prepare(work, options.cache, options.data)
+    job = jobs.read(folder)
+    turns: list[dict[str, Any]] = [] if options.fresh else stored().get(work, {}).get("turns", [])
+    sides: list[tuple[str, int, Side]] = []
+    for name in (*OURS, *names):
+        side = Side(name, options.cache, folder)
+        if name in SPREAD:
+            sides.append((name, CORES, side))
+        else:
+            one = Side(name, options.cache, folder, 1) if name == "fedjax" else side
+            sides += [(name, 1, one), (name, CORES, side)]
+    warm = cohorts(job, 0, 3)
+    for _, threads, side in sides:
+        side.rates(warm, threads)
+    for _ in range(options.turns):
+        if time.monotonic() > ends:
+            break
+        turns.append(one_turn(job, sides, len(turns) + 1, *ROUNDS[work]))
+        save(work, "turns", turns)
+        shown = ", ".join(f"{name} {turn['clock']:.3g}" for name, turn in turns[-1]["rates"].items())
+        print(f"{work} turn {len(turns)} on the clock: {shown}; share of sgemm {turns[-1]['share']}", flush=True)
+    for side in {id(side): side for _, _, side in sides}.values():
+        side.close()
+
+
+def one_turn(job: jobs.Job, sides: list[tuple[str, int, Side]], turn: int, ours: int, theirs: int) -> dict[str, Any]:
+    """Let everybody make rounds; of several numbers of threads the fastest counts."""
+    load = os.getloadavg()[0]
+    rates: dict[str, dict[str, float]] = {}
+    speeds = []
+    for at in range(len(sides)):
+        name, threads, side = sides[(at + turn) % len(sides)]
+        if name == "engine":
+            speeds.append(sgemm())
+        found = side.rates(cohorts(job, turn, {"fedcohort": ours + 2, "engine": ours}.get(name, theirs)), threads)
+        if name == "engine":
+            speeds.append(sgemm())
+        if name not in rates or found["clock"] > rates[name]["clock"]:
+            rates[name] = found | {"threads": threads}
+    speed = {way: sum(one[way] for one in speeds) / len(speeds) for way in speeds[0]}
+    work = operations(job, cohorts(job, turn, ours)) / ours
+    share = {way: rates["engine"][way] * work / value for way, value in speed.items()}
+    return {"rates": rates, "sgemm": speed, "share": share, "load": [load, os.getloadavg()[0]]}
+
+
+def save(work: str, part: str, value: object) -> None:
+    """Write what is known now; another process may have written something else meanwhile."""
+    kept = stored()
+    kept["machine"] = {"cores": CORES, "python": platform.python_version()}
+    kept.setdefault(work, {})[part] = value
+    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def stored() -> dict[str, Any]:
+    """Read what is known."""
+    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return kept
 
 
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["install", "W1", "W2", "W3", "table"])
-    parser.add_argument("peers", nargs="*", metavar="PEER")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("what", choices=["install", "check", "W1", "W2", "W3", "table"])
+    parser.add_argument("peers", nargs="*", metavar="PEER", help="all where none is named; check has a workload first")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many")
+    parser.add_argument("--fresh", action="store_true", help="forget the turns on record")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fedcohort-peers")
     parser.add_argument("--data", default=None, help="the folder the datasets lie in")
     options = parser.parse_args()
-    names = options.peers or list(ENVIRONMENTS)
     options.cache.mkdir(parents=True, exist_ok=True)
     if options.what == "install":
-        install(names, options.cache)
+        install(options.peers or list(ENVIRONMENTS), options.cache)
         return
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.what == "table":
         import table
 
-        table.write(kept)
-        return
-    found = measure(options.what, names, options)
-    kept.setdefault(options.what, {}).update(found)
-    kept["machine"] = {"cores": os.cpu_count(), "python": platform.python_version()}
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    for name, one in found.items():
-        ratios = [ours / theirs for ours, theirs in zip(one["rates"]["fedcohort"], one["rates"][name], strict=True)]
-        print(f"{options.what} {name}: {statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f})")
+        table.write(stored())
+    elif options.what == "check":
+        work, *names = options.peers
+        check(work, names or list(ENVIRONMENTS), options)
+    else:
+        measure(options.what, options.peers or list(ENVIRONMENTS), options)
 
 
 if __name__ == "__main__":

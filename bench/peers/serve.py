@@ -25,9 +25,8 @@ def main() -> None:
         answers.write(json.dumps(values) + "\n")
         answers.flush()
 
+    torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
     if importlib.util.find_spec("torchvision"):  # built for CUDA, on import it looks for operators that are not there
-        import torch
-
         for operator in ("nms", "qnms"):
             torch.library.define(f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float least) -> Tensor")
     began = time.perf_counter()
@@ -36,6 +35,8 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         if "cohorts" in command:
+            if torch is not None and "threads" in command:
+                torch.set_num_threads(command["threads"])
             began = time.perf_counter(), jobs.processor_time()
             peer.rounds(command["cohorts"])
             began, ended = getattr(peer, "times", (began, (time.perf_counter(), jobs.processor_time())))

@@ -9,65 +9,70 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "img" / "peers.svg"
-WORKS = ("W1", "W2", "W3")
-OURS, ENGINE = "fedcohort", "engine"
+WORKS = ("W1", "W3", "W2")
+OURS = {"fedcohort": "fedcohort, an experiment", "engine": "fedcohort, its engine alone"}
 
 
-def ratios(one: dict[str, Any], peer: str) -> list[float]:
-    """Return how many times as fast we were, turn by turn."""
-    return [ours / theirs for ours, theirs in zip(one["rates"][OURS], one["rates"][peer], strict=True)]
+def rates(kept: dict[str, Any], work: str, side: str, way: str) -> list[float]:
+    """Return rounds per second, turn by turn; ``way`` is clock or processor."""
+    return [turn["rates"][side][way] for turn in kept[work]["turns"] if side in turn["rates"]]
 
 
-def ours(kept: dict[str, Any], work: str, side: str, what: str) -> list[float]:
-    """Return all values of one of our sides in a workload, over the peers it stood beside."""
-    found = []
-    for one in kept[work].values():
-        value = one["rates"][side] if what == "rates" else one[what][side]
-        found += value if isinstance(value, list) else [value]
-    return found
+def ratios(kept: dict[str, Any], work: str, peer: str, way: str) -> list[float]:
+    """Return how many times as fast an experiment was, turn by turn."""
+    both = [turn["rates"] for turn in kept[work]["turns"] if peer in turn["rates"]]
+    return [turn["fedcohort"][way] / turn[peer][way] for turn in both]
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Return the median with the smallest and the largest."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def by_speed(kept: dict[str, Any], work: str) -> list[str]:
+    """Return the sides that were timed, ours first, then the fastest peers."""
+    peers = {side for turn in kept[work]["turns"] for side in turn["rates"]} - set(OURS)
+    return [*OURS, *sorted(peers, key=lambda peer: statistics.median(ratios(kept, work, peer, "clock")))]
 
 
 def rows(kept: dict[str, Any]) -> list[str]:
     """Return Markdown."""
     lines = []
-    for work in (work for work in WORKS if work in kept):
-        lines += [f"| {work} | rounds/s | fedcohort is faster by | accuracy | memory, MiB | lines |", "|---" * 6 + "|"]
-        for side, name in ((OURS, "fedcohort, an experiment"), (ENGINE, "fedcohort, its engine alone")):
-            rate = statistics.median(ours(kept, work, side, "rates"))
-            score, memory = (statistics.median(ours(kept, work, side, what)) for what in ("accuracy", "memory"))
-            count = ours(kept, work, side, "lines")[0]
-            lines.append(f"| {name} | {rate:.3g} | | {100 * score:.1f}% | {memory:,.0f} | {count} |")
-        by_speed = sorted(kept[work].items(), key=lambda item: -statistics.median(item[1]["rates"][item[0]]))
-        for peer, one in by_speed:
-            found = ratios(one, peer)
-            spread = f"{statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f})"
-            rate = statistics.median(one["rates"][peer])
-            score, memory, count = one["accuracy"][peer], one["memory"][peer], one["lines"][peer]
-            lines.append(f"| {peer} | {rate:.3g} | {spread} | {100 * score:.1f}% | {memory:,.0f} | {count} |")
-        shares = [share for one in kept[work].values() for share in one["share"]]
-        speeds = [speed / 1e9 for one in kept[work].values() for speed in one["sgemm"]]
-        lines += [
-            "",
-            f"sgemm {statistics.median(speeds):.0f} GFLOP/s; the engine reaches {statistics.median(shares):.2f} of it "
-            f"({min(shares):.2f} to {max(shares):.2f}).",
-            "",
-        ]
+    for work in (work for work in WORKS if kept.get(work, {}).get("turns")):
+        head = "rounds/s | faster by | per processor second | faster by | accuracy | memory, MiB | lines"
+        lines += [f"| {work} | {head} |", "|---" * 8 + "|"]
+        for side in by_speed(kept, work):
+            cells = [OURS.get(side, side)]
+            for way in ("clock", "processor"):
+                cells.append(f"{statistics.median(rates(kept, work, side, way)):.3g}")
+                cells.append("" if side in OURS else spread(ratios(kept, work, side, way)))
+            facts = kept[work]["sides"][side]
+            cells += [f"{100 * facts['accuracy']:.1f}%", f"{facts['memory']:,.0f}", str(facts["lines"])]
+            lines.append(f"| {' | '.join(cells)} |")
+        turns = kept[work]["turns"]
+        said = []
+        for way, what in (("clock", "on the clock of all cores"), ("processor", "in processor time of one")):
+            speed = statistics.median(turn["sgemm"][way] for turn in turns) / 1e9
+            said.append(f"{speed:.0f} GFLOP/s {what}, of which the engine reaches "
+                        f"{spread([turn['share'][way] for turn in turns], 2)}")  # fmt: skip
+        low, high = (function(value for turn in turns for value in turn["load"]) for function in (min, max))
+        lines += ["", f"{len(turns)} turns, load average {low:.1f} to {high:.1f}. sgemm: {'; '.join(said)}.", ""]
     return lines
 
 
 def picture(kept: dict[str, Any]) -> str:
-    """Return rounds a second as bars, a panel for each workload, logarithmic."""
+    """Return rounds a second on the clock as bars, a panel for each workload, logarithmic."""
     parts, top = [], 24
-    for work in (work for work in WORKS if work in kept):
-        rates = {OURS: statistics.median(ours(kept, work, OURS, "rates"))}
-        rates |= {peer: statistics.median(one["rates"][peer]) for peer, one in kept[work].items()}
-        low = 10 ** math.floor(math.log10(min(rates.values())))
-        scale = 420 / math.log10(1.3 * max(rates.values()) / low)
+    for work in (work for work in WORKS if kept.get(work, {}).get("turns")):
+        sides = [side for side in by_speed(kept, work) if side != "engine"]
+        found = {side: statistics.median(rates(kept, work, side, "clock")) for side in sides}
+        low = 10 ** math.floor(math.log10(min(found.values())))
+        scale = 420 / math.log10(1.3 * max(found.values()) / low)
         parts.append(f'<text x="8" y="{top}" font-weight="bold">{work}, rounds per second</text>')
-        for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
+        for name, rate in sorted(found.items(), key=lambda item: -item[1]):
             top += 22
             width = scale * math.log10(rate / low)
-            colour = "#0b6e4f" if name == OURS else "#9aa5b1"
+            colour = "#0b6e4f" if name in OURS else "#9aa5b1"
             parts.append(f'<text x="84" y="{top + 12}" text-anchor="end">{escape(name)}</text>')
             parts.append(f'<rect x="92" y="{top}" width="{width:.0f}" height="16" fill="{colour}"/>')
             parts.append(f'<text x="{98 + width:.0f}" y="{top + 12}">{rate:.3g}</text>')
