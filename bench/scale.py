@@ -1,7 +1,7 @@
 """How every selector grows with the number of clients: time of a round, memory, and the exponent of growth.
 
-    python bench/scale.py [--selectors "a;b"] [--sizes 100,...,1000000] [--largest 10000000]   # results/scale.json
-    python bench/scale.py --table                                                              # as Markdown
+    python bench/scale.py [--selectors "a;b"] [--sizes 100,...,1000000] [--largest 10000000] [--again]
+    python bench/scale.py --table                                                # bench/results/scale.json as Markdown
 
 A round is query, ask and tell of a session with every signal reported, a cohort of 100 (half of the clients where these
 are fewer than 200), after a first round of everybody (several, where reports would take more than 400 MB): what a
@@ -147,19 +147,26 @@ def exponent(by_size: dict[str, dict[str, float]]) -> float | None:
     return float(np.polyfit(sizes, seconds, 1)[0])
 
 
-def grow(name: str, sizes: list[int], largest: int | None) -> dict[str, dict[str, float]]:
-    """Measure one selector at growing sizes."""
-    found: dict[str, dict[str, float]] = {}
+def grow(name: str, sizes: list[int], largest: int | None, results: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Measure one selector at growing sizes; what is on record is not measured again."""
+    found = results.setdefault(name, {})
     for n in sizes:
-        found[str(n)] = measure(name, n)
-        print(f"{name} {n:,}: {found[str(n)]}", flush=True)
+        if str(n) not in found:
+            _measured(name, n, results)
         if found[str(n)]["seconds"] * 10 > PATIENCE:
-            return found
+            return
     power = exponent(found)
-    if largest and power is not None and power < ONE_PASS and found[str(n)]["seconds"] * largest / n < 5.0:
-        found[str(largest)] = measure(name, largest)
-        print(f"{name} {largest:,}: {found[str(largest)]}", flush=True)
-    return found
+    last = max(map(int, found))
+    if largest is None or largest <= last or power is None:
+        return
+    if power < ONE_PASS and found[str(last)]["seconds"] * largest / last < 5.0:
+        _measured(name, largest, results)
+
+
+def _measured(name: str, n: int, results: dict[str, dict[str, dict[str, float]]]) -> None:
+    results[name][str(n)] = measure(name, n)
+    print(f"{name} {n:,}: {results[name][str(n)]}", flush=True)
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 def as_table(results: dict[str, dict[str, dict[str, float]]]) -> list[str]:
@@ -187,6 +194,7 @@ def main() -> None:
     parser.add_argument("--selectors", default=None)
     parser.add_argument("--sizes", default="100,1000,10000,100000,1000000")
     parser.add_argument("--largest", type=int, default=None)
+    parser.add_argument("--again", action="store_true", help="measure anew what is on record")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -195,8 +203,9 @@ def main() -> None:
         return
     names = options.selectors.split(";") if options.selectors else [*SELECTORS.names(), *VARIANTS, FIT]
     for name in (FIT if name == "fit" else name for name in names):
-        results[name] = grow(name, [int(n) for n in options.sizes.split(",")], options.largest)
-        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        if options.again:
+            results.pop(name, None)
+        grow(name, [int(n) for n in options.sizes.split(",")], options.largest, results)
 
 
 if __name__ == "__main__":

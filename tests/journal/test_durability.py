@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,35 @@ def test_a_full_disk_leaves_no_hole_in_manual_mode(tmp_path, more):
         session.commit()
         assert [tuple(c.clients.tolist()) for c in session.journal.cohorts()] == expected
     assert examine(path).sound
+
+
+@pytest.mark.parametrize("which", ["the limit of SQLite", "the integers of its interface"])
+def test_a_row_too_large_is_an_error_and_loses_nothing(tmp_path, monkeypatch, which):
+    """As the report of ten million clients would be; the limit is lowered, for rows of 2 GB take their time."""
+    path = tmp_path / "j.sqlite"
+    expected = HOST.play(HOST.session(create("active-fl"), seed=3), 10)
+    session = played(path, 3)
+    base = session.journal.database
+    usual = base.connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+    if which == "the limit of SQLite":
+        base.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 300)
+    else:
+        monkeypatch.setattr(base, "append", too_large)
+    with pytest.raises(JournalError, match=r"cannot hold so large a row(.|\n)*fewer clients"):
+        HOST.play(session, 7)
+    base.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, usual)
+    monkeypatch.undo()
+    for cohort in session.pending:
+        session.tell(HOST.report(cohort))
+    HOST.play(session, 10 - session.round)
+    session.close()
+    with Session.open(path) as session:
+        assert [tuple(c.clients.tolist()) for c in session.journal.cohorts()] == expected
+    assert examine(path).sound
+
+
+def too_large(*_):
+    raise OverflowError("BLOB longer than INT_MAX bytes")
 
 
 @pytest.mark.parametrize("commit", ["always", "manual"])

@@ -148,11 +148,14 @@ class Database:
         """Turn SQLite's errors into our own."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             raise self._error(error) from error
 
-    def _error(self, error: sqlite3.Error) -> JournalError:
-        problem, hint = self._unusable or (f"could not be used: {error}", None)
+    def _error(self, error: sqlite3.Error | OverflowError) -> JournalError:
+        usual: tuple[str, str | None] = f"could not be used: {error}", None
+        if isinstance(error, (sqlite3.DataError, OverflowError)):  # larger than SQLite's limit, or than a C integer
+            usual = "cannot hold so large a row: SQLite's are below 2 GB", "let fewer clients report at once"
+        problem, hint = self._unusable or usual
         return JournalError(f"The journal {self.name} {problem}.", hint=hint)
 
     @property
