@@ -10,11 +10,14 @@ import pytest
 from scipy import stats as reference
 
 from fedcohort.errors import InputError
-from fedcohort.report.data import RunCurve
+from fedcohort.report.dashboard.feed import ExperimentItem
+from fedcohort.report.data import RunCurve, boards, load_bundle
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Options, leaderboards_of, rank_selectors, ranking
+from fedcohort.simulate.leaderboard import Options, leaderboards, leaderboards_of, rank_selectors, ranking
 from fedcohort.simulate.leaderboard import leaderboard as compute
 from fedcohort.simulate.leaderboard.significance import holm, paired_t_test, studentized_range
+from fedcohort.simulate.results import load
+from fedcohort.simulate.runner import run_experiment
 
 
 def run(label, seed, accuracy, *, clock=None, selector=None, state="finished"):
@@ -267,3 +270,28 @@ def test_ranks_are_over_the_settings_and_seeds_that_all_ran():
         {"ours": 4 / 3, "uniform": 5 / 3}
     )
     assert ranking(boards[:0]) is None
+
+
+def test_a_setting_has_targets_of_its_own(tmp_path):
+    """What stands in a setting's [run] counts there, in the table, the report and the dashboard alike; asking wins."""
+    config = {
+        "data": {"name": "digits"},
+        "model": {"name": "logistic"},
+        "local": {"steps": 2, "batch_size": 8, "lr": 0.1},
+        "run": {"rounds": 4, "cohort": 3, "targets": [0.9], "device": "cpu"},
+        "scenario": {"partition": {"name": "shards", "clients": 10, "per_client": 2}},
+        "selectors": {"uniform": {}},
+        "settings": [{"name": "a", "run": {"targets": [0.2], "terminal": 2}}, {"name": "b", "run": {"cohort": 2}}],
+    }
+    run_experiment(config, tmp_path / "x")
+    results = load(tmp_path / "x")
+    a, b = leaderboards(results)
+    assert (a.target, a.window, b.target) == (0.2, 2, 0.9)
+    bundle = load_bundle([tmp_path / "x"])
+    assert [board.target for board in boards(bundle.settings, bundle.options)] == [0.2, 0.9]
+    assert [board.target for board in leaderboards(results, targets=[0.5])] == [0.5, 0.5]
+    live = ExperimentItem(tmp_path / "x", "x")
+    live.poll()
+    shown = [section["board"] for section in live.detail()["sections"]]
+    assert ["20%" in text for text in shown] == [True, False]
+    assert ["90%" in text for text in shown] == [False, True]

@@ -212,15 +212,21 @@ def check_against_plain(model, local, rule, device, seeds=(1, 2)):
             assert trained.steps[job] == len(plan.counts)
 
 
-def test_steps_can_be_given_per_job():
+@pytest.mark.parametrize("how", ["momentum", "robust", "augmented"])
+def test_steps_can_be_given_per_job(how):
+    check_steps_per_job(how, "cpu")
+
+
+def check_steps_per_job(how, device):
+    """The last client has few samples and lies behind many others: what it does not train must not be looked at."""
     data, clients = problem("mlp")
-    with build(data, clients, "mlp", LOCALS["momentum"]) as engine:
+    with build(data, clients, "mlp", LOCALS[how], device) as engine:
         models = engine.init(1)[None]
-        jobs = jobs_of([0, 1, 2], steps=[0, 9, 2])
+        jobs = jobs_of([0, 1, 2, 4], steps=[0, 9, 2, 3])
         trained = engine.train(models, jobs)
-        assert trained.steps.tolist() == [0, 9, 2]
+        assert trained.steps.tolist() == [0, 9, 2, 3]
         assert torch.equal(trained.params[0], models[0])
-        for job in (1, 2):
+        for job in (1, 2, 3):
             want, _ = reference(engine, clients, models[0], job, jobs)
             assert_equal(trained.params[job], want, models[0])
 

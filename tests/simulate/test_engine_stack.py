@@ -89,8 +89,12 @@ def check_normalised(device, how, rule):
 def test_stack_handles_empty_clients_and_nan(on_stack):
     common.test_a_client_without_samples_returns_the_global_model()
     common.test_nan_in_one_job_leaves_the_others_alone("mlp")
-    common.test_steps_can_be_given_per_job()
     common.test_no_jobs_at_all()
+
+
+@pytest.mark.parametrize("how", ["momentum", "robust", "augmented"])
+def test_stack_takes_steps_per_job(on_stack, how):
+    common.check_steps_per_job(how, "cpu")
 
 
 @pytest.mark.parametrize("model", ["vgg11", "vgg11-bn"])
@@ -112,6 +116,12 @@ def test_vgg_is_a_stack_of_layers(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_cuda_equals_plain_loop(model, how, rule):
     common.check_against_plain(model, common.LOCALS[how], rule, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["momentum", "robust", "augmented"])
+def test_cuda_takes_steps_per_job(how):
+    common.check_steps_per_job(how, "cuda")
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcohort.errors import InputError
 from fedcohort.journal import read_journal
 from fedcohort.protocol import SELECTORS
 from fedcohort.selectors.uniform import Uniform
@@ -21,6 +22,7 @@ from fedcohort.simulate.prepare import prepare
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.sharing import shared_device
+from fedcohort.simulate.worker import packed
 from fedcohort.simulate.writer import ResultsError, locked, shared
 
 from .outcomes import rows, with_options
@@ -128,6 +130,32 @@ def test_a_process_that_dies_is_replaced_and_another_stop_can_be_continued(alone
     monkeypatch.undo()
     assert Simulation.open(out).run() == "finished"
     same(out, alone[0])
+
+
+def test_without_enough_memory_fewer_processes_go_on(alone, own, tmp_path, monkeypatch, caplog):
+    """One that runs out of memory gives its group back; the last one's error is everybody's."""
+    short = []
+    real = processes.Worker.receive
+
+    def receive(self):
+        kind, value = real(self)
+        if kind == "made" and len(short) < most:
+            short.append(self.group)
+            self.process.kill()
+            self.process.wait()
+            return "failed", packed(MemoryError("none is left"))
+        return kind, value
+
+    monkeypatch.setattr(processes.Worker, "receive", receive)
+    experiment = Experiment.from_dict({**table(processes=2), "selectors": own})
+    most = 1
+    assert Simulation(experiment, tmp_path / "x").run() == "finished"
+    assert "ran out of memory" in caplog.text
+    same(tmp_path / "x", alone[0])
+    short.clear()
+    most = 2
+    with pytest.raises(InputError, match="not enough memory"):
+        Simulation(experiment, tmp_path / "y").run()
 
 
 def test_a_stop_before_anything_is_ready(own, tmp_path, capfd):

@@ -21,7 +21,7 @@ from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.coverage import Coverage, Tally, sentences
 from fedcohort.errors import InputError
 from fedcohort.report import palette
-from fedcohort.simulate.leaderboard import Leaderboard, Options, leaderboards_of, planned_rounds, setting_name
+from fedcohort.simulate.leaderboard import Leaderboard, Options, Own, leaderboards_of, setting_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,7 +94,7 @@ class SelectorRuns:
 class Setting:
     """Runs that may be compared: same data, same heterogeneity, same training.
 
-    ``rounds`` is how many the longest run has made, ``planned`` how many each is to make, where that is known;
+    ``rounds`` is how many the longest run has made, ``own`` what the setting says of them: how many each is to make;
     ``names`` are the clients' own, where they have some.
     """
 
@@ -103,7 +103,7 @@ class Setting:
     n_clients: int
     federations: Mapping[str, FederationFacts]
     rounds: int
-    planned: int | None = None
+    own: Own = Own()
     names: tuple[str, ...] | None = None
 
     def called(self, client: int) -> str:
@@ -154,7 +154,7 @@ class Bundle:
 
 def boards(settings: Sequence[Setting], options: Options) -> tuple[Leaderboard, ...]:
     """Compute the leaderboard of every setting."""
-    return leaderboards_of({s.name: s.runs for s in settings}, options, {s.name: s.planned for s in settings})
+    return leaderboards_of({s.name: s.runs for s in settings}, options, {s.name: s.own for s in settings})
 
 
 def load_bundle(paths: Sequence[str | Path]) -> Bundle:
@@ -348,7 +348,8 @@ def _setting(
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
-    planned = [planned_rounds(result.config, result.run(run.id).setting) for result, run in members]
+    said = [Own.of(result.config, result.run(run.id).setting) for result, run in members]
+    own = dataclasses.replace(said[0], planned=max((mine.planned for mine in said if mine.planned), default=None))
     called = {facts.names for facts in federations.values()}  # names of several seeds' federations may differ
     names = called.pop() if len(called) == 1 else None
-    return Setting(name, tuple(groups), n, federations, rounds, max((p for p in planned if p), default=None), names)
+    return Setting(name, tuple(groups), n, federations, rounds, own, names)

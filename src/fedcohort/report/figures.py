@@ -191,7 +191,7 @@ def so_far(setting: Setting) -> str:
     if not setting.running:
         return ""
     going = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
-    return f"So far ({Progress(min(going), max(going), setting.planned, len(going)).words}): "
+    return f"So far ({Progress(min(going), max(going), setting.own.planned, len(going)).words}): "
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:

@@ -174,6 +174,15 @@ class Study:
             for setting in part["settings"]
         }
 
+    def target(self, name: str) -> float | None:
+        """Return the paper's target in a setting, where rounds to one are counted."""
+        for part in self.parts.values():
+            for setting in part["settings"]:
+                if setting["name"] == name:
+                    targets = setting.get("run", {}).get("targets") or part["run"].get("targets")
+                    return float(targets[-1]) if targets else None
+        return None
+
 
 @dataclass(frozen=True)
 class Exhibit:

@@ -143,6 +143,11 @@ def conditions(exhibit: Exhibit, record: Record) -> list[str]:
         )
         groups.setdefault((text,), []).append(name)
     said += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
+    counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
+    for name, found in settings.items() if "rounds" in counted else ():
+        wanted = study.target(name)
+        if wanted is not None and found.get("target") not in (None, wanted) and not found["made"].get("trial"):
+            said.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * wanted:g}%.")
     missing = [name for name in study.rounds if name not in settings]
     if missing:
         said.append(f"Not run: {', '.join(missing)}.")

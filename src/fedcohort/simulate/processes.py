@@ -20,6 +20,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fedcohort.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HAND_OVER_SECONDS = 2.0
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _ATTEMPTS = 3  # of a group whose process dies
 
 
@@ -194,6 +197,9 @@ class Driver:
                     self._end(worker)
             case "failed":
                 error = unpacked(value)
+                if isinstance(error, _NO_MEMORY) and len(self.workers) > 1:
+                    self._without(worker)
+                    return True
                 if not worker.ready and not self._asked:
                     log.warning("one process makes all runs: another one cannot open the experiment: %s", error)
                     return False
@@ -214,6 +220,16 @@ class Driver:
         self.workers.remove(worker)
         self._ending.append(worker)
         worker.let_go()
+
+    def _without(self, worker: Worker) -> None:
+        """Go on with one process less, as there is not enough memory for all; its group waits for another."""
+        log.warning(
+            "a process ran out of memory; %d others go on, and its runs when one of them is done (run.processes)",
+            len(self.workers) - 1,
+        )
+        if worker.group is not None:
+            self._todo.append(worker.group)
+        self._end(worker)
 
     def _lost(self, worker: Worker, status: int) -> None:
         """Start another process in place of one that died; its group goes on from the last hand-over."""

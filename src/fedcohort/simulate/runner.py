@@ -378,10 +378,11 @@ class Simulation:
             point = checkpoints.load(path)
             self.writer.forget({name: facts["round"] for name, facts in point.facts["runs"].items()})
             return path.read_bytes()
-        if self._resume:
-            names = [self.experiment.plans[i].id for i in self.prepared.groups[number]]
-            for name in names:
-                remove(self.out / "journal" / f"{name}.sqlite")
+        names = [self.experiment.plans[i].id for i in self.prepared.groups[number]]
+        journals = [self.out / "journal" / f"{name}.sqlite" for name in names]
+        if self._resume or any(path.exists() for path in journals):  # or of a process that died
+            for path in journals:
+                remove(path)
             self.writer.forget(dict.fromkeys(names, 0))
         return None
 

@@ -21,7 +21,7 @@ from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, abandoned, boards
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
 from fedcohort.report.why import as_json, explain
-from fedcohort.simulate.leaderboard import Options, leaderboard_table, planned_rounds, setting_name
+from fedcohort.simulate.leaderboard import Options, Own, leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.results import Results, RunInfo, load
@@ -217,8 +217,8 @@ class ExperimentItem:
                 groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
             clients = max(self._clients, *(int(c.pick_client.max(initial=-1)) + 1 for c in curves))
             rounds = max(int(c.round.max(initial=0)) + 1 for c in curves)
-            planned = [planned_rounds(self._config, i.setting) for i in infos if setting_name(i.setting) == name]
-            yield Setting(name, tuple(groups), clients, {}, rounds, planned[0])
+            first = next(info for info in infos if setting_name(info.setting) == name)
+            yield Setting(name, tuple(groups), clients, {}, rounds, Own.of(self._config, first.setting))
 
     def detail(self) -> dict[str, Any]:
         """Return figures, runs and current cohorts."""

@@ -25,7 +25,7 @@ from fedcohort.simulate.local import LocalTraining
 
 _UNROLLED = 40  # steps of one graph at most
 _MEMORY = 2**27  # elements of activations a forward pass may take when evaluating
-_GRAPHS = 24  # captured shapes kept
+_GRAPHS = 8  # captured shapes kept
 
 
 @dataclass
@@ -42,6 +42,14 @@ class _Tables:
     crops: torch.Tensor | None  # (U, J, B) how images are augmented
     numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for one that is not there; the rate
     graph: torch.cuda.CUDAGraph | None = None
+
+
+@dataclass(frozen=True)
+class _Pseudo:
+    """Pseudo-labels of the jobs' clients, one after the other."""
+
+    labels: torch.Tensor  # (n,)
+    start: IntArray  # (J,) where each job's begin
 
 
 class DeviceProgram:
@@ -136,7 +144,9 @@ class DeviceProgram:
         chunks = -(-steps // _UNROLLED)
         unrolled = _rounded(-(-steps // chunks), 5)
         with self._precision():
-            t = self._prepare(_rounded(count, 4), unrolled, width, prox != 0.0 or correction is not None, prox)
+            t = self._prepare(
+                _rounded(count, _grain(count)), unrolled, width, prox != 0.0 or correction is not None, prox
+            )
             batches = _Batches(table, self.local, chunks * unrolled, len(t.vectors), width)
             pseudo = self._pseudo_labels(table, models) if t.pseudo is not None else None
             t.vectors[:count] = start
@@ -205,7 +215,7 @@ class DeviceProgram:
             )
         return self._tables[key]
 
-    def _upload(self, t: _Tables, batches: _Batches, start: int, pseudo: list[torch.Tensor] | None) -> None:
+    def _upload(self, t: _Tables, batches: _Batches, start: int, pseudo: _Pseudo | None) -> None:
         """Put the batches of the next U steps where the graph reads them."""
         stop = start + len(t.slots)
         t.slots.copy_(self._send(batches.slots[start:stop]))
@@ -213,17 +223,18 @@ class DeviceProgram:
         if t.crops is not None and batches.crops is not None:
             t.crops.copy_(self._send(batches.crops[start:stop]))
         if t.pseudo is not None and pseudo is not None:
-            inside = t.slots[:, : len(pseudo)] - self._send(batches.first)[None, :, None]
-            for job, labels in enumerate(pseudo):
-                if len(labels):
-                    t.pseudo[:, job] = labels[inside[:, job]]
+            places = t.slots[:, : len(pseudo.start)] + self._send(pseudo.start - batches.first)[None, :, None]
+            # Where a job has no such step, a place means nothing.
+            t.pseudo[:, : len(pseudo.start)] = pseudo.labels[places.clamp_(0, len(pseudo.labels) - 1)]
 
-    def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> list[torch.Tensor]:
-        labels = [torch.zeros(0, dtype=torch.int64, device=self.device)] * len(table.run)
+    def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> _Pseudo:
+        start = np.cumsum(table.n) - table.n
+        labels = torch.zeros(max(int(table.n.sum()), 1), dtype=torch.int64, device=self.device)
         for some, logits, _ in self._padded(models, Spans(table.run, table.first, table.n)):
-            for job, found in zip(some.tolist(), logits.argmax(2), strict=True):
-                labels[job] = found[: table.n[job]]
-        return labels
+            inside = self._send(_inside(table.n[some], logits.shape[1]))
+            places = self._send(Spans(table.run[some], start[some], table.n[some]).slots())
+            labels[places] = logits.argmax(2).view(-1)[inside]
+        return _Pseudo(labels, start)
 
     def _unroll(self, t: _Tables, prox: float) -> None:
         """Do the U steps of the tables, for all jobs; a job that is done has rate 0."""
@@ -417,6 +428,18 @@ class _Batches:
             numbers[per_epoch - 1 :: per_epoch, counts.min() : wide] = 0
             numbers[:, -1] = rates
             self.numbers[: len(counts), members] = numbers[:, None]
+
+
+def _grain(jobs: int) -> int:
+    """Return what a number of jobs is rounded up to a multiple of: by a sixteenth at most, beyond 64.
+
+    Runs whose clients fail or come and go have another number of jobs in every round, and each shape has a graph with
+    weights and activations of its own, in the memory of a device that several processes may share.
+
+    >>> [_grain(jobs) for jobs in (10, 63, 64, 127, 128, 1150)]
+    [4, 4, 4, 4, 8, 64]
+    """
+    return 1 << max(2, jobs.bit_length() - 5)
 
 
 def _rounded(count: int, grain: int) -> int:

@@ -25,7 +25,7 @@ from fedcohort.simulate.leaderboard.numbers import (
     leaderboard,
     terminal_window,
 )
-from fedcohort.simulate.leaderboard.settings import leaderboards_of, planned_rounds, ranking, setting_name
+from fedcohort.simulate.leaderboard.settings import Own, leaderboards_of, ranking, setting_name
 from fedcohort.simulate.leaderboard.significance import Ranking, rank_selectors
 from fedcohort.simulate.leaderboard.table import leaderboard_table
 from fedcohort.simulate.results import Results
@@ -34,6 +34,7 @@ __all__ = [
     "LeaderRow",
     "Leaderboard",
     "Options",
+    "Own",
     "Paired",
     "Progress",
     "Ranking",
@@ -45,7 +46,6 @@ __all__ = [
     "leaderboard_table",
     "leaderboards",
     "leaderboards_of",
-    "planned_rounds",
     "rank_selectors",
     "ranking",
     "setting_name",
@@ -91,7 +91,7 @@ def leaderboards(
     """
     options = Options.of(results.config).given(targets, terminal, baseline, reference)
     settings: dict[str, list[RunNumbers]] = {}
-    planned: dict[str, int | None] = {}
+    own: dict[str, Own] = {}
     for info in results.runs:
         rounds = results.column(info, "round")
         if not len(rounds) and info.state != "failed":
@@ -101,5 +101,5 @@ def leaderboards(
         settings.setdefault(name, []).append(
             _Recorded(info.label or info.selector, info.selector, info.seed, info.state, rounds, values)
         )
-        planned[name] = planned_rounds(results.config, info.setting)
-    return leaderboards_of(settings, options, planned)
+        own[name] = Own.of(results.config, info.setting)
+    return leaderboards_of(settings, options, own)

@@ -72,6 +72,8 @@ class Options:
         Whether a baseline that is not there is an error.
     metric : Metric
         What models are judged by. Targets are its scores: negative where less of it is better.
+    fixed : frozenset of str
+        What was asked for, which a setting's own values do not replace.
     """
 
     targets: tuple[float, ...] = ()
@@ -80,6 +82,7 @@ class Options:
     reference: str | None = None
     strict: bool = False
     metric: Metric = Metric()
+    fixed: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Options:
@@ -107,6 +110,7 @@ class Options:
             baseline=baseline or self.baseline,
             reference=reference or self.reference,
             strict=self.strict or baseline is not None,
+            fixed=frozenset(name for name, value in (("targets", targets), ("terminal", terminal)) if value),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,51 @@ def setting_name(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in setting.items()) or "all runs"
 
 
-def planned_rounds(config: Mapping[str, Any], setting: Mapping[str, Any]) -> int | None:
-    """Return how many rounds a run of a setting is to make, by the configuration."""
-    run = config.get("run")
-    base = run.get("rounds") if isinstance(run, Mapping) else None
-    found = setting.get("run.rounds", base)
-    return found if isinstance(found, int) else None
+@dataclass(frozen=True)
+class Own:
+    """What a setting says about its runs, in its own section ``[run]`` or the experiment's.
+
+    Attributes
+    ----------
+    planned : int, optional
+        How many rounds a run is to make.
+    targets : tuple of float
+        Values of the metric to reach, in place of the experiment's; empty: none of its own.
+    terminal : int, optional
+        Last rounds for terminal accuracy, in place of the experiment's.
+    """
+
+    planned: int | None = None
+    targets: tuple[float, ...] = ()
+    terminal: int | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], setting: Mapping[str, Any]) -> Own:
+        """Read a configuration and what distinguishes a setting.
+
+        >>> Own.of({"run": {"rounds": 9, "targets": [0.5]}}, {"name": "1spc", "run.targets": [0.6]})
+        Own(planned=9, targets=(0.6,), terminal=None)
+        """
+        run = config.get("run")
+        planned = setting.get("run.rounds", run.get("rounds") if isinstance(run, Mapping) else None)
+        targets, terminal = setting.get("run.targets"), setting.get("run.terminal")
+        return cls(
+            planned if isinstance(planned, int) else None,
+            tuple(float(target) for target in targets) if isinstance(targets, (list, tuple)) else (),
+            terminal if isinstance(terminal, int) and terminal > 0 else None,
+        )
+
+    def applied(self, options: Options) -> Options:
+        """Return the options of an experiment as they are in this setting."""
+        if self.targets and "targets" not in options.fixed:
+            options = replace(options, targets=tuple(options.metric.score(target) for target in self.targets))
+        if self.terminal and "terminal" not in options.fixed:
+            options = replace(options, terminal=self.terminal)
+        return options
 
 
 def leaderboards_of(
-    settings: Mapping[str, Sequence[RunNumbers]], options: Options, planned: Mapping[str, int | None]
+    settings: Mapping[str, Sequence[RunNumbers]], options: Options, own: Mapping[str, Own]
 ) -> tuple[Leaderboard, ...]:
     """Compute the leaderboard of every setting; the reference, where there is one, serves all.
 
@@ -52,18 +88,25 @@ def leaderboards_of(
     ----------
     settings : mapping of a setting's name to its runs
     options : Options
-    planned : mapping of a setting's name to the rounds its runs are to make
+    own : mapping of a setting's name to what it says for itself
     """
     ideal = None
     if options.reference is not None and options.reference in settings:
         runs = settings[options.reference]
         base = find_baseline({run.label: run.selector for run in runs}, options, options.reference)
-        level = Spread.of([terminal_accuracy(run, options) for run in runs if run.label == base]).mean
+        mine = own.get(options.reference, Own()).applied(options)
+        level = Spread.of([terminal_accuracy(run, mine) for run in runs if run.label == base]).mean
         ideal = None if math.isnan(level) else level
     return tuple(
-        leaderboard(name, runs, options, planned=planned.get(name), ideal=None if name == options.reference else ideal)
+        leaderboard(
+            name,
+            runs,
+            said.applied(options),
+            planned=said.planned,
+            ideal=None if name == options.reference else ideal,
+        )
         for name, runs in settings.items()
-        if runs
+        if runs and (said := own.get(name, Own()))
     )
 
 
