@@ -285,7 +285,7 @@ class _Table:
             raise DataError(f"There is no file {path}.")
         try:
             if path.suffix == ".parquet":
-                self._table: Any = pa.parquet.read_table(path)
+                self._table: Any = pa.parquet.ParquetFile(path).read()
             else:
                 options = pa.csv.ConvertOptions(strings_can_be_null=True)
                 self._table = pa.csv.read_csv(path, convert_options=options)
