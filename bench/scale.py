@@ -4,11 +4,12 @@
     python bench/scale.py --table                                                # bench/results/scale.json as Markdown
 
 A round is query, ask and tell of a session with every signal reported, a cohort of 100 (half of the clients where these
-are fewer than 200), after a first round of everybody (several, where reports would take more than 400 MB): what a
-selector learns of clients that trained, it knows of all. Those that choose one client after the other by the labels of
-all (GREEDY) start without such a round, which would take N passes; what they remember does not change their work. Time
-is processor time, the best of the later half of the rounds. The exponent b of t ~ N^b is fitted by least squares to the
-sizes from 100,000 on; with fewer, what does not depend on them is seen.
+are fewer than 200), after a first round of everybody, or of a million where there are more (several rounds, where
+reports would take more than 400 MB): what a selector learns of clients that trained, it knows of these. Those that
+choose one client after the other by the labels of all (GREEDY) start without such a round, which would take N passes;
+what they remember does not change their work. Time is processor time, the best of the later half of the rounds. The
+exponent b of t ~ N^b is fitted by least squares to the sizes from 100,000 on; with fewer, what does not depend on them
+is seen.
 ``--largest`` is tried for the selectors whose exponent stays below 1.2 and that would take less than five seconds
 there. Memory: the selector's state, and the most that a round allocates besides, in bytes per client at the largest
 size. Run it with one thread (``OMP_NUM_THREADS=1``).
@@ -36,6 +37,7 @@ RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam
 PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash": {"first_round": "asked"}}
 VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # beside the defaults
+TRAINED_AT_MOST = 1_000_000  # clients in the first rounds
 AT_ONCE = 50_000_000  # numbers in the report of one of the first rounds
 GREEDY = frozenset({"astraea", "balanced", "fedcbs", "fedcbs-blind"})
 PATIENCE = 20.0  # seconds of a round beyond which larger sizes are left out
@@ -65,8 +67,9 @@ class Rounds:
         if name not in GREEDY:
             reported = self.session.selector.requires & REPORT_SIGNALS
             numbers = sum(signal.numbers(CLASSES) if signal.width else 1 for signal in reported)
-            at_once = min(n, AT_ONCE // max(numbers, 1))
-            for _ in range(-(-n // at_once)):
+            trained = min(n, TRAINED_AT_MOST)
+            at_once = min(trained, AT_ONCE // max(numbers, 1))
+            for _ in range(-(-trained // at_once)):
                 self.one(at_once, reported)
 
     def one(self, size: int | None = None, reported: frozenset[Signal] = REPORT_SIGNALS) -> float:
