@@ -208,6 +208,24 @@ def test_rules_go_on_after_a_restart_and_changes_are_recorded(tmp_path: Path) ->
     assert [b["round"] for b in read_journal(tmp_path / "j").events("rules")] == [0, 3]
 
 
+def test_a_round_that_is_made_again_is_held_against_the_rules_of_then() -> None:
+    session = Session(Uniform(), ClientTable(n=3), rules=Rules(blocked=("2",)))
+    first = session.ask(RoundRequest(2))
+    session.set_rules(Rules(blocked=("0",)))
+    session.abandon(first.ticket, "the server went away")
+    again = session.ask(RoundRequest(2))
+    assert (again.round, again.names) == (0, ("1", "2")) or (again.round, again.names) == (0, ("2", "1"))
+    session.tell(RoundReport(again.ticket, again.clients))
+    assert verify(session.journal).holds
+
+
+def test_names_of_attributes_are_texts() -> None:
+    session = Session(Uniform(), ClientTable(n=3), rules=Rules(eligible="battery > 3"))
+    with pytest.raises(InputError, match="name of an attribute must be a text"):
+        session.set_attributes({"0": {1: 2}})  # type: ignore[dict-item]
+    assert not session.journal.attributes()
+
+
 def test_a_breach_is_found_in_the_journal(tmp_path: Path) -> None:
     """A record that was tampered with, or written by something else, proves nothing."""
     with Session(Uniform(), ClientTable(n=3), seed=1, journal=tmp_path / "j") as session:

@@ -262,9 +262,10 @@ def _statuses(report: RoundReport, count: int) -> AnyArray:
     if report.status is None:
         return np.zeros(count, np.int8)
     try:
-        status = np.asarray(report.status, np.int64)
+        given = np.asarray(report.status)
     except (TypeError, ValueError, OverflowError):
-        status = np.empty(0, np.int64)
+        given = np.empty(0)
+    status = given.astype(np.int64) if given.dtype.kind in "iu" else np.empty(0, np.int64)
     if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
         raise InputError(
             f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.explain import ABANDONED
+from fedcohort.journal.reading import CohortRow
 from fedcohort.protocol import Cohort, Status
 from fedcohort.rules import Referee, Rules
 from fedcohort.views import in_cohort_order
@@ -71,7 +74,7 @@ def verify(journal: str | Path | Journal) -> Proof:
         finally:
             opened.close()
     table, _ = journal.table()
-    changes = [(int(body["round"]), Rules(**body["rules"])) for body in journal.events(CHANGED)]
+    changes = journal.events(CHANGED)
     rules: Rules | None = None
     given_up = {body["ticket"] for body in journal.events(ABANDONED)}
     past: dict[int, list[int]] = {}
@@ -79,8 +82,8 @@ def verify(journal: str | Path | Journal) -> Proof:
     rounds = 0
     separation: int | None = None
     for row in journal.cohorts():
-        while changes and changes[0][0] <= row.round:
-            rules = changes.pop(0)[1]
+        while changes and _held(changes[0], row):
+            rules = Rules(**changes.pop(0)["rules"])
         if row.ticket in given_up or not len(row.clients):
             continue
         rounds += 1
@@ -94,8 +97,15 @@ def verify(journal: str | Path | Journal) -> Proof:
                 breaches += [Breach(name, row.round, what) for what in _broken(rules, name, row.round, earlier)]
             earlier.append(row.round)
     most = max(map(len, past.values()), default=0)
-    last = changes[-1][1] if changes else rules
+    last = Rules(**changes[-1]["rules"]) if changes else rules
     return Proof(rounds, table.n, last, most, separation, tuple(breaches))
+
+
+def _held(change: Mapping[str, Any], row: CohortRow) -> bool:
+    """Whether rules were set before a cohort was asked for; a round that was abandoned may be made under others."""
+    if "ticket" in change:
+        return int(change["ticket"]) <= row.ticket
+    return int(change["round"]) <= row.round  # of a journal of an earlier version
 
 
 def _broken(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:

@@ -154,7 +154,7 @@ class Session(Standing):
             self._journal.set_table(clients, self.active)
             self._record_states(self._states)
             if rules is not None:
-                self._journal.add_event(CHANGED, {"round": 0, "rules": rules.to_dict()})
+                self._journal.add_event(CHANGED, {"round": 0, "ticket": 0, "rules": rules.to_dict()})
             self._journal.created()
         except BaseException:
             self._journal.close()

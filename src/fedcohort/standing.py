@@ -31,6 +31,7 @@ from fedcohort.protocol import Cohort, Selector, is_per_client
 from fedcohort.rules import Referee, Rules
 from fedcohort.signals import REPORT_SIGNALS, Signal
 from fedcohort.specs import describe, rebuilt
+from fedcohort.text import shown
 from fedcohort.views import outcome_for
 
 log = logging.getLogger(__name__)
@@ -239,11 +240,16 @@ class Standing:
         referee = participation.resumed(rules, self._journal)
         with self._journal.event():
             self._journal.set_meta("rules", rules.to_dict())
-            self._journal.add_event(CHANGED, {"round": self._round, "rules": rules.to_dict()})
+            since = {"round": self._round, "ticket": self._ticket}
+            self._journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
         self._referee, self._prepared = referee, None
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
+        for name, said in attributes.items():
+            for key in said:
+                if not isinstance(key, str):
+                    raise InputError(f"The name of an attribute must be a text. Got {shown(key)} of client {name!r}.")
         if self._referee is None or all(self._referee.attributes.get(n) == dict(v) for n, v in attributes.items()):
             return
         with self._journal.event():

@@ -34,7 +34,19 @@ def shard(number: int, seed: int, cases: int, until: float) -> tuple[int, Counte
     if time.time() > until:
         return -1, Counter(), Counter(), ""
     with tempfile.NamedTemporaryFile() as counts:
-        command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "--timeout", "0", str(HERE)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rfE",
+            "--show-capture=no",
+            "-p",
+            "no:cacheprovider",
+            "--timeout",
+            "0",
+            str(HERE),
+        ]
         command += [f"--hypothesis-seed={seed + number}"]
         more = {"FEDCOHORT_FUZZ_CASES": str(cases), "FEDCOHORT_FUZZ_COUNTS": counts.name, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(

@@ -8,6 +8,7 @@ import pytest
 from fedcohort.clients import ClientTable
 from fedcohort.numerics.groups import distances
 from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.selectors import Uniform
 from fedcohort.selectors.divfl import DiverseState, DivFL, lazy_greedy, stochastic_greedy
 from fedcohort.session import Session
 from fedcohort.signals import SKETCH_WIDTH, Signal
@@ -120,3 +121,14 @@ def test_stochastic_greedy_takes_the_best_it_looks_at():
     assert np.bincount(picked.ravel(), minlength=15) == pytest.approx(np.full(15, 120), rel=0.4)
     some = [total(apart, stochastic_greedy(apart, 3, 5, rng)[0]) for _ in range(50)]
     assert total(apart, plain_greedy(apart, 3)) <= np.mean(some) < np.mean([total(apart, p) for p in picked])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_shadow_hears_of_clients_it_never_asked_for(seed):
+    shadows = {"diverse": DivFL()}
+    session = Session(Uniform(), ClientTable(n=6), shadows=shadows, seed=seed, signals={Signal.UPDATE_SKETCH})
+    for _ in range(4):
+        cohort = session.ask(RoundRequest(4))
+        sketches = np.eye(6, 64)[cohort.clients]
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={Signal.UPDATE_SKETCH: sketches}))
+    assert list(session.shadows) == ["diverse"]  # it was not dropped for picking a client twice

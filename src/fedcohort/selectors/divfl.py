@@ -90,7 +90,8 @@ class DivFL(Selector[DiverseState]):
         """Take clients nobody has heard of; then those that represent the others."""
         candidates = slate.candidates
         rows = state.rows_of(candidates)
-        new = np.flatnonzero(~slate.of_candidates(state.asked))
+        fresh = ~slate.of_candidates(state.asked) & (rows < 0)  # a shadow also hears of clients it never asked for
+        new = np.flatnonzero(fresh)
         picks = rng.choice(new, min(len(new), slate.size), replace=False)
         gain = np.zeros(len(candidates))
         weights = np.ones(slate.size)
@@ -118,8 +119,8 @@ class DivFL(Selector[DiverseState]):
         cohort = Cohort(
             candidates[picks],
             candidates=candidates,
-            score=np.where(slate.of_candidates(state.asked), gain, gain.max() + 1.0),
-            parts={"representation": gain, "never asked": (~slate.of_candidates(state.asked)).astype(np.float64)},
+            score=np.where(fresh, gain.max() + 1.0, gain),
+            parts={"representation": gain, "never asked": fresh.astype(np.float64)},
             weights=weights[: len(picks)],
             notes=notes,
         )
