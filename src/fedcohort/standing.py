@@ -54,6 +54,7 @@ class Standing:
     _seed: int
     _signals: frozenset[Signal] | None
     _round: int
+    _ticket: int
     _journal: Journal
     _guard: Guard
     _membership: Membership
