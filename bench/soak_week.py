@@ -217,17 +217,20 @@ class _MallInfo(ctypes.Structure):
     _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
 
 
+_ASK = getattr(ctypes.CDLL(None), "mallinfo2", None)  # once: each look-up makes objects of its own
+if _ASK is not None:
+    _ASK.restype = _MallInfo
+
+
 def held() -> int | None:
     """Return the bytes allocated and not freed: arrays, SQLite's pages; None where the C library does not tell.
 
     Memory resident in a process also counts what was freed and is kept for later, which here is ten times what a week
     adds. Small Python objects lie elsewhere: ``sys.getallocatedblocks`` counts those.
     """
-    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if ask is None:
+    if _ASK is None:
         return None
-    ask.restype = _MallInfo
-    found = ask()
+    found = _ASK()
     return int(found.uordblks + found.hblkhd)
 
 
