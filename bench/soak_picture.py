@@ -55,7 +55,7 @@ def _ceiling(value: float) -> float:
     """Return the next number that divides well by four.
 
     >>> _ceiling(37.0), _ceiling(230.0)
-    (40, 400)
+    (40.0, 400.0)
     """
     step = 1.0
     while True:
