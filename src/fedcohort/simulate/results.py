@@ -201,7 +201,8 @@ def read_part(path: Path) -> pa.Table:
         digest = (file.metadata.metadata or {}).get(_DIGEST.encode())  # files of earlier versions have none
         if digest is not None and hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
             raise ValueError("it is not as it was written")
-        table = file.read()  # not read_table: threads it leaves behind may abort the process when it ends
+        # Threads that Arrow starts, above all in read_table, may abort the process when it ends.
+        table = file.read(use_threads=False)
         missing = {"run", "round"} - set(table.column_names)
         if missing:
             raise ValueError(f"it has no column {min(missing)!r}")

@@ -285,10 +285,11 @@ class _Table:
             raise DataError(f"There is no file {path}.")
         try:
             if path.suffix == ".parquet":
-                self._table: Any = pa.parquet.ParquetFile(path).read()
+                self._table: Any = pa.parquet.ParquetFile(path).read(use_threads=False)
             else:
                 options = pa.csv.ConvertOptions(strings_can_be_null=True)
-                self._table = pa.csv.read_csv(path, convert_options=options)
+                alone = pa.csv.ReadOptions(use_threads=False)
+                self._table = pa.csv.read_csv(path, read_options=alone, convert_options=options)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {error}.") from error
         self.names: list[str] = list(self._table.column_names)
