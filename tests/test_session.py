@@ -28,7 +28,9 @@ from fedcohort.errors import (
     TicketError,
     UnknownNameError,
 )
+from fedcohort.journal.codec import state_fields
 from fedcohort.rules import Rules
+from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS
 from fedcohort.testing import ScriptedHost
 from fedcohort.testing.snapshot import differences, full_disk, recorded, standing
 
@@ -493,3 +495,16 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
     session.close()
     with Session.open(path) as again:
         assert not differences(now, standing(again))
+
+
+def test_a_selector_that_starts_from_the_journal_learns_nothing_from_clients_that_were_forgotten():
+    session = Session(create("uniform"), ClientTable(names=list("abcd")), signals=REPORT_SIGNALS)
+    cohort = session.ask(RoundRequest(4))
+    metrics = {s: np.full(4, 2.0) for s in METRIC_SIGNALS if s.width is None}
+    session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
+    session.forget("b")
+    session.change_selector(create("rbcs-f"))
+    for name, values in state_fields(session.state):
+        assert np.isfinite(values).all(), name
+    session.rejoin([1])
+    assert np.isfinite(session.ask(RoundRequest(4)).notes["bound of the slowest"])

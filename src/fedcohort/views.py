@@ -43,21 +43,25 @@ def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
 def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, replies: ReplyBlock) -> Outcome:
     """Return a complete round as ``selector`` may see it through ``table``, which grants only what it declared.
 
-    ``replies`` has the cohort's clients in the cohort's order.
+    ``replies`` has the cohort's clients in the cohort's order. Who answered without a number that this selector reads,
+    as a client that was forgotten since, is invalid to it.
     """
     requires = selector.requires
     metrics: dict[Signal, FloatArray] = {}
+    status = replies.status
     if read := requires & REPORT_SIGNALS:
         ok = replies.status == Status.OK
         for signal in read:
             column = replies.metrics.get(signal.value)
             if column is None:  # of a vector as many columns as are sure to be there
                 column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
+            elif (lacking := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():
+                status = sealed(np.where(lacking, np.int8(Status.INVALID), status))
             metrics[signal] = sealed(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
     return Outcome(
         round=cohort.round,
         clients=cohort.clients,
-        status=replies.status,
+        status=status,
         table=table,
         _kept=replies.kept,
         _metrics=metrics,

@@ -388,7 +388,7 @@ class Life:
         ours, theirs = (
             (c.ticket, c.round, c.names, _bytes(c.weights), _bytes(c.work), dict(c.notes), c.stop) for c in cohorts
         )
-        assert ours == theirs, "a copy chooses otherwise"
+        assert not differences(ours, theirs), "a copy chooses otherwise"
         picks = [
             {name: (picked.tolist(), note) for name, (picked, _, note) in s.journal.scores(ours[0]).items()}
             for s in (self.session, other)
