@@ -9,24 +9,10 @@ from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import Simulation
 
-from .outcomes import rows, with_options
+from .outcomes import TABLE, rows, with_options
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(1500)  # workers start slowly on a machine that is busy
-
-TABLE = {
-    "seeds": [0, 1],
-    "data": {"name": "synthetic", "samples": 300, "test_samples": 80, "classes": 4, "shape": [6]},
-    "scenario": {
-        "partition": {"name": "shards", "clients": 10, "per_client": 2},
-        "latency": {"name": "shifted-exponential"},
-        "validation": 0.1,
-    },
-    "model": {"name": "logistic"},
-    "local": {"batch_size": 8, "steps": 3, "lr": 0.1},
-    "run": {"rounds": 6, "cohort": 3, "lockstep": 2, "device": "cpu", "checkpoint_seconds": 0.0, "workers": 1},
-    "selectors": {"uniform": {}, "flash": {}, "scaffolded": {"name": "uniform", "aggregator": "scaffold"}},
-}
 
 
 @pytest.fixture(scope="module")

@@ -25,21 +25,13 @@ from fedcohort.simulate.sharing import shared_device
 from fedcohort.simulate.worker import packed
 from fedcohort.simulate.writer import ResultsError, locked, shared
 
+from . import outcomes as clusters
 from .outcomes import rows, with_options
 
 TABLE = {
-    "seeds": [0, 1],
-    "data": {"name": "synthetic", "samples": 300, "test_samples": 80, "classes": 4, "shape": [6]},
-    "scenario": {
-        "partition": {"name": "shards", "clients": 10, "per_client": 2},
-        "latency": {"name": "shifted-exponential"},
-        "failure": 0.2,
-        "validation": 0.1,
-    },
-    "model": {"name": "logistic"},
-    "local": {"batch_size": 8, "steps": 3, "lr": 0.1},
+    **clusters.TABLE,
+    "scenario": {**clusters.TABLE["scenario"], "failure": 0.2},
     "run": {"rounds": 30, "cohort": 3, "device": "cpu", "checkpoint_seconds": 0.0, "workers": 1, "processes": 1},
-    "selectors": {"uniform": {}, "flash": {}, "scaffolded": {"name": "uniform", "aggregator": "scaffold"}},
 }
 OWN = """
 from fedcohort.selectors.uniform import Uniform

@@ -12,7 +12,7 @@ from fedcohort.benchmark.run import QUICK_ROUNDS, every_selector, seeds_of, writ
 from fedcohort.benchmark.suite import DATASETS, table
 from fedcohort.errors import FedcohortError
 from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.graceful import graceful
+from fedcohort.simulate.graceful import graceful, to_stderr
 from fedcohort.simulate.listener import Deadline, LineProgress
 from fedcohort.simulate.runner import Simulation
 
@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             simulation.listeners.append(LineProgress())
             if until is not None:
                 simulation.listeners.append(Deadline(simulation.stop, until))
-            with graceful(simulation, _say):
+            with graceful(simulation, to_stderr):
                 state = simulation.run()
             if state != "finished":
-                _say("stopped; the same command goes on where it stopped")
+                to_stderr("stopped; the same command goes on where it stopped")
                 return STOPPED
             scores = write_scores(given.out)
     except FedcohortError as error:
@@ -74,10 +74,6 @@ def _simulation(given: argparse.Namespace, words: Sequence[str]) -> Simulation:
     return Simulation(
         Experiment.from_dict(wanted), given.out, device=given.device, processes=given.processes, command=command
     )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

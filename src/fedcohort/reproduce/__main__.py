@@ -12,7 +12,7 @@ from fedcohort.reproduce.catalogue import EXHIBITS, find
 from fedcohort.reproduce.page import overview, summary
 from fedcohort.reproduce.run import reproduce
 from fedcohort.reproduce.verdicts import judge
-from fedcohort.simulate.graceful import graceful
+from fedcohort.simulate.graceful import graceful, to_stderr
 
 STOPPED = 75  # of sysexits: try again
 
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             processes=given.processes,
             minutes=given.minutes,
             folder=given.folder,
-            guard=lambda simulation: graceful(simulation, _say),
-            say=_say,
+            guard=lambda simulation: graceful(simulation, to_stderr),
+            say=to_stderr,
             command=" ".join(["fedcohort reproduce", *words]),
         )
     except FedcohortError as error:
@@ -67,10 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped; the same command goes on where it stopped", file=sys.stderr)
         return STOPPED
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

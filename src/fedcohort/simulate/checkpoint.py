@@ -24,6 +24,7 @@ from fedcohort.files import read_file
 from fedcohort.simulate.results import ResultsError
 from fedcohort.simulate.writer import write_atomically
 
+_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
 _NAME = re.compile(r"group-(\d+)-round-(\d+)\.npz")
 
 
@@ -69,6 +70,19 @@ def save(folder: Path, group: int, data: bytes, round_: int) -> Path:
     path = folder / f"group-{group}-round-{round_}.npz"
     write_atomically(path, data)
     return path
+
+
+def pause_after(took: float, pause: float) -> float:
+    """Return how many seconds to let pass before the next checkpoint.
+
+    Parameters
+    ----------
+    took : float
+        Seconds that the last one took.
+    pause : float
+        Seconds asked for between two; 0: after every round.
+    """
+    return max(pause, took / _SHARE) if pause else 0.0
 
 
 def prune(folder: Path, group: int, keep: int) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedcohort.errors import FedcohortError, MissingExtraError
 from fedcohort.journal.opening import snapshot
-from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.handover import HandOver, hand_over
 from fedcohort.simulate.writer import write_atomically
 
@@ -72,12 +71,9 @@ class GroupHost:
     def _opened(self) -> Group:
         """Build the group; not in the constructor, whose errors Ray cannot tell from a lost machine."""
         group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
-        if self._saved is not None:
-            for name, data in self._journals.items():
-                (self._home / name).write_bytes(data)
-            group.resume(checkpoints.Checkpoint.from_bytes(self._saved))
-        else:
-            group.start()
+        for name, data in self._journals.items():
+            (self._home / name).write_bytes(data)
+        group.begin(self._saved)
         return group
 
     def advance(self, seconds: float) -> HandOver:

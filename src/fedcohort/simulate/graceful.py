@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,6 +11,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedcohort.simulate.runner import Simulation
+
+
+def to_stderr(text: str) -> None:
+    """Say something where there is no console."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

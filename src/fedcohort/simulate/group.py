@@ -134,6 +134,13 @@ class Group:
 
     # -- starting, saving, continuing --------------------------------------------------------------------------
 
+    def begin(self, saved: bytes | None) -> None:
+        """Start, or continue from a packed checkpoint."""
+        if saved is None:
+            self.start()
+        else:
+            self.resume(Checkpoint.from_bytes(saved))
+
     def start(self) -> None:
         """Open every run's session anew."""
         for run in self.runs:

@@ -42,7 +42,6 @@ from fedcohort.simulate.writer import ExperimentWriter, check_unchanged, locked,
 log = logging.getLogger(__name__)
 
 _STATUS_SECONDS = 1.0
-_CHECKPOINT_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
 
 
 @guarded(methods=True, plugins=True)
@@ -89,7 +88,7 @@ class Simulation:
         self._extension: str | None = None  # the configuration to put in place of the directory's
         self._command = command
         self._stop = False
-        self._asked = processes is not None
+        self._asked = (processes or experiment.options.processes) is not None
         self._started = time.time()
         self._done_before = 0
         self._status_due = 0.0
@@ -319,8 +318,7 @@ class Simulation:
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
             return drive(self)
-        asked = self._asked or self.experiment.options.processes is not None
-        if self.prepared.processes > 1 and Driver(self, self.prepared.processes, asked).drive():
+        if self.prepared.processes > 1 and Driver(self, self.prepared.processes, self._asked).drive():
             ended = all(self.ended(number) for number in self.prepared.groups)
             return "finished" if ended else "interrupted"
         for number in self.prepared.groups:
@@ -352,8 +350,7 @@ class Simulation:
                 self._report("running", force=False)
                 if time.monotonic() >= due:
                     took = self._checkpoint(number, group)
-                    pause = options.checkpoint_seconds
-                    due = time.monotonic() + (max(pause, took / _CHECKPOINT_SHARE) if pause else 0.0)
+                    due = time.monotonic() + checkpoints.pause_after(took, options.checkpoint_seconds)
             self._checkpoint(number, group)
             return "finished" if group.done else "interrupted"
         finally:
@@ -361,11 +358,7 @@ class Simulation:
 
     def begin(self, number: int, group: Group) -> None:
         """Start a group, or continue it from its checkpoint."""
-        saved = self.saved(number)
-        if saved is None:
-            group.start()
-        else:
-            group.resume(checkpoints.Checkpoint.from_bytes(saved))
+        group.begin(self.saved(number))
         for info in group.infos():
             self._infos[info.id] = info
         self._done_before = sum(info.rounds_done for info in self._infos.values())

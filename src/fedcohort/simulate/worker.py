@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fedcohort.simulate import checkpoint as checkpoints
+from fedcohort.simulate.checkpoint import pause_after
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.handover import hand_over
@@ -26,7 +26,6 @@ from fedcohort.simulate.writer import shared
 
 STOP = "stop"
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # what a connection raises whose other end is no more
-_SHARE = 0.05  # of the time at most goes into checkpoints
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +70,7 @@ def _make(connection: Connection, work: Assignment, group: Group) -> None:
             result = hand_over(group)
             connection.send(("made", result))
             ended = time.monotonic()
-            due = ended + max(work.seconds, (ended - began) / _SHARE if work.seconds else 0.0)
+            due = ended + pause_after(ended - began, work.seconds)
     if not group.done:
         raise Stopped
 
@@ -100,10 +99,7 @@ def serve(connection: Connection) -> None:
             try:
                 group = prepared.group(number, journals=work.out / "journal", device=work.device, workers=work.threads)
                 try:
-                    if saved is None:
-                        group.start()
-                    else:
-                        group.resume(checkpoints.Checkpoint.from_bytes(saved))
+                    group.begin(saved)
                     _make(connection, work, group)
                 finally:
                     group.close()
@@ -128,10 +124,7 @@ def packed(error: BaseException) -> bytes | str:
 
 def main() -> None:
     """Serve the driver that started this process; the argument is the descriptor of the connection."""
-    with (
-        Connection(int(sys.argv[1])) as connection,
-        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
-    ):
+    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(*_GONE):
         serve(connection)
 
 
