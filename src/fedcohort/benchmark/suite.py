@@ -50,12 +50,13 @@ class _Size:
     model: str
     local: Mapping[str, Any]
     server: int  # samples of each class the server keeps
+    evaluated: int = 2  # rounds between two evaluations
 
 
 _SIZES = {
     "digits": _Size(60, 40, 6, 60, "mlp", {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
     "fashion-mnist": _Size(100, 500, 10, 200, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.03}, 20),
-    "cifar10": _Size(100, 500, 10, 600, "fedcor-cnn", {"batch_size": 50, "steps": 40, "lr": 0.01}, 20),
+    "cifar10": _Size(100, 500, 10, 100, "lenet", {"batch_size": 20, "steps": 20, "lr": 0.05}, 20, evaluated=5),
     "femnist": _Size(300, 0, 20, 300, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2),
 }
 DATASETS = tuple(_SIZES)
@@ -193,7 +194,12 @@ def table(
         "model": {"name": size.model},
         "local": dict(size.local),
         "scenario": {"validation": 0.1, "server_validation": size.server},
-        "run": {"rounds": rounds or size.rounds, "cohort": size.cohort, "eval_every": 2, "baseline": "uniform"},
+        "run": {
+            "rounds": rounds or size.rounds,
+            "cohort": size.cohort,
+            "eval_every": size.evaluated,
+            "baseline": "uniform",
+        },
         "selectors": {"uniform": {}, **selectors},
         "settings": [
             {

@@ -26,6 +26,7 @@ from fedcohort.simulate.local import LocalTraining
 _UNROLLED = 40  # steps of one graph at most
 _MEMORY = 2**27  # elements of activations a forward pass may take when evaluating
 _GRAPHS = 8  # captured shapes kept
+_FLAT = 32  # jobs below which a step on a GPU takes no less time
 
 
 @dataclass
@@ -135,6 +136,19 @@ class DeviceProgram:
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
     ) -> torch.Tensor:
         """Train every job; return their vectors (J, P), which the device may still be computing."""
+        stacks = _stacks(table.steps, _FLAT if self.device.type == "cuda" else 1)
+        if len(stacks) == 1:
+            return self._train(table, models, prox, correction)
+        trained = [
+            self._train(table[some], models, prox, None if correction is None else correction[self._send(some)])
+            for some in stacks
+        ]
+        return torch.cat(trained).index_select(0, self._send(np.argsort(np.concatenate(stacks))))
+
+    def _train(
+        self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Train all jobs as one stack, in which every job takes the time of the longest."""
         count = len(table)
         start = self._own(models.index_select(0, self._send(table.run)))
         steps = int(table.steps.max(initial=0))
@@ -428,6 +442,32 @@ class _Batches:
             numbers[per_epoch - 1 :: per_epoch, counts.min() : wide] = 0
             numbers[:, -1] = rates
             self.numbers[: len(counts), members] = numbers[:, None]
+
+
+def _stacks(steps: IntArray, flat: int) -> list[IntArray]:
+    """Return which jobs are trained together: those of alike length, where the shorter ones are many enough.
+
+    A step of a stack takes a time in proportion to its jobs, of fewer than ``flat`` as long as of that many.
+
+    >>> [stack.tolist() for stack in _stacks(np.array([20, 200, 20, 20, 190, 30]), flat=2)]
+    [[1, 4], [5, 0, 2, 3]]
+    >>> [stack.tolist() for stack in _stacks(np.array([20, 200, 20]), flat=32)]
+    [[0, 1, 2]]
+    """
+    order = np.argsort(-steps, kind="stable")
+    ranked = steps[order]
+    cuts: list[int] = []
+    start = at = 0
+    while at < len(ranked) and ranked[at]:
+        at = int(np.searchsorted(-ranked, -ranked[at] / 2))  # the first with half as many steps
+        if at == len(ranked):
+            break
+        together = max(len(ranked) - start, flat) * ranked[start]
+        apart = max(at - start, flat) * ranked[start] + max(len(ranked) - at, flat) * ranked[at]
+        if apart < together:
+            cuts.append(at)
+            start = at
+    return np.split(order, cuts) if cuts else [np.arange(len(steps))]
 
 
 def _grain(jobs: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -28,6 +28,10 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self.run)
+
+    def __getitem__(self, some: IntArray) -> JobTable:
+        """Return some of the jobs."""
+        return JobTable(**{part.name: getattr(self, part.name)[some] for part in fields(self)})
 
     @staticmethod
     def of(jobs: Jobs, store: Store, local: LocalTraining) -> JobTable:
