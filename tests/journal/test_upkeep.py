@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +65,41 @@ def test_numbers_for_prometheus(journal: Path) -> None:
     assert {m.split("{")[0] for m in numbers} <= set(METRICS)
 
 
-def test_the_grafana_dashboard_asks_for_metrics_that_are_there() -> None:
+def test_a_counter_never_falls(journal: Path) -> None:
+    """Whoever answers late was missing: a counter that fell would be taken for a restart and counted twice."""
+
+    def counters() -> dict[str, float]:
+        lines = [line.rsplit(" ", 1) for line in exposition({"run": journal}).splitlines() if line[0] != "#"]
+        return {name: float(value) for name, value in lines if METRICS[name.split("{")[0]][0] == "counter"}
+
+    with Session.open(journal) as session:
+        cohort = session.ask(RoundRequest(2))
+        before = counters()
+        session.tell(RoundReport(cohort.ticket, cohort.clients[:1], None, {Signal.LOSS: [1.0]}))
+        closed = counters()
+        session.tell(RoundReport(cohort.ticket, cohort.clients[1:]))  # late
+        late = counters()
+        session.abandon(session.ask(RoundRequest(2)).ticket, "gone")
+        given_up = counters()
+    steps = [before, closed, late, given_up]
+    assert all(after[name] >= value for first, after in pairwise(steps) for name, value in first.items())
+    said = [[c[f'fedcohort_replies_total{{journal="run",status="{s}"}}'] for s in ("missing", "late")] for c in steps]
+    assert said == [[0, 0], [1, 0], [1, 1], [3, 1]]
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_are_there(journal: Path) -> None:
     board = json.loads((Path(__file__).parents[2] / "examples" / "grafana" / "fedcohort.json").read_text())
-    asked = set(re.findall(r"fedcohort_[a-z_]+", json.dumps([p["targets"] for p in board["panels"]])))
-    assert asked <= set(METRICS) and len(asked) >= 9
+    shown = {line.split("{")[0] for line in exposition({"run": journal}).splitlines() if not line.startswith("#")}
+    assert shown == set(METRICS)  # of this run there is something to say about each
+    variables = [v["query"]["query"] for v in board["templating"]["list"] if v["type"] == "query"]
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = [set(re.findall(r"fedcohort_[a-z_]+", query)) for query in (*queries, *variables)]
+    assert set().union(*asked) == shown
+    # Two metrics of one journal have the same labels: joined in one query, the second would never be seen.
+    assert all(len(names) == 1 for names in asked) and all('{journal=~"$journal"}' in query for query in queries)
+    for panel in board["panels"]:
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters) and all(target["legendFormat"] for target in panel["targets"])
 
 
 def test_parquet(journal: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "fedcohort_cohort_size": ("gauge", "Clients of the newest cohort."),
     "fedcohort_candidates": ("gauge", "Clients that could have been picked for the newest cohort."),
     "fedcohort_excluded": ("gauge", "Clients that rules kept from the newest cohort, by reason."),
-    "fedcohort_replies_total": ("counter", "What became of clients that were asked to train, by status."),
+    "fedcohort_replies_total": ("counter", "Clients that were asked to train, by status; late ones were missing before."),
     "fedcohort_round_duration_seconds": ("gauge", "Seconds from choosing the newest closed cohort to closing it."),
     "fedcohort_last_round_timestamp_seconds": ("gauge", "When a cohort was last closed, in seconds since 1970."),
     "fedcohort_shadows_failed_total": ("counter", "Shadow selectors that failed and were dropped."),
@@ -84,7 +84,10 @@ def _samples(journal: Journal) -> Iterable[tuple[str, dict[str, str], float]]:
         assert last.told_at is not None
         yield "fedcohort_round_duration_seconds", {}, last.told_at - last.asked_at
         yield "fedcohort_last_round_timestamp_seconds", {}, last.told_at
-    statuses = Counter(reply.status for reply in journal.replies())
+    # Every report as it came: who answers late was missing before, and a counter must not fall.
+    statuses: Counter[int] = Counter()
+    for block in journal.reply_blocks():
+        statuses.update(block.status.tolist())
     for status in Status:
         yield "fedcohort_replies_total", {"status": status.name.lower()}, statuses[int(status)]
     failed = sum(body["what"] == "failed" for body in journal.events("shadow"))
