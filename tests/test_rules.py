@@ -15,10 +15,11 @@ from fedcohort.errors import InputError, ParameterError
 from fedcohort.expressions import Condition
 from fedcohort.journal import Journal, read_journal
 from fedcohort.participation import verify
-from fedcohort.protocol import Cohort, RoundReport, RoundRequest, Status
+from fedcohort.protocol import Answer, Cohort, RoundReport, RoundRequest, Status
 from fedcohort.rules import Rules
-from fedcohort.selectors import Uniform
+from fedcohort.selectors import PowerOfChoice, Uniform
 from fedcohort.session import Session
+from fedcohort.signals import Signal
 
 REGIONS = ("north", "south", "east")
 
@@ -190,6 +191,43 @@ def test_an_exclusion_is_explained_with_its_reason(tmp_path: Path) -> None:
     assert why["ben"] == "Client ben was no candidate in round 0: it does not meet battery >= 30."
     assert why["cem"].endswith("it has not said its battery.") and why["dora"].endswith("it is blocked.")
     assert again.endswith("fewer than 3 rounds since it last took part.")
+
+
+def test_a_selector_never_sees_whom_the_rules_exclude() -> None:
+    """Not in what it asks, not in what it chooses from, and no shadow either."""
+    seen: list[tuple[str, int, set[int]]] = []
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Watching(PowerOfChoice):
+        who: str = "own"
+
+        def query(self, state: Any, slate: Any, rng: Any) -> Any:
+            seen.append((self.who, slate.round, set(slate.candidates.tolist())))
+            return super().query(state, slate, rng)
+
+        def select(self, state: Any, slate: Any, answer: Any, rng: Any) -> Any:
+            seen.append((self.who, slate.round, set(slate.candidates.tolist())))
+            return super().select(state, slate, answer, rng)
+
+    rules = Rules(eligible="battery >= 30", blocked=("0",), min_separation=3, failures=1, cool_off=4)
+    shadows = {"other": Watching(who="shadow")}
+    signals = {Signal.LOSS_QUERY, Signal.LOSS}
+    session = Session(Watching(), ClientTable(sizes=[1] * 9), seed=1, rules=rules, shadows=shadows, signals=signals)
+    session.set_attributes({str(c): {"battery": 10 if c == 1 else 90} for c in range(9)})
+    kept_out = {}
+    for round_ in range(8):
+        verdict = session.verdict(RoundRequest(2))
+        assert verdict is not None
+        kept_out[round_] = set(range(9)) - set(verdict.allowed.tolist())
+        query = session.query(RoundRequest(2))
+        assert query is not None and not set(query.clients.tolist()) & kept_out[round_]
+        cohort = session.ask(RoundRequest(2), Answer(query, {Signal.LOSS: np.ones(len(query.clients))}))
+        assert set(session.journal.exclusions(cohort.ticket)) == kept_out[round_]
+        status = [Status.FAILED if round_ == 2 else Status.OK] * cohort.size
+        session.tell(RoundReport(cohort.ticket, cohort.clients, status))
+    assert all(candidates == set(range(9)) - kept_out[round_] for _, round_, candidates in seen)
+    assert {who for who, _, _ in seen} == {"own", "shadow"} and len(seen) >= 24
+    assert {0, 1} < kept_out[3] and len(kept_out[4]) > 4
 
 
 def test_rules_go_on_after_a_restart_and_changes_are_recorded(tmp_path: Path) -> None:

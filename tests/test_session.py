@@ -451,6 +451,20 @@ def test_another_selector_goes_on_from_the_journals_history(tmp_path):
         Session(create("uniform"), ClientTable(n=3)).change_selector(create("fedcbs"))
 
 
+def test_more_kinds_of_facts_may_become_known_and_none_goes(tmp_path):
+    names = ["a", "b", "c"]
+    with Session(create("uniform"), ClientTable(names=names), journal=tmp_path / "j") as session:
+        with pytest.raises(SignalError, match="sizes"):
+            session.change_selector(create("size-weighted"))
+        session.update_facts(ClientTable(names=names, sizes=[1, 2, 0]))
+        assert session.journal.events("facts") == [{"clients": [0, 1, 2]}]
+        session.change_selector(create("size-weighted"))
+        with pytest.raises(InputError, match="all the kinds the old ones are of"):
+            session.update_facts(ClientTable(names=names))
+    with Session.open(tmp_path / "j") as session:
+        assert session.table.sizes.tolist() == [1, 2, 0] and 2 not in session.ask(RoundRequest(2)).clients
+
+
 @pytest.mark.parametrize("kind", ["abandoned", "rules", "selector", "shadow", "join", "excluded", "cohort"])
 def test_notes_cannot_pass_for_events_of_the_session(kind):
     session = named()

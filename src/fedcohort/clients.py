@@ -348,7 +348,7 @@ class ClientTable:
 
     def differing(self, other: ClientTable) -> IntArray:
         """Return the clients about whom two tables of one federation say different things."""
-        differ = np.zeros(self.n, np.bool_)
+        differ = np.full(self.n, self.signals != other.signals)
         if self._sizes is not None and other._sizes is not None:
             differ |= self._sizes != other._sizes
         if self._labels is not None and other._labels is not None:

@@ -259,9 +259,9 @@ class Standing:
         self._prepared = None
 
     def update_facts(self, table: ClientTable) -> None:
-        """Replace what is known about the clients (sizes, labels); names, number and kinds of facts stay."""
-        if table.names != self.table.names or table.signals != self.table.signals:
-            raise InputError("New facts must be about the same clients and of the same kinds as the old ones.")
+        """Replace what is known about the clients (sizes, labels); names and number stay, no kind of facts goes."""
+        if table.names != self.table.names or not table.signals >= self.table.signals:
+            raise InputError("New facts must be about the same clients and of all the kinds the old ones are of.")
         with self._journal.event():
             self._journal.set_table(table, self.active)
             self._journal.add_event("facts", {"clients": self.table.differing(table).tolist()})

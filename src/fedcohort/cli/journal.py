@@ -10,7 +10,7 @@ import typer
 
 from fedcohort.cli.options import FormatOption
 from fedcohort.cli.output import Format, out, print_json, say
-from fedcohort.errors import InputError
+from fedcohort.errors import InputError, SignalError
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.opening import copy
 from fedcohort.journal.upkeep import RECOVERED, export, prune
@@ -111,7 +111,11 @@ def change_selector(
     """
     with Session.open(journal) as session:
         before = selector_name(session.selector)
-        session.change_selector(SELECTORS.create(name))
+        try:
+            session.change_selector(SELECTORS.create(name))
+        except SignalError as error:
+            hint = f"start the run once with {name!r} among its shadows: then the clients are asked for it"
+            raise SignalError(error.message, hint=hint) from error
         say(out(), f"From round {session.round} on {name!r} chooses, in the place of {before}.")
 
 

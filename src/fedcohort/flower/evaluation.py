@@ -26,6 +26,11 @@ log = logging.getLogger("flwr.fedcohort")
 _EVALUATION = "evaluation"
 
 
+def evaluated(numbers: Mapping[str, float]) -> bool:
+    """Whether a round's numbers include those of an evaluation."""
+    return any(not key.startswith("train/") for key in numbers)
+
+
 def scalars(metrics: MetricRecord | None) -> dict[str, float]:
     """Return the finite single numbers of a record."""
     return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float)) and math.isfinite(v)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,7 @@ from fedcohort.errors import FedcohortError, KeyHolderError, SignalError
 from fedcohort.flower.exchange import Debts, Outbox, exchange, short
 from fedcohort.flower.roster import Card, Roster, natural
 from fedcohort.flower.wire import LOSSES, RECORD, Description, ask_record, reported
+from fedcohort.journal import read_journal
 from fedcohort.privacy.keyholder import ClientRefusedError
 from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import Losses
@@ -40,6 +43,12 @@ class FederationTimeoutError(FedcohortError, TimeoutError):
 
 
 _Version = tuple[int, int]
+
+
+def facts_in(journal: Path) -> frozenset[Signal]:
+    """Return which kinds of facts about clients a journal holds."""
+    with closing(read_journal(journal)) as record:
+        return record.table()[0].signals
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,6 +313,18 @@ class Population:
             log.warning("%s cannot join: %s", cards[0].name, short(str(error)))
             return []
         return list(table.names)
+
+    def complete(self, session: Session) -> None:
+        """Add the kinds of facts to a session's table that are required by now; who is not online says them later."""
+        online, names = self.online, session.table.names
+        away = [name for name in names if name not in online]
+        if away and self._labels is not None:
+            raise FederationTimeoutError(
+                f"What is asked about the clients for the first time needs all of them; {away[0]!r} is not online.",
+                hint="start the run when everybody is there: sealed labels are opened together",
+            )
+        silent = Description("", size=0, label_counts=())
+        session.update_facts(self.table([online.get(n) or Card(n, -1, silent, answers=False) for n in names]))
 
     def _refresh_facts(self, session: Session) -> None:
         """Take over what known clients now say about their sizes and labels."""

@@ -12,7 +12,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from scipy.special import logsumexp
 
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
@@ -20,12 +19,12 @@ from fedcohort.errors import FedcohortError, InputError, SignalError
 from fedcohort.filters import KeepAll, Replies, judged
 from fedcohort.flower import notes
 from fedcohort.flower.averaging import Average, aggregated
-from fedcohort.flower.evaluation import Evaluation, scalars
+from fedcohort.flower.evaluation import Evaluation, evaluated, scalars
 from fedcohort.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.inner import StrategyState, accounted, forget_round, keys, levels, needed, wanted
 from fedcohort.flower.logs import say
-from fedcohort.flower.population import Available, FederationTimeoutError, Population
+from fedcohort.flower.population import Available, FederationTimeoutError, Population, facts_in
 from fedcohort.flower.replies import (
     MEASURED,
     Checked,
@@ -40,7 +39,7 @@ from fedcohort.flower.replies import (
 from fedcohort.flower.training import Trained, Training
 from fedcohort.flower.wire import plain
 from fedcohort.journal import is_blank
-from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Status, Trial
+from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status, Trial
 from fedcohort.session import Session
 from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
 from fedcohort.vectors import needs_output_bias
@@ -86,7 +85,8 @@ class Rounds:
         self.weight_key, _ = keys(self.inner)
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
         # A shadow must be able to read the table; what else it would like to know is reported where clients can.
-        required = settings.selector.requires | (shadows & TABLE_SIGNALS)
+        self._shadowed = shadows & TABLE_SIGNALS
+        required = settings.selector.requires | self._shadowed
         self.wished = shadows & REPORT_SIGNALS
         self.population = Population(
             grid,
@@ -124,8 +124,11 @@ class Rounds:
         """Run until ``num_rounds`` rounds are on record."""
         begun = self.settings.clock()
         journal = self.settings.journal
+        unknown = frozenset[Signal]()
         if journal is not None and not is_blank(journal):
-            self.session = self._reopened()
+            # As long as its table lacks facts that new shadows go by, those it has go on.
+            unknown = self._shadowed - facts_in(journal)
+            self.session = self._reopened(None if unknown else self.settings.shadows)
             self.population.require(self.session.selector.requires)
             if _finished(self.session, num_rounds):
                 self._resumed(self.session, initial_arrays)
@@ -136,6 +139,11 @@ class Rounds:
                 return self.result
         self._check_model(initial_arrays)
         self.population.assemble(self.least)
+        if self.session is not None and unknown:
+            self.population.complete(self.session)
+            self.session.commit()
+            self.session.close()
+            self.session = self._reopened(self.settings.shadows)
         session = self.session = self.session or self._created()
         self.population.remember(session)
         notes.begun(session, self.settings, self.levels, self.population.supplied(), num_rounds)
@@ -173,11 +181,11 @@ class Rounds:
                 raise
             self.wished = frozenset(s for s in self.wished if not needs_output_bias({s}))
 
-    def _reopened(self) -> Session:
+    def _reopened(self, shadows: Mapping[str, Selector[Any]] | None) -> Session:
         settings = self.settings
         assert settings.journal is not None
         session = Session.open(
-            settings.journal, settings.selector, shadows=settings.shadows, rules=settings.rules, commit="manual"
+            settings.journal, settings.selector, shadows=shadows, rules=settings.rules, commit="manual"
         )
         if session.seed != settings.seed:
             session.close()
@@ -225,7 +233,7 @@ class Rounds:
                     into[round_ + 1] = MetricRecord({**found})
         if session.round == 0:
             self.evaluation.at_server(0, arrays)
-        elif not session.pending and self.population.online and not _evaluated(recorded.get(session.round - 1, {})):
+        elif not session.pending and self.population.online and not evaluated(recorded.get(session.round - 1, {})):
             self._evaluate(session, session.round - 1, arrays)  # the run was cut off before this was on record
         return arrays
 
@@ -567,14 +575,6 @@ class Rounds:
             return Average(blamed=found.blamed, error=found.error)
         return found
 
-    def _server_loss(self, arrays: ArrayRecord) -> float:
-        """Cross-entropy of a model on the server's own samples."""
-        validation = self.settings.validation
-        assert validation is not None
-        logits = np.asarray(plain(validation.logits(arrays)), np.float64)
-        labels = np.asarray(plain(validation.labels), np.int64)
-        return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
-
     def _columns(
         self, session: Session, measures: Measures, checked: Sequence[Checked], sent: ArrayRecord
     ) -> Mapping[Signal, Any]:
@@ -584,13 +584,9 @@ class Rounds:
         signals = (session.requires & METRIC_SIGNALS) | extra | (self.wished & MEASURED)
         columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
         if Signal.SERVER_LOSS in session.requires:  # never what a client says
-            columns[Signal.SERVER_LOSS] = np.where(measures.ok, self._server_loss(sent), np.nan)
+            assert self.settings.validation is not None
+            columns[Signal.SERVER_LOSS] = np.where(measures.ok, self.settings.validation.loss(sent), np.nan)
         return columns
-
-
-def _evaluated(numbers: Mapping[str, float]) -> bool:
-    """Whether a round's numbers include those of an evaluation."""
-    return any(not key.startswith("train/") for key in numbers)
 
 
 def _finished(session: Session, num_rounds: int) -> bool:

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from scipy.special import logsumexp
 
 from fedcohort.errors import ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
@@ -32,6 +34,7 @@ from fedcohort.flower.inner import InnerStrategyError, check_strategy, levels, w
 from fedcohort.flower.logs import written_to
 from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
+from fedcohort.flower.wire import plain
 from fedcohort.guard import guarded
 from fedcohort.params import Constraint, Interval, Optional
 from fedcohort.privacy.openers import LabelOpener
@@ -61,6 +64,12 @@ class ServerValidation:
 
     logits: Callable[[ArrayRecord], Any]
     labels: Any
+
+    def loss(self, arrays: ArrayRecord) -> float:
+        """Return the mean cross-entropy of a model."""
+        logits = np.asarray(plain(self.logits(arrays)), np.float64)
+        labels = np.asarray(plain(self.labels), np.int64)
+        return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
 
 
 @guarded

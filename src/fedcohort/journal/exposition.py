@@ -29,7 +29,10 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "fedcohort_cohort_size": ("gauge", "Clients of the newest cohort."),
     "fedcohort_candidates": ("gauge", "Clients that could have been picked for the newest cohort."),
     "fedcohort_excluded": ("gauge", "Clients that rules kept from the newest cohort, by reason."),
-    "fedcohort_replies_total": ("counter", "Clients that were asked to train, by status; late ones were missing before."),
+    "fedcohort_replies_total": (
+        "counter",
+        "Clients that were asked to train, by status; late ones were missing before.",
+    ),
     "fedcohort_round_duration_seconds": ("gauge", "Seconds from choosing the newest closed cohort to closing it."),
     "fedcohort_last_round_timestamp_seconds": ("gauge", "When a cohort was last closed, in seconds since 1970."),
     "fedcohort_shadows_failed_total": ("counter", "Shadow selectors that failed and were dropped."),

@@ -114,7 +114,7 @@ def check_cohort_is_sound(selector: AnySelector) -> None:
 
 @_check("rules")
 def check_rules_hold(selector: AnySelector) -> None:
-    """An operator's rules hold around the selector: whom they exclude it never picks, whom they demand is there."""
+    """An operator's rules hold around the selector: whom they exclude it never sees, whom they demand is there."""
     host = ScriptedHost()
     names = host.table.names
     rules = Rules(blocked=names[:2], pinned=names[2:3], min_separation=2, max_participations=4)
@@ -126,6 +126,9 @@ def check_rules_hold(selector: AnySelector) -> None:
         picked = set(cohort.clients.tolist())
         _require(not picked & {0, 1}, f"picked {sorted(picked)}, though 0 and 1 are blocked")
         _require(not picked & before, f"picked {sorted(picked & before)} in two rounds in a row, against the rules")
+        seen = session.journal.candidates(cohort.ticket, host.n)
+        offered = set() if seen is None else set(seen.tolist())
+        _require(not offered & ({0, 1} | before), f"was offered {sorted(offered)}, though rules exclude some of them")
         if cohort.stop:
             break
     proof = verify(session.journal)
