@@ -196,7 +196,7 @@ def covering() -> list[str]:
     return chosen
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "names", [pytest.param(covering(), id="covering"), pytest.param(LABELS, id="all", marks=pytest.mark.slow)]
 )

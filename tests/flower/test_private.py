@@ -387,7 +387,7 @@ def tls_files(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_superlink_eight_supernodes_and_a_key_holder(kit: Any, tmp_path: Path) -> None:
     """Real processes for every role; cohorts as with plain counts; the ServerApp's memory searched for the key."""
     holder = tmp_path / "holder"

@@ -45,6 +45,13 @@ def test_rules_hold_on_a_live_federation(fleet: Any, kit: Any, tmp_path: Path) -
     assert proof.holds and proof.least_separation is not None and proof.least_separation >= 2
 
 
+def test_rules_that_name_nobody_are_noticed(fleet: Any, kit: Any, caplog: Any) -> None:
+    """A name that is mistyped blocks nobody; who is not there yet may come."""
+    rules = Rules(blocked=("client-1", "klient-2"), pinned=("client-3",), budgets={"client-9": {"rounds": 2}})
+    fleet.strategy("uniform", FedAvg(), cohort_size=2, rules=rules).start(fleet.grid, kit.model(), num_rounds=1)
+    assert "no client is called 'klient-2', 'client-9' so far, which the rules name" in caplog.text
+
+
 def test_rules_that_admit_nobody_end_the_wait_with_their_reason(fleet: Any, kit: Any) -> None:
     rules = Rules(eligible="battery >= 30")
     strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, rules=rules, patience=20.0)

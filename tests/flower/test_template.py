@@ -76,13 +76,13 @@ def run_app(federation: Any, folder: Path, wait_for: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_the_app_runs_as_it_is_in_a_deployment(kit: Any, tmp_path: Path) -> None:
     run_app(kit.Loopback(tmp_path / "home", nodes=3), tmp_path, wait_for=3)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_the_app_runs_as_it_is_in_flowers_simulation(kit: Any, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     run_app(kit.Loopback(tmp_path / "home", nodes=0, simulated=10), tmp_path, wait_for=0)

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -243,7 +243,7 @@ class Loopback:
         if error is not None:
             error.add_note(self.logs())
 
-    def start_superlink(self, *, timeout: float = 180) -> None:
+    def start_superlink(self, *, timeout: float = 900) -> None:
         """Start the SuperLink and wait until it accepts connections."""
         command = [self._script("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._ports[0])]
         if self.certificates is None:
@@ -307,7 +307,7 @@ class Loopback:
                 run.kill()  # its stream would go on waiting for a log that nobody writes
         return bool(found)
 
-    def cli(self, *arguments: str, timeout: float = 180) -> str:
+    def cli(self, *arguments: str, timeout: float = 900) -> str:
         """Run one ``flwr`` command to its end and return what it printed."""
         done = subprocess.run(
             [self._script("flwr"), *arguments],
@@ -341,17 +341,31 @@ class Loopback:
         *,
         timeout: float = 300,
     ) -> FinishedRun:
-        """Submit ``app`` and wait until its ServerApp has finished."""
+        """Submit ``app`` and wait until its ServerApp has finished; so many seconds of silence are an error."""
         return self.wait(self.start_run(app, config), timeout)
 
     def wait(self, run: _Service, timeout: float) -> FinishedRun:
         """Wait until a run started with :meth:`start_run` has finished."""
-        try:
-            status = run.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            run.kill()
-            raise LoopbackError(f"The run did not finish within {timeout:g} s.\n{run.tail()}") from None
-        return FinishedRun(status, run.log_file.read_text(errors="replace"))
+        self.watch(run, lambda: not run.alive, timeout)
+        return FinishedRun(run.process.wait(), run.log_file.read_text(errors="replace"))
+
+    def watch(self, run: _Service, until: Callable[[], bool], timeout: float) -> None:
+        """Wait until ``until()`` holds, for as long as the run has something to say: a busy machine takes its time.
+
+        ``timeout`` seconds without a new line in its log, or the end of the run before that, are an error.
+        """
+        said, since = -1, time.monotonic()
+        while not until():
+            now, size = time.monotonic(), run.log_file.stat().st_size
+            if size != said:
+                said, since = size, now
+            elif not run.alive:
+                raise LoopbackError(f"The run ended with {run.process.returncode} before that.\n{run.tail()}")
+            elif now - since > timeout:
+                tail = run.tail()
+                run.kill()
+                raise LoopbackError(f"The run has said nothing for {timeout:g} s.\n{tail}")
+            time.sleep(5 * _POLL)
 
     def logs(self, lines: int = 60) -> str:
         """Return the last lines of every process's log."""

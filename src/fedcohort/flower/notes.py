@@ -47,6 +47,11 @@ def begun(
     if changed:
         log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
     _note(session, _SETTINGS, now)
+    rules = session.rules
+    named = () if rules is None else (*rules.blocked, *rules.pinned, *(rules.budgets or {}))
+    strangers = [name for name in dict.fromkeys(named) if name not in session.table]
+    if strangers:
+        log.warning("no client is called %s so far, which the rules name", ", ".join(map(repr, strangers[:8])))
     _note(session, PLANNED, {"rounds": rounds})
 
 
