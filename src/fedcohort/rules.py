@@ -360,7 +360,8 @@ class Referee:
             exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")
         if rules.cool_off:
             hot = (ledger.streak[candidates] >= rules.failures) & (round_ - ledger.failed[candidates] <= rules.cool_off)
-            exclude(hot, f"it cools off for {rules.cool_off} rounds after {rules.failures} failures in a row")
+            after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
+            exclude(hot, f"it cools off for {rules.cool_off} rounds after {after}")
         allowed = candidates[codes[candidates] == 0]
         return Verdict(allowed, self._demanded(round_, allowed), codes, tuple(reasons))
 

@@ -150,8 +150,7 @@ def _order(journal: Journal) -> Finding:
     table, _ = journal.table()
     if picked and max(picked) >= table.n:
         wrong.append(f"client {max(picked)} was picked, and there are {table.n}")
-    last, _ = journal.last()
-    rounds = f"{len(rows):,} cohorts of {last + 1:,} rounds, {table.n:,} clients"
+    rounds = f"{len(rows):,} cohorts of {participation.next_round(journal)[0]:,} rounds, {table.n:,} clients"
     return Finding("order", not wrong, "; ".join(wrong) or rounds)
 
 

@@ -14,8 +14,10 @@ from fedcohort.errors import InputError, SignalError
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.opening import copy
 from fedcohort.journal.upkeep import RECOVERED, export, prune
+from fedcohort.participation import next_round
 from fedcohort.protocol import SELECTORS
 from fedcohort.session import Session
+from fedcohort.simulate.leaderboard.words import counted
 from fedcohort.specs import selector_name
 from fedcohort.verification import examine
 
@@ -78,7 +80,7 @@ def copy_journal(
     """
     copy(journal, to)
     with closing(read_journal(to)) as record:
-        say(out(), f"{to} has {record.last()[0] + 1} rounds.")
+        say(out(), f"{to} has {counted(next_round(record)[0], 'round')}.")
 
 
 @journal_app.command("recover")
@@ -94,10 +96,10 @@ def recover(
         say(out(), f"{journal} lacks nothing; nothing was changed.")
         return
     with closing(Journal.open(journal, accept_loss=True)) as record:
-        last, _ = record.last()
+        following, _ = next_round(record)
         with record.event():
-            record.add_event(RECOVERED, {"round": last + 1})
-        say(out(), f"{journal} goes on from round {last + 1}.")
+            record.add_event(RECOVERED, {"round": following})
+        say(out(), f"{journal} goes on from round {following}.")
 
 
 @journal_app.command("selector")

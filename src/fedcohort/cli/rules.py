@@ -60,7 +60,7 @@ def _print(proof: Proof) -> None:
     lines = [f"{counted(proof.rounds, 'round')}, {counted(proof.clients, 'client')}."]
     bound = "" if rules is None or rules.most is None else f", at most {rules.most} allowed"
     if rules is not None and rules.budgets:
-        bound += f", {len(rules.budgets)} clients have bounds of their own"
+        bound += f"; own bounds: {counted(len(rules.budgets), 'client')}"
     lines.append(f"Most participations of one client: {proof.most}{bound}.")
     if proof.least_separation is None:
         lines.append("Nobody took part twice.")

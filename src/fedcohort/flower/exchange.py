@@ -7,6 +7,7 @@ at short, growing intervals, each is matched to the name it was sent to, and wha
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ log.addFilter(OneLine())  # everybody here logs through it, and quotes what clie
 SHORTEST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 _RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is the error of a measured duration
+_RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # as Flower writes what a ClientApp raised
 _LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 
 
@@ -49,7 +51,7 @@ class Reply(NamedTuple):
         if not self.message.has_error():
             return None
         reason = self.message.error.reason
-        return short(reason) if reason else f"error {self.message.error.code}"
+        return short(_RAISED.sub(r"\1: \2", reason)) if reason else f"error {self.message.error.code}"
 
     @property
     def vanished(self) -> bool:
