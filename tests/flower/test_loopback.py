@@ -30,7 +30,7 @@ class Time:
 
 @pytest.mark.parametrize("talks", [0.0, 5000.0])
 def test_only_silence_ends_the_wait(talks: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run: Any = loopback._Service([sys.executable, "-c", "input()"], {}, tmp_path, tmp_path / "run.log")
+    run: Any = loopback.Service([sys.executable, "-c", "input()"], {}, tmp_path, tmp_path / "run.log")
     run.process.kill()
     run.process.wait()
     monkeypatch.setattr(type(run), "alive", True)  # a process whose time is ours
@@ -44,7 +44,7 @@ def test_only_silence_ends_the_wait(talks: float, tmp_path: Path, monkeypatch: p
 
 
 def test_a_run_that_ends_is_not_waited_for(tmp_path: Path) -> None:
-    run = loopback._Service([sys.executable, "-c", "print('no'); raise SystemExit(3)"], {}, tmp_path, tmp_path / "log")
+    run = loopback.Service([sys.executable, "-c", "print('no'); raise SystemExit(3)"], {}, tmp_path, tmp_path / "log")
     federation = Loopback(tmp_path / "home", nodes=0)
     with pytest.raises(LoopbackError, match=r"The run ended with 3 before that.\n*no"):
         federation.watch(run, lambda: False, 300)

@@ -96,7 +96,7 @@ def _kill(pids: Sequence[int]) -> None:
             continue
 
 
-class _Service:
+class Service:
     """One long-running command with its log file."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_file: Path) -> None:
@@ -181,9 +181,9 @@ class Loopback:
         self.simulated = simulated
         self.keep_state = keep_state
         self._ports = free_ports(nodes + 1)
-        self._superlink: _Service | None = None
-        self._supernodes: dict[int, _Service] = {}
-        self._runs: list[_Service] = []
+        self._superlink: Service | None = None
+        self._supernodes: dict[int, Service] = {}
+        self._runs: list[Service] = []
         scripts = str(Path(sys.executable).parent)
         self._env = {
             **os.environ,
@@ -258,7 +258,7 @@ class Loopback:
             command.append("--simulation")
         if self.keep_state:
             command += ["--database", str(self.home / "superlink.db")]
-        self._superlink = _Service(command, self._home_of("superlink"), self.home, self.home / "superlink.log")
+        self._superlink = Service(command, self._home_of("superlink"), self.home, self.home / "superlink.log")
         self._wait_for_port(self._superlink, self._ports[0], timeout)
         if self.node_keys is not None:
             for name, key in zip(self.node_names, self.node_keys, strict=True):
@@ -286,7 +286,7 @@ class Loopback:
             command += ["--root-certificates", str(self.certificates.authority)]
         if self.node_keys is not None:
             command += ["--auth-supernode-private-key", str(self.node_keys[node])]
-        self._supernodes[node] = _Service(
+        self._supernodes[node] = Service(
             command, self._home_of(f"node-{node}"), self.home, self.home / f"node-{node}.log"
         )
 
@@ -322,7 +322,7 @@ class Loopback:
             raise LoopbackError(f"'flwr {' '.join(arguments)}' failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def start_run(self, app: str | Path, config: Mapping[str, str | int | float | bool] | None = None) -> _Service:
+    def start_run(self, app: str | Path, config: Mapping[str, str | int | float | bool] | None = None) -> Service:
         """Submit ``app`` with run config ``config`` and return the streaming ``flwr run`` process."""
         command = [self._script("flwr"), "run", str(Path(app).resolve()), _CONNECTION, "--stream"]
         if config:
@@ -330,7 +330,7 @@ class Loopback:
             command += ["--run-config", pairs]
         if self.simulated:
             command += ["--federation-config", f"num-supernodes={self.simulated} client-resources-num-cpus=1"]
-        run = _Service(command, self._home_of("cli"), self.home, self.home / f"run-{len(self._runs)}.log")
+        run = Service(command, self._home_of("cli"), self.home, self.home / f"run-{len(self._runs)}.log")
         self._runs.append(run)
         return run
 
@@ -344,12 +344,12 @@ class Loopback:
         """Submit ``app`` and wait until its ServerApp has finished; so many seconds of silence are an error."""
         return self.wait(self.start_run(app, config), timeout)
 
-    def wait(self, run: _Service, timeout: float) -> FinishedRun:
+    def wait(self, run: Service, timeout: float) -> FinishedRun:
         """Wait until a run started with :meth:`start_run` has finished."""
         self.watch(run, lambda: not run.alive, timeout)
         return FinishedRun(run.process.wait(), run.log_file.read_text(errors="replace"))
 
-    def watch(self, run: _Service, until: Callable[[], bool], timeout: float) -> None:
+    def watch(self, run: Service, until: Callable[[], bool], timeout: float) -> None:
         """Wait until ``until()`` holds, for as long as the run has something to say: a busy machine takes its time.
 
         ``timeout`` seconds without a new line in its log, or the end of the run before that, are an error.
@@ -383,7 +383,7 @@ class Loopback:
         self._supernodes.clear()
         self._superlink = None
 
-    def _wait_for_port(self, service: _Service, port: int, timeout: float) -> None:
+    def _wait_for_port(self, service: Service, port: int, timeout: float) -> None:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             if not service.alive:
