@@ -115,6 +115,7 @@ class Service:
 
     @property
     def alive(self) -> bool:
+        """Whether the command runs."""
         return self.process.poll() is None
 
     def kill(self) -> None:
@@ -125,6 +126,7 @@ class Service:
         self._stream.close()
 
     def tail(self, lines: int = 60) -> str:
+        """Return the last lines of its log."""
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
 
