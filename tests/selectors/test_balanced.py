@@ -105,6 +105,54 @@ def test_counts_factor_and_gram_give_the_same_cohorts():
         assert [sorted(c) for c in trace] == [sorted(c) for c in traces[0]]
 
 
+def writers(n=60, seed=0):
+    """Everybody has ten times as many of the first classes; a tenth of them have very little, of all classes alike."""
+    rng = np.random.default_rng(seed)
+    mix = np.repeat([10.0, 1.0], [5, 15])
+    counts = np.array([rng.multinomial(200, mix / mix.sum()) for _ in range(n)])
+    counts[: n // 10] = rng.multinomial(20, np.full(20, 1 / 20), n // 10)
+    return counts
+
+
+@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
+def test_a_mix_that_nobody_can_balance_is_left_as_it_is(form):
+    counts = writers()
+    labels = {"counts": LabelCounts(counts), "gram": LabelGram((counts @ counts.T).astype(float), 20)}
+    labels["factor"] = LabelFactor(counts @ np.linalg.qr(np.random.default_rng(1).normal(size=(20, 20)))[0], 20)
+    session = Session(Balanced(), ClientTable(labels=labels[form], sizes=counts.sum(1)), seed=1)
+    cohort = session.ask(RoundRequest(size=6))
+    assert {"off_mix", "off_mix_with_past"} <= cohort.notes.keys()
+    assert "qcid" not in cohort.notes
+    session.tell(RoundReport(cohort.ticket, cohort.clients))
+    cohorts = play(session, 100, 6)
+    mix = counts.sum(0) / counts.sum()
+    assert np.abs(trained(counts, cohorts) - mix).max() < 0.005
+    picked = np.bincount(np.concatenate(cohorts), minlength=60)
+    assert picked.max() <= 1.3 * picked.mean()  # the few balanced ones are not in every cohort
+
+
+def test_where_the_mix_is_left_as_it_is_a_hard_client_is_not_doubted():
+    counts = writers()
+    table = ClientTable(labels=LabelCounts(counts))
+    hard = np.arange(60) >= 50
+    session = Session(Balanced(losses="yes"), table, seed=1)
+    cohorts = play(session, 100, 6, lambda clients: {"loss": np.where(hard[clients], 2.0, 0.5)})
+    picked = np.bincount(np.concatenate(cohorts), minlength=60)
+    assert picked[hard].mean() > 0.9 * picked.mean()
+
+
+def test_newcomers_can_make_a_federation_one_that_can_be_balanced():
+    counts = writers(20)
+    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=1)
+    first = session.ask(RoundRequest(size=4))
+    assert "off_mix" in first.notes
+    session.tell(RoundReport(first.ticket, first.clients))
+    letters = np.zeros((20, 20), int)
+    letters[:, 5:] = 10
+    session.join(ClientTable(labels=LabelCounts(letters), names=[f"new-{i}" for i in range(20)]))
+    assert "qcid" in session.ask(RoundRequest(size=4)).notes
+
+
 def trained(counts, cohorts):
     """(B,) share of each class in what was trained."""
     total = counts[np.concatenate(cohorts)].sum(0)

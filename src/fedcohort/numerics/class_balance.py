@@ -333,13 +333,8 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> F
         def imbalance(rates: FloatArray) -> FloatArray:
             return np.asarray(gram @ rates - shares * (shares @ rates) / labels.classes)
     else:
-        one: FloatArray  # what the vector of ones was rotated to
-        if isinstance(labels, LabelCounts):
-            rows, one = labels.counts / samples, np.ones(labels.classes)
-        else:
-            rows = labels.factor / samples
-            one = np.asarray(np.linalg.lstsq(rows, shares, rcond=None)[0], np.float64)
-        rows = rows - np.outer(shares, one / labels.classes)
+        rows = (labels.counts if isinstance(labels, LabelCounts) else labels.factor) / samples
+        rows = rows - np.outer(shares, _ones(labels, sizes) / labels.classes)
 
         def imbalance(rates: FloatArray) -> FloatArray:
             return np.asarray(rows @ (rates @ rows))
@@ -364,6 +359,52 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> F
         step = rest + length / before * step
     mean = float(rates.mean())
     return np.round(rates / mean, 6) if mean > 0 else np.ones(n)
+
+
+def mix_qcid(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> float:
+    """Return QCID of all clients' data together, client n counted ``rates[n]`` times.
+
+    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
+    >>> mix_qcid(counts, counts.counts.sum(axis=1), np.array([0.75, 0.75, 1.5]))
+    0.0
+    """
+    nobody = np.zeros(0, np.int64)
+    return group_of(labels, sizes, nobody, Past(np.arange(len(sizes)), rates)).qcid()
+
+
+def centred(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
+    r"""Return labels whose QCID is the squared distance to the mix of all clients' data, not to the uniform one.
+
+    With p that mix and u the uniform one, client n has :math:`c_n - q_n (p - u)` in place of its counts. Of products
+    alone, with :math:`a = S 1 / \sum q - q / B` and :math:`k = QCID` of everybody: :math:`S - a q^T - q a^T + k q q^T`.
+
+    Examples
+    --------
+    Two of three clients have class 0. One of them with the third is balanced, but all three are like the federation.
+
+    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
+    >>> same = centred(counts, counts.counts.sum(axis=1))
+    >>> [round(qcid(same, group, np.full(3, 6.0)), 4) for group in ([0, 2], [0, 1, 2])]
+    [0.0556, 0.0]
+    """
+    samples = float(sizes.sum())
+    if samples <= 0:
+        return labels
+    if isinstance(labels, LabelGram):
+        gram = labels.gram
+        off = (gram / samples).sum(axis=1) - sizes / labels.classes
+        k = float(off.sum()) / samples
+        return LabelGram(gram - np.outer(off, sizes) - np.outer(sizes, off) + k * np.outer(sizes, sizes), labels.classes)
+    rows = labels.counts if isinstance(labels, LabelCounts) else labels.factor
+    off = rows.sum(axis=0) / samples - _ones(labels, sizes) / labels.classes
+    return LabelFactor(rows - np.outer(sizes, off), labels.classes)
+
+
+def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
+    """Return what the vector of ones was rotated to with the counts."""
+    if isinstance(labels, LabelCounts):
+        return np.ones(labels.classes)
+    return np.asarray(np.linalg.lstsq(labels.factor, sizes, rcond=None)[0], np.float64)
 
 
 def _unit(*arrays: FloatArray) -> float:

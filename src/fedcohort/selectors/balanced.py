@@ -22,7 +22,7 @@ import numpy as np
 
 from fedcohort.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
-from fedcohort.numerics.class_balance import ClassBalance, Past, balancing_rates, group_of
+from fedcohort.numerics.class_balance import ClassBalance, Past, balancing_rates, centred, chance, group_of, mix_qcid
 from fedcohort.numerics.label_shares import by_relative_softmax
 from fedcohort.numerics.running import moved
 from fedcohort.numerics.sampling import log_choice
@@ -38,6 +38,7 @@ _FORGET = 0.9  # of what is known of the classes' losses, a round
 _RIDGE = 0.1  # pseudo-observations of the round's mean loss, for classes nobody has shown
 _MOST_EXCESS = 20.0  # rounds; who was away for long does not take part in every round afterwards
 _STIFFNESS = 0.02  # how little clients with rare classes may come more often than others, see balancing_rates
+_MENDED = 0.5  # part of a federation's imbalance that rates must mend, or its mix of classes is left as it is
 _FORGOTTEN = 1e-3  # weight below which a cohort of the past counts no more
 _PASSES_GUESSED = 1  # swaps look for the errors of estimates too
 _LUCK_ESTIMATED = 3.0  # what estimates leave of imbalance, as a multiple of what chance does
@@ -51,6 +52,7 @@ class BalanceState:
 
     moment: FloatArray  # (r, r) of the label features, forgetting
     product: FloatArray  # (r,) of label features and losses, forgetting
+    natural: bool  # whether the mix of all data is aimed at, because no rates balance it
     fair: FloatArray = per_client()  # (N,) how often it should take part for all data together to be balanced
     pulls: FloatArray = per_client()  # (N,) cohorts the client was in; who joins starts with the others' mean
     chances: FloatArray = per_client()  # (N,) cohorts it would have been in if each were drawn among those available
@@ -101,6 +103,12 @@ class Balanced(Selector[BalanceState]):
     :math:`u_n = \max(0, \bar s_n - s) \, V / (V + W / k_n)`, k_n its losses, W the variance within clients and V that
     between them beyond what W makes: where losses of one client differ as much as those of different clients (classes
     that come and go), nobody is doubted.
+
+    Some federations cannot be balanced by who comes how often: everybody writes more digits than letters. Where the
+    rates mend less than half of the imbalance of all data together, and what is left is more than chance makes in one
+    client's data, the federation is taken as it is: rates are 1, the uniform shares in QCID are replaced by those of all
+    data together (the notes then say "off_mix" instead of "qcid"), and nobody is doubted, because there a loss that is
+    high belongs to a client that is hard as often as to one that is wrong.
 
     Facts are used where they are known. Labels in any form (counts, also noisy ones, a factor, a Gram matrix) give
     balance. Without them they are estimated, as the mean of :math:`\mathrm{softmax}(\Delta b / T)` over a client's
@@ -187,10 +195,12 @@ class Balanced(Selector[BalanceState]):
         features = self._features(clients, np.zeros(0, np.int64))
         width = 0 if features is None else features.shape[1]
         zeros = sealed(np.zeros(clients.n))
+        fair, natural = self._fair(clients)
         return BalanceState(
             moment=sealed(np.zeros((width, width))),
             product=sealed(np.zeros(width)),
-            fair=self._fair(clients),
+            natural=natural,
+            fair=fair,
             **dict.fromkeys(_NUMBERS, zeros),
             traits=sealed(np.zeros((clients.n, 0))),
         )
@@ -203,20 +213,28 @@ class Balanced(Selector[BalanceState]):
         for now, before in zip(turns, (state.pulls, state.chances), strict=True):
             now[old:] = before.mean() if old else 0.0
         traits = np.concatenate([state.traits, np.zeros((clients.n - old, state.traits.shape[1]))])
+        fair, natural = self._fair(clients)
         return dataclasses.replace(
             grown,
-            fair=self._fair(clients),
+            natural=natural,
+            fair=fair,
             pulls=sealed(turns[0]),
             chances=sealed(turns[1]),
             traits=sealed(traits),
         )
 
-    def _fair(self, clients: ClientTable) -> FloatArray:
-        """(N,) how often each client should take part, as far as labels tell before the first round."""
+    def _fair(self, clients: ClientTable) -> tuple[FloatArray, bool]:
+        """(N,) how often each client should take part, as far as labels tell, and whether that mends too little."""
+        even = sealed(np.ones(clients.n))
         if self.balance != "yes":
-            return sealed(np.ones(clients.n))
-        rates = balancing_rates(clients.labels, clients.sizes, _STIFFNESS)
-        return sealed(np.clip(rates, self.least, 1 / self.least))
+            return even, False
+        labels, sizes = clients.labels, clients.sizes
+        rates = np.clip(balancing_rates(labels, sizes, _STIFFNESS), self.least, 1 / self.least)
+        left = mix_qcid(labels, sizes, rates)
+        by_chance = float(chance(np.asarray(sizes.mean()), labels.classes)) if clients.n else 0.0
+        if left > by_chance and left > (1 - _MENDED) * mix_qcid(labels, sizes, even):
+            return even, True
+        return sealed(rates), False
 
     def select(
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -259,7 +277,7 @@ class Balanced(Selector[BalanceState]):
             who = outcome.clients[known]
             mean, timed = moved(state.seconds, state.timed, who, seconds[known], _MEMORY_SECONDS)
             state = dataclasses.replace(state, seconds=mean, timed=timed)
-        if self.losses == "yes":
+        if self._judges(state):
             state = self._judged(state, outcome)
         return state
 
@@ -285,6 +303,10 @@ class Balanced(Selector[BalanceState]):
         seen[who] += 1
         traits[who] += (new - traits[who]) / np.minimum(seen[who, None], memory)
         return dataclasses.replace(state, seen=sealed(seen), traits=sealed(traits))
+
+    def _judges(self, state: BalanceState) -> bool:
+        """Whether losses are looked at."""
+        return self.losses == "yes" and self.noise > 0 and not state.natural
 
     def _judged(self, state: BalanceState, outcome: Outcome) -> BalanceState:
         """Compare losses with what labels explain, then learn what they explain."""
@@ -321,7 +343,7 @@ class Balanced(Selector[BalanceState]):
             middle = float(np.median(seconds))
             if middle > 0:
                 rate *= np.minimum(1.0, middle / np.maximum(seconds, middle)) ** self.speed
-        if self.noise > 0 and self.losses == "yes":
+        if self._judges(state):
             rate *= np.exp(-self.noise * _doubts(state))
         return np.maximum(rate, self.least)
 
@@ -335,9 +357,10 @@ class Balanced(Selector[BalanceState]):
             floor, luck = self.floor, 0.0
         if self.balance == "yes":
             labels = slate.clients.labels
+            sizes = labels.counts.sum(axis=1) if isinstance(labels, LabelCounts) else slate.clients.sizes
             group = group_of(
-                labels,
-                None if isinstance(labels, LabelCounts) else slate.clients.sizes,
+                centred(labels, sizes) if state.natural else labels,
+                sizes,
                 None if slate.everyone else slate.candidates,
                 self._before(state),
             )
@@ -352,7 +375,8 @@ class Balanced(Selector[BalanceState]):
             expected = slate.of_candidates(_or_median(state.seconds, state.timed > 0))
             if (expected > 0).any():
                 seconds = np.log(np.maximum(expected, 1e-6 * expected.max()))
-        return _Objective(group, self.coverage * excess, seconds, self.time, floor, luck)
+        measure = "off_mix" if state.natural else "qcid"
+        return _Objective(group, self.coverage * excess, seconds, self.time, floor, luck, measure)
 
     def _due(self, chances: FloatArray) -> FloatArray | float:
         """(c,) each candidate's share of the rounds, 1 on average: less for those who are seldom there."""
@@ -424,6 +448,7 @@ class _Objective:
         time: float,
         floor: float,
         luck: float,
+        measure: str,
     ) -> None:
         self.group = group
         self.coverage = coverage  # (c,) gamma e_n
@@ -431,6 +456,7 @@ class _Objective:
         self.time = time
         self.floor = floor  # least value of QCID
         self.luck = luck  # the same as a multiple of what chance leaves
+        self.measure = measure  # what the group's imbalance is called
         self.members: list[int] = []
         self._values = np.empty(len(coverage))
 
@@ -488,8 +514,8 @@ class _Objective:
         """What is worth recording of the cohort."""
         notes = {}
         if self.group is not None:
-            notes["qcid"] = self.group.alone()
-            notes["qcid_with_past"] = self.group.qcid()
+            notes[self.measure] = self.group.alone()
+            notes[f"{self.measure}_with_past"] = self.group.qcid()
         if self.seconds is not None:
             notes["expected_seconds"] = float(np.exp(self.seconds[self.members].max()))
         return notes
