@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcohort.errors import ParameterError
+from fedcohort.filters import CMFL
 from fedcohort.flower import (
     Answers,
     CohortStrategy,
@@ -86,6 +87,10 @@ def test_what_cannot_be_wrapped_is_refused_by_name() -> None:
         CohortStrategy("uniform", FedAvg)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match=r"Got the class Uniform.(?s:.*)Uniform\(\)"):
         CohortStrategy(Uniform)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match=r"'filter' parameter .* Got the class CMFL.(?s:.*)CMFL\(\)"):
+        CohortStrategy("uniform", filter=CMFL)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match=r"'rules' parameter of CohortStrategy must be Rules. Got \{'blocked'"):
+        CohortStrategy("uniform", rules={"blocked": ["anna"]})  # type: ignore[arg-type]
     assert type(CohortStrategy("uniform", filter="cmfl").filter).__name__ == "CMFL"
 
 

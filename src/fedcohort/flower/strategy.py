@@ -42,6 +42,7 @@ from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry
 from fedcohort.rules import Rules
 from fedcohort.signals import Signal
+from fedcohort.text import shown
 
 __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "RoundError", "ServerValidation"]
 T = TypeVar("T")
@@ -166,6 +167,12 @@ class CohortStrategy(Strategy):
         _check("describe_every", describe_every, Optional(seconds))
         _check("min_replies", min_replies, count)
         _check("keep_checkpoints", keep_checkpoints, count)
+        for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
+            if value is not None and not isinstance(value, kind):
+                raise ParameterError(
+                    f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {shown(value)}.",
+                    hint=f"pass {name}={kind.__name__}(...)",
+                )
         self.selector = _made("selector", selector, Selector, SELECTORS)
         self.strategy = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
