@@ -23,7 +23,8 @@ from fedcohort.participation import verify
 from fedcohort.protocol import Status
 from fedcohort.report.account import read_account
 
-_CONFIG = {"rounds": 2, "cohort": 2, "wait-for": 2, "deadline": 30.0, "journal": ""}
+# On a busy machine whoever is sound may be slow: only where a test is about lateness is the deadline short.
+_CONFIG = {"rounds": 2, "cohort": 2, "wait-for": 2, "deadline": 900.0, "tries": 3, "journal": ""}
 _SERVER = """
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -38,7 +39,8 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     strategy = CohortStrategy(
         "uniform", strategy=FedAvg(fraction_evaluate=0.0), journal=config["journal"], seed=3,
-        cohort_size=config["cohort"], wait_for=config["wait-for"], deadline=config["deadline"], patience=120.0,
+        cohort_size=config["cohort"], wait_for=config["wait-for"], deadline=config["deadline"], patience=900.0,
+        tries=config["tries"],
     )
     strategy.start(grid, ArrayRecord([np.zeros((2, 3))]), num_rounds=config["rounds"])
 """
@@ -165,7 +167,7 @@ def test_tls_with_node_authentication(kit: Any, tmp_path: Path) -> None:
         node_config=['client-name="says-north"', 'client-name="says-south"', 'client-name="intruder"'],
     )
     with federation:
-        done = federation.run(app, {"journal": str(journal)}, timeout=300)
+        done = federation.run(app, {"journal": str(journal)}, timeout=900)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     record = read_journal(journal)
     assert record.table()[0].names == ("clinic-north", "clinic-south")
@@ -194,10 +196,10 @@ def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> No
         nodes=7,
         node_config=[f'client-name="client-{i}"' + (f' trouble="{t}"' if t else "") for i, t in enumerate(trouble)],
     )
-    config = {"rounds": 20, "cohort": 4, "wait-for": 4, "deadline": 12.0, "journal": str(journal)}
+    config = {"rounds": 20, "cohort": 4, "wait-for": 4, "deadline": 12.0, "tries": 1000, "journal": str(journal)}
 
     def reach(rounds: int) -> None:
-        federation.watch(run, lambda: rounds_told(journal) >= rounds, 300)
+        federation.watch(run, lambda: rounds_told(journal) >= rounds, 900)
 
     with federation:
         run = federation.start_run(app, config)
@@ -220,7 +222,7 @@ def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> No
         reach(15)
         federation.start_node(1)
         federation.start_node(3)
-        done = federation.wait(run, 400)
+        done = federation.wait(run, 900)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     record = read_journal(journal)
     rows, replies = record.cohorts(), record.replies()
@@ -259,7 +261,7 @@ def test_hostile_replies_end_no_run(kit: Any, tmp_path: Path) -> None:
     names = [f'client-name="client-{i}"{t}' for i, t in enumerate(trouble)]
     with kit.Loopback(tmp_path / "home", nodes=3, node_config=names) as federation:
         config = {"rounds": 10, "cohort": 3, "wait-for": 3, "journal": str(journal)}
-        done = federation.run(app, config, timeout=600)
+        done = federation.run(app, config, timeout=900)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     found = failures(journal)
     assert [(f.round, f.client, f.status) for f in found] == [(r, "client-2", Status.INVALID) for r in range(10)]
@@ -297,7 +299,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     strategy = CohortStrategy(
         "uniform", Halving(), journal=config["journal"], seed=3, cohort_size=config["cohort"],
-        wait_for=config["wait-for"], deadline=config["deadline"], patience=120.0,
+        wait_for=config["wait-for"], deadline=config["deadline"], patience=900.0,
         shadows={"breaks": Breaking(), "blind": PowerOfChoice()}, rules=Rules(eligible="battery >= 30"),
     )
     arrays = ArrayRecord([np.zeros((2, 3))])
@@ -342,14 +344,14 @@ def test_defects_of_every_kind_on_real_processes(kit: Any, tmp_path: Path) -> No
     journal = tmp_path / "journal"
     trouble = ["", "", "hostile", "failing", "empty"]
     names = [f'client-name="client-{i}"' + (f' trouble="{t}"' if t else "") for i, t in enumerate(trouble)]
-    config = {"rounds": 11, "cohort": 4, "wait-for": 5, "deadline": 60.0, "journal": str(journal)}
+    config = {"rounds": 11, "cohort": 4, "wait-for": 5, "journal": str(journal)}
     with kit.Loopback(tmp_path / "home", nodes=5, node_config=names) as federation:
         run = federation.start_run(app, config)
-        federation.watch(run, lambda: rounds_told(journal) >= 4, 500)
+        federation.watch(run, lambda: rounds_told(journal) >= 4, 900)
         assert federation.kill_serverapp()
-        done = federation.run(app, config, timeout=700)
+        done = federation.run(app, config, timeout=900)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
-        again = federation.run(app, config, timeout=200)
+        again = federation.run(app, config, timeout=900)
         assert "the run is finished" in again.log, again.log
     account = read_account(journal)
     assert account.done == 11 and account.state == "finished" and account.never == ("client-4",)
@@ -380,10 +382,10 @@ def test_the_superlink_is_killed(kit: Any, tmp_path: Path) -> None:
     config = {"rounds": 5, "cohort": 2, "wait-for": 2, "journal": str(journal)}
     with kit.Loopback(tmp_path / "home", nodes=3, keep_state=True) as federation:
         run = federation.start_run(app, config)
-        federation.watch(run, lambda: rounds_told(journal) >= 2, 200)
+        federation.watch(run, lambda: rounds_told(journal) >= 2, 900)
         federation.kill_superlink()
         federation.start_superlink()
-        done = federation.run(app, config, timeout=300)
+        done = federation.run(app, config, timeout=900)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     record = read_journal(journal)
     assert Counter(row.round for row in record.cohorts()) == Counter(range(5))
