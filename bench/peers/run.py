@@ -2,7 +2,7 @@
 
     python bench/peers/run.py install [PEER ...]            # an environment for each, in --cache; minutes
     python bench/peers/run.py check W1 [PEER ...]           # accuracy and memory after the first rounds
-    python bench/peers/run.py W1 [PEER ...] [--turns 5]     # speed; more turns are added to those on record
+    python bench/peers/run.py W1 [PEER ...] [--seconds S]   # speed, until there are as many turns as the conditions say
     python bench/peers/run.py table                         # the table and the picture of docs/performance.md
 
 Peers: plain (a loop in PyTorch), flower, pfl, fedlab, flgo, fluke, fedjax. Workloads, all on real images:
@@ -11,12 +11,26 @@ W2: CIFAR-10, 200 clients x 250, the LeNet of the PyTorch tutorial, 10 a round, 
 W3: FEMNIST, 3,500 clients of 20 to 180 samples of one writer, MLP 784-64-30-62, 30 a round, 5 steps of batch 64.
 
 All start from the same model and have the same cohorts; they differ in the order of batches alone (FedJAX fills the
-last batch of an epoch up from the next). In a turn everybody makes rounds, one after the other, each turn in another
-order, sgemm just before and after the engine; ratios are taken within a turn. Everybody has all cores: fedcohort's
-clients are spread over them, Flower has a worker for each, the others compute with one thread and with one for each
-core, and the faster of these counts. Each turn is measured on the clock and in processor time (of all processes a side
-has), which is hardly changed by what else the machine does. Everything is kept in bench/results/peers.json after every
-turn, so that turns can be made in pieces, when the machine is quiet.
+last batch of an epoch up from the next).
+
+Conditions, which were written down before the turns on record were made and were not changed after them:
+
+- Seven turns of each workload. In a turn every side makes rounds, one after the other, in an order drawn for that turn;
+  three rounds before the first turn are not timed. A turn is 100 rounds of ours and 20 of a peer's (W2: 10 and 3). No
+  turn is left out. They may be made in pieces; each piece starts all processes anew.
+- Everybody has both cores: fedcohort's clients are spread over them, Flower has a worker for each, the others compute
+  with one thread and with one for each core, and in each turn the faster of these counts.
+- Everybody has the same priority (nice -15, the ordinary scheduler), nothing else of ours runs; the load is on record.
+- "Faster by" is the ratio of an experiment's rounds per second on the clock to the peer's within a turn; its figure is
+  the median over the turns, its spread the smallest and the largest. The fastest peer is that of the smallest median.
+- sgemm is torch's product of two 1,024 x 1,024 matrices, a hundred in a row, with a thread for each core, just before
+  and just after the engine's rounds in every turn; the engine's share is its operations per second through the mean of
+  both, again as median, smallest and largest.
+- The goals, held against medians: 4 times the fastest peer on W1 and W3, 3 times on W2; 0.75 of sgemm on each.
+- If the engine is changed, all turns of all workloads are made anew.
+
+Besides the clock each turn is measured in processor time (of all processes a side has). Everything is kept in
+bench/results/peers.json after every turn.
 """
 
 from __future__ import annotations
@@ -60,7 +74,8 @@ OURS = ("fedcohort", "engine")
 SPREAD = (*OURS, "flower")  # these use all cores by themselves
 AGREE = 0.02  # accuracies may differ by that, for the order of the batches is everybody's own
 FIRST = {"W1": 40, "W2": 5, "W3": 60}  # rounds of the check, after which the model is tested
-ROUNDS = {"W1": (40, 10), "W2": (4, 1), "W3": (40, 10)}  # of a timed turn, ours and a peer's
+TURNS = 7
+ROUNDS = {"W1": (100, 20), "W2": (10, 3), "W3": (100, 20)}  # of a timed turn, ours and a peer's
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -347,9 +362,7 @@ def measure(work: str, names: list[str], options: argparse.Namespace) -> None:
     warm = cohorts(job, 0, 3)
     for _, threads, side in sides:
         side.rates(warm, threads)
-    for _ in range(options.turns):
-        if time.monotonic() > ends:
-            break
+    while len(turns) < TURNS and time.monotonic() < ends:
         turns.append(one_turn(job, sides, len(turns) + 1, *ROUNDS[work]))
         save(work, "turns", turns)
         shown = ", ".join(f"{name} {turn['clock']:.3g}" for name, turn in turns[-1]["rates"].items())
@@ -363,8 +376,8 @@ def one_turn(job: jobs.Job, sides: list[tuple[str, int, Side]], turn: int, ours:
     load = os.getloadavg()[0]
     rates: dict[str, dict[str, float]] = {}
     speeds = []
-    for at in range(len(sides)):
-        name, threads, side = sides[(at + turn) % len(sides)]
+    for at in np.random.default_rng((2, turn)).permutation(len(sides)):
+        name, threads, side = sides[at]
         if name == "engine":
             speeds.append(sgemm())
         found = side.rates(cohorts(job, turn, {"fedcohort": ours + 2, "engine": ours}.get(name, theirs)), threads)
@@ -397,7 +410,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["install", "check", "W1", "W2", "W3", "table"])
     parser.add_argument("peers", nargs="*", metavar="PEER", help="all where none is named; check has a workload first")
-    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many")
     parser.add_argument("--fresh", action="store_true", help="forget the turns on record")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fedcohort-peers")
