@@ -475,17 +475,19 @@ def test_resuming_over_a_damaged_part_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("stop_after", [None, 20])
-@pytest.mark.parametrize("left", [None, "[{]"])
+@pytest.mark.parametrize("left", [None, "[{]", ""])
 def test_runs_json_is_written_anew_where_it_is_lost(whole, tmp_path, stop_after, left):
     out = tmp_path / "x"
     assert run(out, stop_after=stop_after) == ("interrupted" if stop_after else "finished")
-    (out / "runs.json").unlink() if left is None else (out / "runs.json").write_text(left)
-    with pytest.raises(ResultsError, match=r"runs\.json"):
+    for name in ("runs.json", "status.json"):
+        (out / name).unlink() if left is None else (out / name).write_text(left)
+    with pytest.raises(ResultsError, match=r"(runs|status)\.json"):
         load(out)
     for path in out.glob("federation-*.npz"):
         path.unlink()
     assert run(out, resume=True) == "finished"
     assert_same(out, whole)
+    assert load(out).status["state"] == "finished"
     assert load(out).federation("uniform-s0").sizes.tolist() == load(whole).federation("uniform-s0").sizes.tolist()
 
 

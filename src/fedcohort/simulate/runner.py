@@ -248,7 +248,10 @@ class Simulation:
         }
 
     def _report(self, state: str, message: str = "", force: bool = True) -> None:
-        """Replace status.json and runs.json, at most once a second unless forced."""
+        """Replace status.json and runs.json, at most once a second unless forced.
+
+        Between checkpoints nobody waits for the disk: both are written anew when the experiment is continued.
+        """
         now = time.monotonic()
         if not force and now < self._status_due:
             return
@@ -261,7 +264,7 @@ class Simulation:
         )
         spent = max(time.time() - self._started, 1e-9)
         pace = (done - self._done_before) / spent
-        self.writer.runs(list(self._infos.values()))
+        self.writer.runs(list(self._infos.values()), durable=force)
         self.writer.status(
             state=state,
             pid=os.getpid(),
@@ -273,6 +276,7 @@ class Simulation:
             rounds_per_second=round(pace, 3),
             seconds_left=round(left / pace, 1) if pace > 0 and state == "running" else None,
             message=message,
+            durable=force,
         )
 
     # -- driving -----------------------------------------------------------------------------------------------

@@ -61,17 +61,22 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise ResultsError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path`` and move it there, so that no reader ever sees half a file."""
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write ``data`` beside ``path`` and move it there, so that no reader ever sees half a file.
+
+    What need not outlive a loss of power can do without ``durable``, and does not wait for the disk.
+    """
     beside = path.with_name(f".{path.name}.tmp")
     with disk_errors(path):
         try:
             with beside.open("wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(beside, path)
-            _sync(path.parent)
+            if durable:
+                _sync(path.parent)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
@@ -87,9 +92,10 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write JSON atomically; NaN has no place in it."""
-    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False, default=_plain) + "\n").encode())
+    text = json.dumps(value, indent=1, allow_nan=False, default=_plain) + "\n"
+    write_atomically(path, text.encode(), durable=durable)
 
 
 def _plain(value: Any) -> Any:
@@ -221,13 +227,13 @@ class ExperimentWriter:
         write_json(self.path / "meta.json", meta)
         write_atomically(self.path / "config.toml", config.encode())
 
-    def status(self, **values: Any) -> None:
+    def status(self, *, durable: bool = True, **values: Any) -> None:
         """Replace status.json."""
-        write_json(self.path / "status.json", values)
+        write_json(self.path / "status.json", values, durable=durable)
 
-    def runs(self, runs: Sequence[RunInfo]) -> None:
+    def runs(self, runs: Sequence[RunInfo], *, durable: bool = True) -> None:
         """Replace runs.json."""
-        write_json(self.path / "runs.json", [asdict(run) for run in runs])
+        write_json(self.path / "runs.json", [asdict(run) for run in runs], durable=durable)
 
     def has_federation(self, key: str) -> bool:
         """Whether a federation's facts are there already."""
