@@ -2,6 +2,7 @@
 
 import dataclasses
 import sqlite3
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundRep
 from fedcohort.errors import JournalError
 from fedcohort.journal import ReplyBlock, read_journal
 from fedcohort.journal.codec import changed_rows, pack, pack_many, unpack, unpack_many
+from fedcohort.journal.opening import copy
 from fedcohort.testing import ScriptedHost
 
 
@@ -58,6 +60,19 @@ def test_a_damaged_journal_is_an_error(tmp_path):
     path.write_bytes(b"this is no database" * 100)
     with pytest.raises(JournalError, match="damaged"):
         Session.open(path)
+    with pytest.raises(JournalError, match="exists already"):
+        Session(create("uniform"), ClientTable(n=3), journal=path)
+
+
+def test_a_declaration_that_is_no_text_is_an_error(tmp_path):
+    path = tmp_path / "j.sqlite"
+    Session(create("uniform"), ClientTable(n=3), journal=path).close()
+    data = path.read_bytes()
+    assert b"CREATE TABLE" in data
+    path.write_bytes(data.replace(b"CREATE TABLE", b"CREATE \xf3ABLE", 1))  # which SQLite's own message quotes
+    for read in (Session.open, read_journal, partial(copy, to=tmp_path / "copy.sqlite")):
+        with pytest.raises(JournalError, match="damaged"):
+            read(path)
     with pytest.raises(JournalError, match="exists already"):
         Session(create("uniform"), ClientTable(n=3), journal=path)
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from fedcohort.errors import JournalError
 from fedcohort.journal.beside import COMPANIONS, Lock, Mark, sync_folder
-from fedcohort.journal.schema import SEAL, TABLES
+from fedcohort.journal.schema import ERRORS, SEAL, TABLES
 
 Commit = Literal["always", "manual"]
 CHECKPOINT_SECONDS = 30.0  # so far the file itself may lag behind its companion
@@ -140,7 +140,7 @@ class Database:
         """Return the rows of a query."""
         try:
             return self.connection.execute(query, arguments).fetchall()
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise self._error(error) from error
 
     @contextlib.contextmanager
@@ -148,10 +148,10 @@ class Database:
         """Turn SQLite's errors into our own."""
         try:
             yield
-        except (sqlite3.Error, OverflowError) as error:
+        except (*ERRORS, OverflowError) as error:
             raise self._error(error) from error
 
-    def _error(self, error: sqlite3.Error | OverflowError) -> JournalError:
+    def _error(self, error: sqlite3.Error | UnicodeDecodeError | OverflowError) -> JournalError:
         usual: tuple[str, str | None] = f"could not be used: {error}", None
         if isinstance(error, (sqlite3.DataError, OverflowError)):  # larger than SQLite's limit, or than a C integer
             usual = "cannot hold so large a row: SQLite's are below 2 GB", "let fewer clients report at once"

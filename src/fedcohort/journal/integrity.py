@@ -11,7 +11,7 @@ import fedcohort
 from fedcohort.errors import JournalError
 from fedcohort.journal.beside import Mark
 from fedcohort.journal.database import Seal
-from fedcohort.journal.schema import APPLICATION_ID, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
+from fedcohort.journal.schema import APPLICATION_ID, ERRORS, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
 
 COPY = "restore it from a copy; `fedcohort journal copy` makes one that is whole, also of a journal in use"
 
@@ -39,7 +39,7 @@ def file_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]
     try:
         yield from (line for (line,) in connection.execute("PRAGMA integrity_check(10)") if line != "ok")
         yield from _schema_problems(connection, version)
-    except sqlite3.Error as error:
+    except ERRORS as error:
         yield str(error)
 
 

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedcohort.journal.schema import ERRORS
 from fedcohort.journal.store import Journal, read_journal
 
 _COLUMNS = {
@@ -88,7 +89,7 @@ def read_with_live(path: str | Path, live: Path, run: str) -> Journal:
         return journal
     try:
         journal.extend(f"{live.absolute().as_uri()}?mode=ro", run, _COLUMNS)
-    except sqlite3.Error:  # it was removed meanwhile: then the journal has everything
+    except ERRORS:  # it was removed meanwhile: then the journal has everything
         with contextlib.suppress(Exception):
             journal.close()
         return read_journal(path)

@@ -16,7 +16,7 @@ from fedcohort.errors import JournalError
 from fedcohort.journal.beside import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
 from fedcohort.journal.database import Commit, Database, Seal, connect, opened
 from fedcohort.journal.integrity import COPY, check, version_of
-from fedcohort.journal.schema import APPLICATION_ID, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
+from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def is_blank(path: str | Path) -> bool:
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
+    except ERRORS:
         return False  # not a database: certainly not ours to overwrite
     return bool(tables == 0)
 
@@ -205,7 +205,7 @@ def _errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         raise JournalError(f"The journal {path} cannot be opened: {error}.") from error
-    except sqlite3.Error as error:
+    except ERRORS as error:
         raise JournalError(f"The journal {path} is damaged: {error}.", hint=COPY) from error
     except OSError as error:
         if isinstance(error, JournalError):
@@ -263,7 +263,7 @@ def copy(path: Path, to: Path) -> None:
             os.fsync(written.fileno())
         os.replace(new, to)
         sync_folder(to.parent)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, *ERRORS) as error:
         new.unlink(missing_ok=True)
         if isinstance(error, JournalError):
             raise

@@ -8,6 +8,7 @@ digests is for (:mod:`fedcohort.journal.chain`).
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,8 @@ from zlib import crc32
 SCHEMA_VERSION = 3
 READABLE = (2, 3)  # 1 kept a row for each client's reply, 2 had no checksums
 APPLICATION_ID = 0x46434A31  # "FCJ1"
+# What SQLite raises, and what Python raises instead where SQLite's message quotes bytes of a damaged file.
+ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _TYPES: dict[str, type] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
 
 
