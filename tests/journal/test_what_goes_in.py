@@ -5,10 +5,12 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from fedcohort import ClientTable, LabelCounts, RoundRequest, Session, Signal, create
+from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundRequest, Session, Signal, create
+from fedcohort.clients import LabelGramRows
 from fedcohort.errors import InputError, JournalError
 from fedcohort.journal import read_journal
 from fedcohort.testing import ScriptedHost
+from fedcohort.testing.snapshot import differences, standing
 from fedcohort.verification import examine
 
 HOST = ScriptedHost()
@@ -121,3 +123,22 @@ def test_a_federation_that_changed_is_continued_with_its_first_or_its_present_ta
         continued(path, clients=ClientTable(names=["a", "d"], sizes=[1, 5]))
     with pytest.raises(JournalError, match="does not have 2 of the clients given"):
         continued(path, clients=ClientTable(names=["a", "c", "d", "x", "y"], sizes=[1] * 5))
+
+
+@pytest.mark.parametrize("audit", [False, True])
+def test_labels_that_become_known_in_another_form_replace_the_first(tmp_path, audit):
+    counts = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 0.0]])
+    forms = {"f": LabelFactor(counts, 2), "g": LabelGram(counts @ counts.T, 2)}
+    for old, new in ("fg", "gf"):
+        path = tmp_path / f"{old}{new}.sqlite"
+        with Session(create("uniform"), ClientTable(labels=forms[old]), journal=path, audit=audit) as session:
+            session.update_facts(ClientTable(labels=forms[new]))
+            expected = standing(session)
+        with Session.open(path) as session:
+            assert not differences(expected, standing(session))
+            assert type(session.table.labels) is type(forms[new])
+            grown = np.append(counts, counts[:1], axis=0)
+            more = LabelFactor(grown[3:], 2) if new == "f" else LabelGramRows(grown[3:] @ grown.T, 2)
+            session.join(ClientTable(n=1, labels=more))
+        with Session.open(path) as session:
+            assert session.table.n == 4

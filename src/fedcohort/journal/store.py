@@ -171,6 +171,9 @@ class Journal(Record):
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
         """Store the client table and who is a member."""
         facts = table_facts(table, active)
+        for (name,) in self.database.fetch("SELECT name FROM facts"):
+            if name not in facts:  # labels may have become known in another form
+                self.database.delete("facts", "name = ?", [name])
         for name, data in facts.items():
             self.database.put("facts", name, data)
         if self._chain is not None:
