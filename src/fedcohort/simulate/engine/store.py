@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +15,7 @@ from fedcohort.arrays import AnyArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.simulate.engine.types import ClientData, Spans
 
+_LARGE = 1 << 24  # bytes from which on large pages are asked for
 _CHUNK = 4096  # samples converted at a time, so that building the tensor needs little beside it
 
 
@@ -39,7 +42,7 @@ class Store:
             flat = [np.asarray(x, np.int64).reshape(len(x), -1) for x in (x_train, x_test)]
             self.x = torch.from_numpy(np.concatenate(flat))
         else:
-            self.x = torch.empty(len(x_train) + len(x_test), math.prod(self.shape))
+            self.x = room(len(x_train) + len(x_test), math.prod(self.shape))
             shift, scale = standardisation(x_train)
             _convert(x_train, self.x[: self.n_train].numpy(), shift, scale)
             _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)
@@ -83,6 +86,21 @@ class Store:
     def x_test(self) -> torch.Tensor:
         """The test samples (n_test, F)."""
         return self.x[self.n_train :]
+
+
+def room(count: int, features: int) -> torch.Tensor:
+    """Return an uninitialised matrix for samples, in large pages where the system has them.
+
+    The samples of a batch lie anywhere in it, each on a page of its own; to find a small page may take the processor as
+    long as to fetch the sample, because so many of them are not at hand.
+    """
+    size = 4 * count * features
+    if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(count, features)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel that was built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(count, features)
 
 
 def sample_shape(x: AnyArray) -> tuple[int, ...]:

@@ -5,6 +5,7 @@
 #include "vectors.h"
 
 #define MAX_LAYERS 32
+#define MAX_ROWS 4096 /* samples of one batch */
 /* A struct that native.py fills as a numpy record: all its fields are of 8 bytes, and this is the last of so many. */
 #define AS_IN_NUMPY(STRUCT, LAST, FIELDS) \
     _Static_assert(sizeof(STRUCT) == 8 * (FIELDS) && offsetof(STRUCT, LAST) == 8 * (FIELDS) - 8, #STRUCT)
@@ -57,7 +58,8 @@ typedef struct {
     index_t features;     /* of a sample */
     index_t blocks;       /* of FULL samples; one of HALF comes after them */
     float *weights, *gradient, *velocity, *pull; /* packed vectors */
-    float *rows;          /* (batch, stride): the input of the first dense layer */
+    const float *input[MAX_ROWS]; /* of the first dense layer, for each sample */
+    float *rows;          /* (batch, stride): what convolutions make of the samples */
     float *row_delta;     /* its derivative */
     index_t stride;
     float *cropped;       /* (batch, features): augmented samples */
@@ -120,7 +122,7 @@ static index_t lay_out(Net *net, const Description *description, index_t batch, 
         : net->dense[0].inputs;
     /* An odd number of vectors from row to row: columns then fall into all sets of a cache. */
     net->stride = (up(net->dense[0].inputs) / LANES | 1) * LANES;
-    net->rows = scratch + claim(&used, batch * net->stride);
+    net->rows = scratch + claim(&used, net->convolutions ? batch * net->stride : 0);
     net->row_delta = scratch + claim(&used, net->convolutions ? batch * net->stride : 0);
     net->cropped = scratch + claim(&used, description->crops ? batch * net->features : 0);
     net->maps = (vec *)(scratch + claim(&used, maps * LANES));

@@ -25,25 +25,24 @@ static __typeof__(block_backward) *const rest_backward = block_backward;
 #undef LANES
 #define LANES FULL
 
-#define MAX_ROWS 4096 /* samples of one batch */
 #define MAX_THREADS 512
 
 /* Logits of `count` samples, at data + position * features. */
 static void forward(Net *net, const float *data, const index_t *positions, index_t count) {
     if (!net->convolutions) {
-        for (index_t i = 0; i < count; ++i)
-            copy(data + positions[i] * net->features, net->features, net->rows + i * net->stride);
+        for (index_t i = 0; i < count; ++i) net->input[i] = data + positions[i] * net->features;
         dense_forward(net, count);
         return;
     }
     for (index_t first = 0; first < count; first += FULL)
         if (count - first > HALF) block_forward(net, data, positions, first, count, first / FULL);
         else rest_forward(net, data, positions, first, count, net->blocks);
+    point(net->rows, net->stride, count, net->input);
     dense_forward(net, count);
 }
 
 /* target = keep target + sign * gradient, given the derivative by the logits. */
-static void backward(Net *net, index_t count, float keep, float sign, float *target, const Ahead *ahead) {
+static void backward(Net *net, index_t count, float keep, float sign, float *target, Ahead *ahead) {
     dense_backward(net, count, keep, sign, target, ahead);
     if (!net->convolutions) return;
     const index_t images = net->dense[0].weight; /* the convolutions come first in the packed vector */
@@ -164,7 +163,7 @@ static void train(const Shared *shared, float *scratch, void *unit) {
             forward(&net, shared->data, positions, count);
         const float scale = (float)((momentum ? 1 : job->rates[t]) / (double)count);
         differentiate_loss(&net, count, job->label, job->pseudo, batch, settings, scale);
-        const Ahead next = {shared->data, positions, t + 1 < job->steps ? job->counts[t + 1] : 0, net.features};
+        Ahead next = {shared->data, positions, t + 1 < job->steps ? job->counts[t + 1] : 0, net.features, NULL, NULL};
         for (index_t i = 0; i < next.count; ++i) positions[i] = job->sample[batch[job->width + i]];
         if (!momentum) { /* the learning rate is in the derivative already */
             backward(&net, count, 1 - rate * shrink, -1, net.weights, &next);
