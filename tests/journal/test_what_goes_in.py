@@ -9,6 +9,7 @@ from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReq
 from fedcohort.clients import LabelGramRows
 from fedcohort.errors import InputError, JournalError
 from fedcohort.journal import read_journal
+from fedcohort.rules import Rules
 from fedcohort.testing import ScriptedHost
 from fedcohort.testing.snapshot import differences, standing
 from fedcohort.verification import examine
@@ -131,8 +132,11 @@ def test_labels_that_become_known_in_another_form_replace_the_first(tmp_path, au
     forms = {"f": LabelFactor(counts, 2), "g": LabelGram(counts @ counts.T, 2)}
     for old, new in ("fg", "gf"):
         path = tmp_path / f"{old}{new}.sqlite"
-        with Session(create("uniform"), ClientTable(labels=forms[old]), journal=path, audit=audit) as session:
+        first = ClientTable(labels=forms[old])
+        with Session(create("uniform"), first, journal=path, audit=audit, rules=Rules(window=3)) as session:
+            session.set_attributes({session.table.name(0): {"battery": 3}})  # which lie beside the labels
             session.update_facts(ClientTable(labels=forms[new]))
+            assert session.journal.attributes()
             expected = standing(session)
         with Session.open(path) as session:
             assert not differences(expected, standing(session))

@@ -30,7 +30,7 @@ from fedcohort.journal.codec import as_json, changed_rows, encode_scalar, pack, 
 from fedcohort.journal.database import Commit, Database
 from fedcohort.journal.reading import EXCLUDED, CohortRow, Record
 from fedcohort.journal.replies import ReplyBlock
-from fedcohort.journal.tables import table_facts
+from fedcohort.journal.tables import LABELS, table_facts
 
 _SMALL_FIELD = 1 << 16  # bytes below which a changed array is simply written whole
 
@@ -171,9 +171,8 @@ class Journal(Record):
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
         """Store the client table and who is a member."""
         facts = table_facts(table, active)
-        for (name,) in self.database.fetch("SELECT name FROM facts"):
-            if name not in facts:  # labels may have become known in another form
-                self.database.delete("facts", "name = ?", [name])
+        for name in LABELS.difference(facts):  # which may have become known in another form
+            self.database.delete("facts", "name = ?", [name])
         for name, data in facts.items():
             self.database.put("facts", name, data)
         if self._chain is not None:

@@ -12,6 +12,8 @@ from fedcohort.arrays import AnyArray, BoolArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
 from fedcohort.journal.codec import pack, unpack
 
+LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has one of these facts at most
+
 
 def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
     """Return a client table and its members as they are stored."""
