@@ -394,7 +394,9 @@ def centred(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
         gram = labels.gram
         off = (gram / samples).sum(axis=1) - sizes / labels.classes
         k = float(off.sum()) / samples
-        return LabelGram(gram - np.outer(off, sizes) - np.outer(sizes, off) + k * np.outer(sizes, sizes), labels.classes)
+        return LabelGram(
+            gram - np.outer(off, sizes) - np.outer(sizes, off) + k * np.outer(sizes, sizes), labels.classes
+        )
     rows = labels.counts if isinstance(labels, LabelCounts) else labels.factor
     off = rows.sum(axis=0) / samples - _ones(labels, sizes) / labels.classes
     return LabelFactor(rows - np.outer(sizes, off), labels.classes)

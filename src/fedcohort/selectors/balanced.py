@@ -106,9 +106,9 @@ class Balanced(Selector[BalanceState]):
 
     Some federations cannot be balanced by who comes how often: everybody writes more digits than letters. Where the
     rates mend less than half of the imbalance of all data together, and what is left is more than chance makes in one
-    client's data, the federation is taken as it is: rates are 1, the uniform shares in QCID are replaced by those of all
-    data together (the notes then say "off_mix" instead of "qcid"), and nobody is doubted, because there a loss that is
-    high belongs to a client that is hard as often as to one that is wrong.
+    client's data, the federation is taken as it is: rates are 1, the uniform shares in QCID are replaced by those of
+    all data together (the notes then say "off_mix" instead of "qcid"), and nobody is doubted, because there a loss that
+    is high belongs to a client that is hard as often as to one that is wrong.
 
     Facts are used where they are known. Labels in any form (counts, also noisy ones, a factor, a Gram matrix) give
     balance. Without them they are estimated, as the mean of :math:`\mathrm{softmax}(\Delta b / T)` over a client's
