@@ -171,6 +171,13 @@ class AtOnce(Deadline):
         super().__init__(stop, 0.0)
 
 
+def test_a_table_that_stops_before_some_of_its_runs_begin(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcohort.reproduce.run.Deadline", AtOnce)
+    words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
+    assert main([*words, "--minutes", "60"]) == STOPPED  # three aggregators are trained one after the other
+    assert "Not run yet." in (tmp_path / "fedcm-table-3-fmnist-quick.md").read_text()
+
+
 def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
     quick = ["fedcor-figure-7-fmnist", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     assert main([*quick, "--minutes", "0"]) == STOPPED

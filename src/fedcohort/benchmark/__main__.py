@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcohort.benchmark.run import QUICK_ROUNDS, every_selector, seeds_of, write_scores
+from fedcohort.benchmark.page import markdown
+from fedcohort.benchmark.run import QUICK_ROUNDS, every_selector, read_scores, seeds_of, write_scores
 from fedcohort.benchmark.suite import DATASETS, table
 from fedcohort.errors import FedcohortError
 from fedcohort.simulate.config import Experiment
@@ -27,15 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="report", help="report, tuning, or a list such as 1,2")
     parser.add_argument("--settings", default="", help="only these, separated by commas")
     parser.add_argument("--quick", action="store_true", help="one seed and 20 rounds: does everything run?")
-    parser.add_argument("--out", type=Path, required=True, help="a new folder, or one to continue")
+    parser.add_argument("--out", type=Path, help="a new folder, or one to continue; needed for a run")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--processes", type=int, help="that make the runs side by side")
     parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
     parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--merge", type=Path, nargs="+", help="score these finished pieces together, nothing else")
+    parser.add_argument("--page", type=Path, help="print the tables of a bench.json as Markdown, nothing else")
     given = parser.parse_args(arguments)
+    if given.out is None and not given.merge and given.page is None:
+        parser.error("a run needs --out FOLDER, a new folder or one to continue")
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     try:
+        if given.page is not None:
+            print(markdown(read_scores(given.page)), end="")
+            return 0
         if given.merge:
             scores = write_scores(*given.merge)
         else:

@@ -42,3 +42,16 @@ def write_scores(*folders: Path) -> Scores:
     write_atomically(folders[0] / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
     write_atomically(folders[0] / "bench.html", page(scores).encode())
     return scores
+
+
+def read_scores(path: Path) -> Scores:
+    """Return the scores of a bench.json."""
+    try:
+        return Scores.from_dict(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} holds no scores of the benchmark ({type(error).__name__}: {error}).",
+            hint="name a bench.json, as 'fedcohort bench' writes it beside the results",
+        ) from error

@@ -14,7 +14,7 @@ import fedcohort
 from fedcohort.arrays import FloatArray
 from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, rounds_of, suite
 from fedcohort.errors import InputError
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, SeedRow, leaderboards, ranking
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, SeedRow, leaderboards, rank_selectors
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.results import Results
 
@@ -99,8 +99,6 @@ class Scores:
     settings : tuple of str
     lines : tuple of Line
         Best mean gain first; ``uniform`` is not among them.
-    ranking : Ranking or None
-        Uniform included.
     complete : bool
         Whether every run was made to its end.
     """
@@ -110,8 +108,32 @@ class Scores:
     rounds: int
     settings: tuple[str, ...]
     lines: tuple[Line, ...]
-    ranking: Ranking | None
     complete: bool
+
+    @staticmethod
+    def from_dict(submission: Mapping[str, Any]) -> Scores:
+        """Return the scores a submission holds; of its speeds it has the means alone."""
+        measures = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
+
+        def speed(value: float | None) -> FloatArray:
+            return np.array([math.nan if value is None else value])
+
+        lines = [
+            Line(
+                entry["label"],
+                {name: np.array(entry["gains"][name], np.float64) for name in submission["settings"]},
+                {measure: {"all": speed(entry[key])} for measure, key in measures.items()},
+            )
+            for entry in submission["selectors"]
+        ]
+        return Scores(
+            data=submission["data"],
+            seeds=tuple(submission["seeds"]),
+            rounds=submission["rounds"],
+            settings=tuple(submission["settings"]),
+            lines=tuple(lines),
+            complete=submission["complete"],
+        )
 
     @property
     def purpose(self) -> str:
@@ -122,18 +144,33 @@ class Scores:
             return "report"
         return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
 
+    @property
+    def _labels(self) -> list[str]:
+        return ["uniform", *(line.label for line in self.lines)]
+
+    @cached_property
+    def _gains(self) -> FloatArray:
+        """(settings, labels, seeds); uniform gains nothing."""
+        zero = np.zeros(len(self.seeds))
+        return np.array([[zero, *(line.gain[setting] for line in self.lines)] for setting in self.settings])
+
     @cached_property
     def ranks(self) -> dict[str, tuple[float, float]]:
         """Mean rank of every label, uniform included (1 is best), and half of its 95% interval over the seeds."""
-        labels = ["uniform", *(line.label for line in self.lines)]
-        zero = np.zeros(len(self.seeds))
-        gains = np.array([[zero, *(line.gain[setting] for line in self.lines)] for setting in self.settings])
-        if not gains.size:
+        if not self._gains.size:
             return {}
         from scipy.stats import rankdata
 
-        by_seed = rankdata(-gains, axis=1).mean(axis=0)  # (labels, seeds)
-        return {label: (float(row.mean()), half_interval(row)) for label, row in zip(labels, by_seed, strict=True)}
+        by_seed = rankdata(-self._gains, axis=1).mean(axis=0)  # (labels, seeds)
+        return {
+            label: (float(row.mean()), half_interval(row)) for label, row in zip(self._labels, by_seed, strict=True)
+        }
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """All against all, uniform included, over every setting and seed."""
+        blocks = self._gains.transpose(0, 2, 1).reshape(-1, len(self._labels)) if self._gains.size else np.zeros((0, 1))
+        return rank_selectors(self._labels, blocks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the submission."""
@@ -191,7 +228,6 @@ def score(*results: Results) -> Scores:
         rounds=rounds,
         settings=tuple(board.setting for board in boards),
         lines=tuple(sorted(lines, key=lambda line: -line.mean)),
-        ranking=ranking(boards),
         complete=all(board.finished for board in boards),
     )
 

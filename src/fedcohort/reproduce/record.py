@@ -111,7 +111,9 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
         if board.setting not in study.settings(part):
             raise InputError(f"The part {part!r} of {study.name} has no setting {board.setting!r}.")
         members = [run for (setting, _), found in runs.items() if setting == board.setting for run in found]
-        if board.progress.least == 0 or not all(len(results.curves[run.id].rounds) for run in members):
+        if board.progress.least == 0 or not all(
+            run.id in results.curves and len(results.curves[run.id].rounds) for run in members
+        ):
             continue  # a run without a figure yet
         labels = {}
         ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
