@@ -21,12 +21,12 @@ _STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e8edf3; --soft: #a3b0bf; --paper: #12181f; --line: #344150; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 90rem; padding: 1.5rem; }
+  max-width: 120rem; padding: 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
 p, li { max-width: 60rem; } .soft { color: var(--soft); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; } thead th { vertical-align: bottom; font-weight: 600; }
+th, td { padding: .25rem .4rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; } thead th { vertical-align: bottom; font-weight: 600; white-space: normal; }
 td.cell { color: #10161d; }
 """
 
