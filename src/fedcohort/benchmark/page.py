@@ -26,7 +26,8 @@ h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2re
 p, li { max-width: 60rem; } .soft { color: var(--soft); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .4rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; } thead th { vertical-align: bottom; font-weight: 600; white-space: normal; }
+th:first-child, td:first-child { text-align: left; }
+thead th { vertical-align: bottom; font-weight: 600; white-space: normal; }
 td.cell { color: #10161d; }
 """
 
