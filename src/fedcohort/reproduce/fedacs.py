@@ -39,6 +39,11 @@ _INSIGHT = (
     "update as insight stands beside it."
 )
 _LENGTH = "The paper does not say how many rounds it makes; 1,000 reach beyond the 915 of its slowest method."
+_NETWORK = (
+    "The network is that of the tutorial the paper names. Without augmentation, of which the paper says nothing, it "
+    "overfits: after 400 rounds our IID reference ends at 54.8% and was at 58.1% at best, the paper's ends at "
+    "74.0%. So nobody reaches the target of 65%, and a federation that is nearer to IID has nothing to gain."
+)
 _FASHION = "Fashion-MNIST instead of CIFAR-10, an MLP of 64 and 30 units, 200 rounds, target 86%: orderings only."
 
 
@@ -130,13 +135,14 @@ def _exhibits() -> list[Exhibit]:
     for data in ("cifar10", "fashion-mnist"):
         end = "" if data == "cifar10" else "-fmnist"
         tables, figure_4, figure_5 = _tables(data), _figure_4(data), _figure_5(data)
+        notes = (_NETWORK,) if data == "cifar10" else ()
         worse = Beats("CMFL is worse than the baseline.", "terminal", "uniform", "cmfl", _SKEWED)
         slower = Beats("CMFL is slower than the baseline.", "rounds", "uniform", "cmfl", _SKEWED)
         found += [
             Exhibit(f"fedacs-table-1{end}", PAPER, "Table I", "terminal accuracy in two skewness environments", tables,
-                    (Grid("terminal", TABLE_I, "fedacs"),), (worse,)),
+                    (Grid("terminal", TABLE_I, "fedacs"),), (worse,), notes),
             Exhibit(f"fedacs-table-2{end}", PAPER, "Table II", "rounds to target and speed-up", tables,
-                    (Grid("rounds", TABLE_II, "fedacs"),), (slower,)),
+                    (Grid("rounds", TABLE_II, "fedacs"),), (slower,), notes),
             Exhibit(
                 f"fedacs-figure-4{end}", PAPER, "Figure 4", "tolerance of skewness lambda, low heterogeneity", figure_4,
                 claims=(
