@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo
+from fedcohort.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo, label_rows
 from fedcohort.errors import InputError
 
 RESOLUTION = 16 * float(np.finfo(np.float64).eps)
@@ -333,7 +333,7 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> F
         def imbalance(rates: FloatArray) -> FloatArray:
             return np.asarray(gram @ rates - shares * (shares @ rates) / labels.classes)
     else:
-        rows = (labels.counts if isinstance(labels, LabelCounts) else labels.factor) / samples
+        rows = label_rows(labels) / samples
         rows = rows - np.outer(shares, _ones(labels, sizes) / labels.classes)
 
         def imbalance(rates: FloatArray) -> FloatArray:
@@ -397,7 +397,7 @@ def centred(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
         return LabelGram(
             gram - np.outer(off, sizes) - np.outer(sizes, off) + k * np.outer(sizes, sizes), labels.classes
         )
-    rows = labels.counts if isinstance(labels, LabelCounts) else labels.factor
+    rows = label_rows(labels)
     off = rows.sum(axis=0) / samples - _ones(labels, sizes) / labels.classes
     return LabelFactor(rows - np.outer(sizes, off), labels.classes)
 

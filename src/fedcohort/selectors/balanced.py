@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from fedcohort.arrays import BoolArray, FloatArray, IntArray, sealed
-from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
+from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, label_rows
 from fedcohort.numerics.class_balance import ClassBalance, Past, balancing_rates, centred, chance, group_of, mix_qcid
 from fedcohort.numerics.label_shares import by_relative_softmax
 from fedcohort.numerics.running import moved
@@ -357,9 +357,12 @@ class Balanced(Selector[BalanceState]):
             floor, luck = self.floor, 0.0
         if self.balance == "yes":
             labels = slate.clients.labels
-            sizes = labels.counts.sum(axis=1) if isinstance(labels, LabelCounts) else slate.clients.sizes
+            sizes = None if isinstance(labels, LabelCounts) else slate.clients.sizes
+            if state.natural:
+                sizes = label_rows(labels).sum(axis=1) if sizes is None else sizes
+                labels = centred(labels, sizes)
             group = group_of(
-                centred(labels, sizes) if state.natural else labels,
+                labels,
                 sizes,
                 None if slate.everyone else slate.candidates,
                 self._before(state),
@@ -410,7 +413,7 @@ class Balanced(Selector[BalanceState]):
         """(k, r) label shares, or the same turned by a rotation; None where only products are known, or nothing."""
         labels = clients.labels if self.balance == "yes" else None
         if isinstance(labels, LabelCounts | LabelFactor):
-            rows = labels.counts[who] if isinstance(labels, LabelCounts) else labels.factor[who]
+            rows = label_rows(labels)[who]
             sizes = clients.sizes[who]
             return np.asarray(rows / np.maximum(sizes, 1.0)[:, None], np.float64)
         return None
