@@ -18,6 +18,8 @@ from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, Seed
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.results import Results
 
+# What a submission calls each speed.
+_SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
 _CLEAR = 0.5  # points from which a gain or a loss is worth a word
 
 
@@ -113,7 +115,6 @@ class Scores:
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
         """Return the scores a submission holds; of its speeds it has the means alone."""
-        measures = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
 
         def speed(value: float | None) -> FloatArray:
             return np.array([math.nan if value is None else value])
@@ -122,7 +123,7 @@ class Scores:
             Line(
                 entry["label"],
                 {name: np.array(entry["gains"][name], np.float64) for name in submission["settings"]},
-                {measure: {"all": speed(entry[key])} for measure, key in measures.items()},
+                {measure: {"all": speed(entry[key])} for measure, key in _SPEEDS.items()},
             )
             for entry in submission["selectors"]
         ]
@@ -197,9 +198,7 @@ class Scores:
                     "worst_run": line.worst_run,
                     "mean_rank": ranks[line.label][0],
                     "rank_interval": _plain(ranks[line.label][1]),
-                    "faster_in_rounds": _plain(line.speed("rounds")),
-                    "faster_in_seconds": _plain(line.speed("seconds")),
-                    "fewer_bytes": _plain(line.speed("bytes")),
+                    **{key: _plain(line.speed(measure)) for measure, key in _SPEEDS.items()},
                     "gains": {name: values.tolist() for name, values in line.gain.items()},
                     "use": line.sentence,
                 }
