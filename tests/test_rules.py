@@ -257,11 +257,28 @@ def test_a_round_that_is_made_again_is_held_against_the_rules_of_then() -> None:
     assert verify(session.journal).holds
 
 
-def test_names_of_attributes_are_texts() -> None:
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"0": {1: 2}}, "name of an attribute must be a text. Got 1 of client '0'"),
+        ({0: {"battery": 5}}, "by its name, a text. Got 0"),
+        ({"0": {"battery": {1: 2}}}, "'battery' of client '0' must be a text, a number, true or false"),
+        ({"0": {"battery": [5]}}, "'battery' of client '0' must be a text, a number, true or false"),
+        ({"0": {"battery": None}}, "'battery' of client '0' must be a text, a number, true or false"),
+    ],
+)
+def test_attributes_a_journal_could_not_give_back_are_refused(said: Any, message: str) -> None:
     session = Session(Uniform(), ClientTable(n=3), rules=Rules(eligible="battery > 3"))
-    with pytest.raises(InputError, match="name of an attribute must be a text"):
-        session.set_attributes({"0": {1: 2}})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=message):
+        session.set_attributes(said)
     assert not session.journal.attributes()
+
+
+def test_attributes_of_numpy_are_numbers() -> None:
+    session = Session(Uniform(), ClientTable(n=3), rules=Rules(eligible="battery > 3"))
+    said: Any = {"0": {"battery": np.int64(5), "share": np.float32(0.5), "plugged": np.bool_(True)}}
+    session.set_attributes(said)
+    assert session.journal.attributes() == {"0": {"battery": 5, "share": 0.5, "plugged": True}}
 
 
 def test_a_breach_is_found_in_the_journal(tmp_path: Path) -> None:

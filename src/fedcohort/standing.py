@@ -247,11 +247,8 @@ class Standing:
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
-        for name, said in attributes.items():
-            for key in said:
-                if not isinstance(key, str):
-                    raise InputError(f"The name of an attribute must be a text. Got {shown(key)} of client {name!r}.")
-        if self._referee is None or all(self._referee.attributes.get(n) == dict(v) for n, v in attributes.items()):
+        attributes = {name: _said(name, facts) for name, facts in attributes.items()}
+        if self._referee is None or all(self._referee.attributes.get(n) == v for n, v in attributes.items()):
             return
         with self._journal.event():
             self._journal.set_attributes({**self._referee.attributes, **attributes}, attributes)
@@ -420,3 +417,22 @@ class Standing:
             self._states.pop(name, None)
             self._granted.pop(name, None)
             self._blind.pop(name, None)
+
+
+def _said(client: str, facts: Attributes) -> dict[str, str | float | int | bool]:
+    """Return what a client says about itself in the form in which a journal gives it back."""
+    if not isinstance(client, str):
+        raise InputError(f"Attributes are those of a client by its name, a text. Got {shown(client)}.")
+    found = {}
+    for key, value in facts.items():
+        if not isinstance(key, str):
+            raise InputError(f"The name of an attribute must be a text. Got {shown(key)} of client {client!r}.")
+        plain = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(plain, str | float | int):  # a bool is an int
+            raise InputError(
+                f"The attribute {shown(key)} of client {client!r} must be a text, a number, true or false. "
+                f"Got {shown(value)}.",
+                hint="give several facts names of their own, or leave out what is not known",
+            )
+        found[key] = plain
+    return found
