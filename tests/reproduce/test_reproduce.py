@@ -178,6 +178,22 @@ def test_a_table_that_stops_before_some_of_its_runs_begin(tmp_path, monkeypatch)
     assert "Not run yet." in (tmp_path / "fedcm-table-3-fmnist-quick.md").read_text()
 
 
+class InTheLastGroup(Deadline):
+    """A time that comes when the last run is in its third round; runs of other groups are done."""
+
+    def on_round(self, run, row):
+        if run.label == "fedprox-loss" and row["round"] >= 2:
+            self._stop()
+
+
+def test_an_interrupted_table_says_the_rounds_that_all_runs_have(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcohort.reproduce.run.Deadline", InTheLastGroup)
+    words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
+    main([*words, "--minutes", "60"])
+    found = json.loads((tmp_path / "records" / "fedcm-fmnist-quick.json").read_text())["settings"]["class"]
+    assert (found["finished"], found["rounds"]) == (False, 3)
+
+
 def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
     quick = ["fedcor-figure-7-fmnist", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     assert main([*quick, "--minutes", "0"]) == STOPPED
@@ -200,6 +216,14 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypa
     (claim,) = result["claims"]
     better = found["labels"]["fedcor"]["neighbours"][0] > found["labels"]["chance"]["neighbours"][0]
     assert claim["verdict"] == ("holds" if better else "does not hold")
+    kept = tmp_path / "records" / "fedcor-figure-7-fmnist-quick.json"
+    older = json.loads(kept.read_text())
+    del older["settings"]["1spc"]["labels"]["fedcor"]
+    kept.write_text(json.dumps(older))
+    capsys.readouterr()
+    assert main(quick) == 0
+    assert "is on record" not in capsys.readouterr().err  # of a study that had fewer labels
+    assert json.loads(kept.read_text())["settings"]["1spc"]["labels"].keys() == {"chance", "fedcor"}
     page = (tmp_path / "fedcor-figure-7-fmnist-quick.html").read_text()
     assert "no result to show" in page
     assert "<polyline" in page

@@ -138,7 +138,10 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
             }
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
-            "rounds": max(seed.rounds for row in board.rows for seed in row.seeds),
+            # Of runs that were interrupted, what all of them have made; some may be meant to stop before others.
+            "rounds": max(seed.rounds for row in board.rows for seed in row.seeds)
+            if board.finished
+            else board.progress.least,
             "planned": planned[board.setting],
             "finished": board.finished,
             "target": _number(board.target),

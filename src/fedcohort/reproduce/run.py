@@ -161,7 +161,10 @@ def _is_made(record: Record, study: Study, part: str, seeds: int | None, rounds:
         wanted = rounds or study.rounds[setting]
         if found is None or not found["finished"] or len(found["seeds"]) < (seeds or study.seeds):
             return False
-        if found["rounds"] < min(wanted, found["planned"]):
+        if (
+            found["rounds"] < min(wanted, found["planned"])
+            or not study.parts[part]["selectors"].keys() <= found["labels"].keys()
+        ):
             return False
     return True
 
