@@ -31,9 +31,9 @@ _LOSS = (
     "selectors' clients minimise is not said."
 )
 _BOTH_LOSSES = (
-    "What the paper's other selectors' clients minimise is not said. Everybody trains with FLASH's robust loss, so that "
-    "rows differ in selection alone; and once more with cross-entropy, as those selectors' own papers do, so that FLASH "
-    "as a whole is compared with them too (in the tables with FedAvg alone)."
+    "What the paper's other selectors' clients minimise is not said. Everybody trains with FLASH's robust loss, "
+    "so that rows differ in selection alone; and once more with cross-entropy, as those selectors' own papers do,"
+    " so that FLASH as a whole is compared with them too (in the tables with FedAvg alone)."
 )
 _AVERAGE = (
     "The column FedAvg is the mean by size: FedAvg as FedCM's Table 1 writes it keeps the old model's share of "
