@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -61,17 +60,16 @@ def rows(kept: dict[str, Any]) -> list[str]:
 
 
 def picture(kept: dict[str, Any]) -> str:
-    """Return rounds a second on the clock as bars, a panel for each workload, logarithmic."""
+    """Return rounds a second on the clock as bars from zero, a panel for each workload."""
     parts, top = [], 24
     for work in (work for work in WORKS if kept.get(work, {}).get("turns")):
         sides = [side for side in by_speed(kept, work) if side != "engine"]
         found = {side: statistics.median(rates(kept, work, side, "clock")) for side in sides}
-        low = 10 ** math.floor(math.log10(min(found.values())))
-        scale = 420 / math.log10(1.3 * max(found.values()) / low)
+        scale = 420 / max(found.values())
         parts.append(f'<text x="8" y="{top}" font-weight="bold">{work}, rounds per second</text>')
         for name, rate in sorted(found.items(), key=lambda item: -item[1]):
             top += 22
-            width = scale * math.log10(rate / low)
+            width = scale * rate
             colour = "#0b6e4f" if name in OURS else "#9aa5b1"
             parts.append(f'<text x="84" y="{top + 12}" text-anchor="end">{escape(name)}</text>')
             parts.append(f'<rect x="92" y="{top}" width="{width:.0f}" height="16" fill="{colour}"/>')
