@@ -209,6 +209,15 @@ def test_what_was_being_written_when_a_process_died_is_removed(tmp_path):
     assert not list(out.rglob("*.tmp"))
 
 
+def test_a_checkpoint_that_nobody_had_time_to_remove_goes_also_where_its_group_has_ended(tmp_path):
+    out = tmp_path / "run"
+    run_experiment(TABLE, out)
+    last = found(out / "checkpoint", 0)
+    shutil.copy(last[8], out / "checkpoint" / "group-0-round-7.npz")
+    Simulation.open(out).run()
+    assert found(out / "checkpoint", 0) == last
+
+
 def test_a_group_without_a_checkpoint_starts_over(whole, tmp_path):
     out = tmp_path / "lost"
     assert run(out, stop_after=20) == "interrupted"

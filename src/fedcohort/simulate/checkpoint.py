@@ -85,11 +85,10 @@ def pause_after(took: float, pause: float) -> float:
     return max(pause, took / _SHARE) if pause else 0.0
 
 
-def prune(folder: Path, group: int, keep: int) -> None:
-    """Remove the group's checkpoints of other rounds than ``keep``."""
-    for round_, path in found(folder, group).items():
-        if round_ != keep:
-            path.unlink(missing_ok=True)
+def prune(folder: Path, group: int) -> None:
+    """Remove all of the group's checkpoints but the last."""
+    for path in list(found(folder, group).values())[:-1]:
+        path.unlink(missing_ok=True)
 
 
 def found(folder: Path, group: int) -> dict[int, Path]:

@@ -288,6 +288,8 @@ class Simulation:
 
     def _run(self) -> str:
         self.writer.tidy()
+        for number in self.prepared.groups:  # one that had ended would keep an older one for good
+            checkpoints.prune(self.out / "checkpoint", number)
         self._write_facts(self.writer)
         if self._extension is not None:
             self.writer.extend(self._extension, self.experiment.baseline, self._command)
@@ -418,7 +420,7 @@ class Simulation:
         """Let everything written for a group's rounds count: until the checkpoint is there, a resume takes it back."""
         folder = self.out / "checkpoint"
         checkpoints.save(folder, number, checkpoint, round_)
-        checkpoints.prune(folder, number, round_)
+        checkpoints.prune(folder, number)
 
     def on_round(self, info: RunInfo, row: Mapping[str, Any]) -> None:
         """Take note of a run's round and pass it on."""
