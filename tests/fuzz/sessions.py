@@ -27,7 +27,7 @@ from fedcohort import (
     create,
 )
 from fedcohort.clients import LabelGramRows
-from fedcohort.errors import FedcohortError, SelectorError
+from fedcohort.errors import FedcohortError, JournalError, SelectorError
 from fedcohort.journal import Journal
 from fedcohort.journal.upkeep import prune
 from fedcohort.participation import verify
@@ -142,8 +142,8 @@ class Life:
         """Make a call: it works, or it fails with a clear error and leaves no trace. Return what it returned."""
         tried("session")
         before, rows = standing(self.session), recorded(self.session)
-        disk = full_disk(self.session) if self.full else contextlib.nullcontext()
-        self.full = False
+        filled, self.full = self.full, False
+        disk = full_disk(self.session) if filled else contextlib.nullcontext()
         try:
             with disk:
                 return call()
@@ -152,9 +152,25 @@ class Life:
         except FedcohortError as error:
             failed = str(error)
         assert len(failed) > 10, "an error that says nothing"
+        if filled and self.manual and self.lost():
+            return None
         changed = differences(before, standing(self.session)) + differences(rows, recorded(self.session))
         assert not changed, f"an error changed {changed}: {failed}"
         return None
+
+    def lost(self) -> bool:
+        """Whether SQLite gave up all that was not committed; then opened again, the session is as it was committed."""
+        try:
+            recorded(self.session)
+        except JournalError as error:
+            said = str(error)
+        else:
+            return False
+        assert "has lost what was not committed" in said
+        self.session.close()
+        self.session = Session.open(self.path, commit=self.mode)
+        self.same_as(self.session, self.durable, "the session after a loss")
+        return True
 
     def same_as(self, other: Session, expected: dict, how: str) -> None:
         changed = differences(expected, standing(other))
