@@ -168,9 +168,14 @@ class Life:
             return False
         assert "has lost what was not committed" in said
         self.session.close()
-        self.session = Session.open(self.path, commit=self.mode)
-        self.same_as(self.session, self.durable, "the session after a loss")
+        self.open_again(self.durable, "the session after a loss")
         return True
+
+    def open_again(self, expected: dict, how: str) -> None:
+        """Open what was closed: it is as expected, and that is durable."""
+        self.session = Session.open(self.path, commit=self.mode)
+        self.same_as(self.session, expected, how)
+        self.durable = expected
 
     def same_as(self, other: Session, expected: dict, how: str) -> None:
         changed = differences(expected, standing(other))
@@ -376,9 +381,7 @@ class Life:
         self.session.close()
         if r.random() < 0.3:
             self.manual = not self.manual
-        self.session = Session.open(self.path, commit=self.mode)
-        self.same_as(self.session, expected, "the reopened session")
-        self.durable = expected
+        self.open_again(expected, "the reopened session")
 
     def kill(self, r: Random) -> None:
         """Open a copy of the files as a kill at this instant would leave them; it goes on as the session does."""
@@ -419,9 +422,7 @@ class Life:
         self.session.close()
         with contextlib.closing(Journal.open(self.path)) as journal, contextlib.suppress(FedcohortError):
             prune(journal, r.choice([0, 1, 3]))
-        self.session = Session.open(self.path, commit=self.mode)
-        self.same_as(self.session, expected, "the session after pruning")
-        self.durable = expected
+        self.open_again(expected, "the session after pruning")
 
     def fill_disk(self, _: Random) -> None:
         """Nothing more fits on the disk during the next event."""
