@@ -38,6 +38,7 @@ from fedcohort.reproduce.record import RecordError
 from fedcohort.reproduce.run import table_of
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.listener import Deadline
+from fedcohort.simulate.results import load
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "reproduce" / "results"
@@ -229,12 +230,89 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypa
     assert "<polyline" in page
 
 
+def labels_of(place):
+    return sorted({run.label for run in load(place).runs})
+
+
+def test_methods_can_be_made_one_after_the_other(tmp_path, capsys):
+    words = ["fedcor-table-1-fmnist", "--quick", "--rounds", "4", "--device", "cpu", "--out"]
+    assert main([*words, str(tmp_path / "all")]) == 0
+    some = [*words, str(tmp_path / "some")]
+    assert main([*some, "--labels", "active-fl,fedcbs"]) == 0
+    runs = tmp_path / "some" / "runs" / "fedcor-fmnist.all.quick.r4"
+    assert labels_of(runs) == ["active-fl", "fedcbs", "uniform"]  # those asked for, and what they are compared with
+    capsys.readouterr()
+    assert main([*some, "--labels", "fedcbs,active-fl"]) == 0
+    assert "is on record" in capsys.readouterr().err
+    assert main(some) == 0
+    assert "; uniform, power-of-choice, fedcor, balanced" in capsys.readouterr().err
+    whole, pieces = (
+        json.loads((tmp_path / name / "records" / "fedcor-fmnist-quick.json").read_text())["settings"]["2spc"]
+        for name in ("all", "some")
+    )
+    assert pieces["labels"] == whole["labels"]
+
+
+def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
+    words = ["fedcor-table-1-fmnist", "--quick", "--device", "cpu", "--out"]
+    assert main([*words, str(tmp_path / "there"), "--rounds", "4"]) == 0
+    name = "records/fedcor-fmnist-quick.json"
+    found = json.loads((tmp_path / "there" / name).read_text())
+    whole = dict(found["settings"]["2spc"]["labels"])
+    for setting in found["settings"].values():
+        del setting["labels"]["balanced"], setting["labels"]["active-fl"]
+        setting["made"]["command"] = "elsewhere"
+    (tmp_path / "here" / "records").mkdir(parents=True)
+    (tmp_path / "here" / name).write_text(json.dumps(found))
+    here = [*words, str(tmp_path / "here"), "--rounds", "3"]  # the record's four are kept
+    assert main(here) == 0
+    runs = tmp_path / "here" / "runs" / "fedcor-fmnist.all.quick.r4"
+    assert labels_of(runs) == ["active-fl", "balanced", "uniform"]
+    setting = json.loads((tmp_path / "here" / name).read_text())["settings"]["2spc"]
+    assert setting["labels"] == whole
+    assert setting["made"]["command"] == "elsewhere"
+    (later,) = setting["later"]
+    assert sorted(later["labels"]) == ["active-fl", "balanced"]
+    assert later["again"] == {"uniform": whole["uniform"]["best"]}
+    said = (tmp_path / "here" / "fedcor-table-1-fmnist-quick.md").read_text()
+    best = f"{100 * whole['uniform']['best'][0]:.2f}%"
+    assert re.search(rf"AFL, .*: added on cpu, .*: 2spc \S+ again {best} \({best}\);", said), said
+    capsys.readouterr()
+    assert main(here) == 0
+    assert "is on record" in capsys.readouterr().err
+
+
+def test_methods_that_cannot_stand_beside_those_on_record_are_refused_before_anything_is_run(tmp_path, capsys):
+    words = ["fedcor-table-1-fmnist", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*words, "--rounds", "3", "--labels", "fedcbs"]) == 0
+    before = (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes()
+    capsys.readouterr()
+    assert main([*words, "--rounds", "4", "--labels", "active-fl"]) == 1
+    assert "active-fl cannot stand beside fedcbs in the record of fedcor-fmnist, all" in capsys.readouterr().err
+    assert main([*words, "--labels", "fedcsb"]) == 1
+    assert "no method 'fedcsb'" in capsys.readouterr().err
+    assert (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes() == before
+    assert [place.name for place in (tmp_path / "runs").iterdir()] == ["fedcor-fmnist.all.quick.r3"]
+
+
 def test_the_command_shows_tables(tmp_path):
     done = CliRunner().invoke(app, ["reproduce", "--list", "--format", "json"])
     assert done.exit_code == 0
     assert {entry["name"] for entry in json.loads(done.stdout)} == set(EXHIBITS)
     done = CliRunner().invoke(
-        app, ["reproduce", "fedacs-figure-5-fmnist", "--quick", "--rounds", "3", "-o", str(tmp_path), "-q"]
+        app,
+        [
+            "reproduce",
+            "fedacs-figure-5-fmnist",
+            "--labels",
+            "baseline",
+            "--quick",
+            "--rounds",
+            "3",
+            "-o",
+            str(tmp_path),
+            "-q",
+        ],
     )
     assert done.exit_code == 0, done.output
     assert "Mean gradient distance" in done.stdout

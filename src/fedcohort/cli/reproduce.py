@@ -38,6 +38,10 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many, instead of the paper's.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the paper's.")] = None,
     parts: Annotated[str | None, typer.Option(help="Only these parts, separated by commas.")] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="Only these methods, separated by commas, and the one that they are compared with."),
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop cleanly after so many; the same command goes on.")
     ] = None,
@@ -76,6 +80,7 @@ def reproduce(
         seeds=seeds,
         rounds=rounds,
         parts=listed(parts, "--parts") if parts else (),
+        labels=listed(labels, "--labels") if labels else (),
         quick=quick,
         device=device,
         processes=processes,

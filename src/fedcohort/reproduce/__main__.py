@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, help="how many, instead of the paper's")
     parser.add_argument("--rounds", type=int, help="instead of the paper's")
     parser.add_argument("--parts", default="", help="only these parts, separated by commas")
+    parser.add_argument("--labels", default="", help="only these methods, and the one that they are compared with")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--processes", type=int, help="that make the runs side by side")
     parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seeds=given.seeds,
             rounds=given.rounds,
             parts=[part for part in given.parts.split(",") if part],
+            labels=[label for label in given.labels.split(",") if label],
             quick=given.quick,
             device=given.device,
             processes=given.processes,

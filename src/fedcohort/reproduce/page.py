@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedcohort.reproduce.catalogue import EXHIBITS
-from fedcohort.reproduce.declare import MEASURES, Exhibit, Grid, Measure
+from fedcohort.reproduce.declare import MEASURES, Exhibit, Grid, Measure, Study
 from fedcohort.reproduce.record import Record
 from fedcohort.reproduce.verdicts import Ratio, Verdict, counts, judge, ratios
 from fedcohort.simulate.leaderboard.formats import Cell, Table, to_html, to_markdown
@@ -143,6 +143,7 @@ def conditions(exhibit: Exhibit, record: Record) -> list[str]:
         )
         groups.setdefault((text,), []).append(name)
     said += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
+    said += _later(study, record)
     counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
     for name, found in settings.items() if "rounds" in counted else ():
         wanted = study.target(name)
@@ -152,6 +153,30 @@ def conditions(exhibit: Exhibit, record: Record) -> list[str]:
     if missing:
         said.append(f"Not run: {', '.join(missing)}.")
     return said
+
+
+def _later(study: Study, record: Record) -> list[str]:
+    """Say which methods were added later, and what others came to that were made again beside them."""
+    groups: dict[str, list[str]] = {}
+    for setting, found in record.settings.items():
+        for piece in found.get("later", ()):
+            who = ", ".join(study.names.get(label, label) for label in piece["labels"])
+            made = piece["made"]
+            text = f"{who}: added on {made['device']}, {made['date']}, by `{made['command']}`"
+            again = [
+                f"{study.names.get(label, label)} again {_percent(best)} ({_percent(found['labels'][label]['best'])})"
+                for label, best in piece["again"].items()
+            ]
+            groups.setdefault(text, []).append(f"{setting} {', '.join(again)}" if again else setting)
+    return [
+        f"{text}; best accuracy of what was made again beside them, with that on record: {'; '.join(where)}."
+        for text, where in groups.items()
+    ]
+
+
+def _percent(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{100 * sum(known) / len(known):.2f}%" if known else "N/A"
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -37,7 +37,8 @@ class Record:
     settings : dict
         By setting: ``seeds``, ``rounds`` made, ``planned`` by the study, ``finished``, ``made`` (how, when, on what),
         and ``labels``: for each label the measures, a value per seed (None where a target was never reached), and
-        ``curve``, the mean accuracy at some rounds.
+        ``curve``, the mean accuracy at some rounds. ``later`` lists what labels were added afterwards: ``labels``,
+        ``made``, and ``again``, the best accuracies of labels that were there and were made again beside them.
     """
 
     def __init__(self, study: str, settings: Mapping[str, Any] | None = None) -> None:
@@ -66,11 +67,17 @@ class Record:
         write_atomically(path, (_short(json.dumps(value, indent=1)) + "\n").encode())
 
     def add(self, other: Record) -> None:
-        """Take another record's settings in place of those of the same name that have fewer rounds or seeds."""
+        """Take another record's settings in place of those of the same name that have fewer rounds or seeds.
+
+        Where both have the same, the labels that are new come to those that are there.
+        """
         for name, found in other.settings.items():
             mine = self.settings.get(name)
-            if mine is None or (len(found["seeds"]), found["rounds"]) >= (len(mine["seeds"]), mine["rounds"]):
+            sizes = [(len(one["seeds"]), one["rounds"]) for one in (found, mine or found)]
+            if mine is None or sizes[0] > sizes[1]:
                 self.settings[name] = found
+            elif sizes[0] == sizes[1]:
+                self.settings[name] = found if found["labels"].keys() >= mine["labels"].keys() else _both(mine, found)
 
     def values(self, setting: str, label: Labels, measure: str) -> list[float | None] | None:
         """Return a value per seed, or None where it was not run."""
@@ -90,6 +97,16 @@ class Record:
         if len(known) < len(values):
             return None, math.nan, len(values)
         return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(values)
+
+
+def _both(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return a setting with the labels of two, the first's where both have one, and how the second's were made."""
+    new = [label for label in found["labels"] if label not in mine["labels"]]
+    if not new:
+        return mine
+    again = {label: values["best"] for label, values in found["labels"].items() if label in mine["labels"]}
+    later = [*mine.get("later", []), {"labels": new, "made": found["made"], "again": again}]
+    return {**mine, "labels": {**found["labels"], **mine["labels"]}, "later": later}
 
 
 def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> Record:

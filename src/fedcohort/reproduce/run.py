@@ -53,6 +53,7 @@ def reproduce(
     seeds: int | None = None,
     rounds: int | None = None,
     parts: Sequence[str] = (),
+    labels: Sequence[str] = (),
     quick: bool = False,
     device: str | None = None,
     processes: int | None = None,
@@ -78,6 +79,9 @@ def reproduce(
         Instead of the study's.
     parts : sequence of str
         Only these parts of the studies.
+    labels : sequence of str
+        Only these methods, and the one that they are compared with. Where a record has all but some methods, those
+        alone are made, with its seeds and rounds.
     quick : bool
         One seed, few rounds and the small digits in place of the data: does everything run?
     device : str, optional
@@ -100,7 +104,12 @@ def reproduce(
         seeds, rounds = 1, rounds or QUICK_ROUNDS
     until = None if minutes is None else time.monotonic() + 60 * minutes
     studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
-    _check_parts(studies.values(), parts)
+    _check("part", parts, [part for study in studies.values() for part in study.parts])
+    _check(
+        "method",
+        labels,
+        [label for study in studies.values() for part in study.parts.values() for label in part["selectors"]],
+    )
     end = "-quick" if quick else ""
     paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
     records = {name: Record.read(paths[name], study) for name, study in studies.items()}
@@ -108,17 +117,19 @@ def reproduce(
     for study in studies.values():
         path, record = paths[study.name], records[study.name]
         for part in study.parts:
-            if parts and part not in parts:
+            if (parts and part not in parts) or (labels and not study.parts[part]["selectors"].keys() & labels):
                 continue
-            if _is_made(record, study, part, seeds, rounds):
+            piece = _left(record, study, part, seeds, rounds, labels)
+            if not piece.labels:
                 say(f"{study.name}, {part}: is on record in {path}")
                 continue
             if until is not None and time.monotonic() >= until:
                 finished = False
                 break
-            say(f"{study.name}, {part}: {', '.join(study.settings(part))}")
+            methods = "" if piece.whole else f"; {', '.join(piece.labels)}"
+            say(f"{study.name}, {part}: {', '.join(study.settings(part))}{methods}")
             done, found = _one_part(
-                study, part, out, seeds=seeds, rounds=rounds, quick=quick, device=device, processes=processes,
+                study, part, piece, out, quick=quick, device=device, processes=processes,
                 until=until, folder=folder, listener=listener(), guard=guard, command=command,
             )  # fmt: skip
             record.add(found)
@@ -144,29 +155,54 @@ def write_pages(exhibit: Exhibit, record: Record, out: Path, end: str = "") -> l
     return files
 
 
-def _check_parts(studies: Any, parts: Sequence[str]) -> None:
-    known = list(dict.fromkeys(part for study in studies for part in study.parts))
-    for part in parts:
-        if part not in known:
-            near = nearest(part, known)
+def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    known = list(dict.fromkeys(known))
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
             raise UnknownNameError(
-                f"There is no part {part!r}. Known: {', '.join(known)}.",
+                f"There is no {kind} {name!r}. Known: {', '.join(known)}.",
                 hint=f"did you mean {near!r}?" if near else None,
             )
 
 
-def _is_made(record: Record, study: Study, part: str, seeds: int | None, rounds: int | None) -> bool:
+@dataclass(frozen=True)
+class _Piece:
+    """What of a part is to be made: which methods, none where all are on record; with how many seeds and rounds."""
+
+    labels: tuple[str, ...]
+    seeds: int | None
+    rounds: int | None
+    whole: bool
+
+
+def _left(
+    record: Record, study: Study, part: str, seeds: int | None, rounds: int | None, labels: Sequence[str]
+) -> _Piece:
+    every = study.parts[part]["selectors"]
+    wanted = [label for label in every if not labels or label in labels]
+    with_them = {study.baseline, study.parts[part]["run"].get("baseline")}
+    sizes, lacking, others = set(), set(), set()
+    made = True
     for setting in study.settings(part):
-        found = record.settings.get(setting)
-        wanted = rounds or study.rounds[setting]
-        if found is None or not found["finished"] or len(found["seeds"]) < (seeds or study.seeds):
-            return False
-        if (
-            found["rounds"] < min(wanted, found["planned"])
-            or not study.parts[part]["selectors"].keys() <= found["labels"].keys()
-        ):
-            return False
-    return True
+        planned = study.rounds[setting]
+        found = record.settings.get(setting, {"seeds": (), "rounds": 0, "finished": False, "labels": {}})
+        sizes.add((len(found["seeds"]), None if found["rounds"] == planned else found["rounds"]))
+        lacking |= {label for label in wanted if label not in found["labels"]}
+        others |= found["labels"].keys() - {*wanted, *with_them}
+        made &= found["finished"] and len(found["seeds"]) >= (seeds or study.seeds)
+        made &= found["rounds"] >= min(rounds or planned, planned)
+    if made and len(sizes) == 1:
+        wanted = [label for label in wanted if label in lacking]
+        ((seeds, rounds),) = sizes
+    elif labels and others:
+        raise InputError(
+            f"{', '.join(wanted)} cannot stand beside {', '.join(sorted(others))} in the record of {study.name}, "
+            f"{part}: those have other seeds or rounds, or are not finished.",
+            hint="name another folder with --out, or make all methods, without --labels",
+        )
+    run = tuple(label for label in every if wanted and label in {*wanted, *with_them})
+    return _Piece(run, seeds, rounds, len(run) == len(every))
 
 
 def table_of(
@@ -175,10 +211,11 @@ def table_of(
     *,
     seeds: int | None = None,
     rounds: int | None = None,
+    labels: Sequence[str] = (),
     quick: bool = False,
     folder: str | None = None,
 ) -> dict[str, Any]:
-    """Return the experiment of one part.
+    """Return the experiment of one part, of all methods or of some.
 
     >>> from fedcohort.reproduce.hicsfl import STUDY
     >>> table_of(STUDY, "all", seeds=2)["seeds"]
@@ -189,6 +226,8 @@ def table_of(
     if count < 1:
         raise InputError(f"The number of seeds must be 1 or more. Got {count}.")
     table |= {"name": f"{study.name}-{part}", "seeds": list(range(FIRST_SEED, FIRST_SEED + count))}
+    if labels:
+        table["selectors"] = {label: table["selectors"][label] for label in labels}
     if quick:
         _shrink(table)
     if rounds is not None:
@@ -225,10 +264,9 @@ def _shrink(table: dict[str, Any]) -> None:
 def _one_part(
     study: Study,
     part: str,
+    piece: _Piece,
     out: Path,
     *,
-    seeds: int | None,
-    rounds: int | None,
     quick: bool,
     device: str | None,
     processes: int | None,
@@ -238,14 +276,19 @@ def _one_part(
     guard: Guard,
     command: str,
 ) -> tuple[bool, Record]:
-    table = table_of(study, part, seeds=seeds, rounds=rounds, quick=quick, folder=folder)
+    table = table_of(
+        study, part, seeds=piece.seeds, rounds=piece.rounds, labels=piece.labels, quick=quick, folder=folder
+    )
     place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
     began = time.monotonic()
     if (place / "meta.json").is_file():
-        known = {run.seed for run in load(place).runs}
-        missing = [seed for seed in table["seeds"] if seed not in known]
-        if missing:
-            simulation = Simulation.extend(place, seeds=missing, device=device, processes=processes, command=command)
+        runs = load(place).runs
+        missing = sorted({*table["seeds"]} - {run.seed for run in runs})
+        new = {label: how for label, how in table["selectors"].items() if label not in {run.label for run in runs}}
+        if missing or new:
+            simulation = Simulation.extend(
+                place, seeds=missing or None, selectors=new, device=device, processes=processes, command=command
+            )
         else:
             simulation = Simulation.open(place, device=device, processes=processes)
     else:
