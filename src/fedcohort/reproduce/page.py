@@ -160,7 +160,7 @@ def _later(study: Study, record: Record) -> list[str]:
     groups: dict[str, list[str]] = {}
     for setting, found in record.settings.items():
         for piece in found.get("later", ()):
-            who = ", ".join(study.names.get(label, label) for label in piece["labels"])
+            who = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made = piece["made"]
             text = f"{who}: added on {made['device']}, {made['date']}, by `{made['command']}`"
             again = [
