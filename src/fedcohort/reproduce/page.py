@@ -156,27 +156,29 @@ def conditions(exhibit: Exhibit, record: Record) -> list[str]:
 
 
 def _later(study: Study, record: Record) -> list[str]:
-    """Say which methods were added later, and what others came to that were made again beside them."""
-    groups: dict[str, list[str]] = {}
+    """Say which methods were added later, and how far others lie from the record that were made again beside them."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    where: dict[str, list[str]] = {}
     for setting, found in record.settings.items():
         for piece in found.get("later", ()):
             who = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made = piece["made"]
             text = f"{who}: added on {made['device']}, {made['date']}, by `{made['command']}`"
-            again = [
-                f"{study.names.get(label, label)} again {_percent(best)} ({_percent(found['labels'][label]['best'])})"
-                for label, best in piece["again"].items()
-            ]
-            groups.setdefault(text, []).append(f"{setting} {', '.join(again)}" if again else setting)
-    return [
-        f"{text}; best accuracy of what was made again beside them, with that on record: {'; '.join(where)}."
-        for text, where in groups.items()
-    ]
-
-
-def _percent(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{100 * sum(known) / len(known):.2f}%" if known else "N/A"
+            where.setdefault(text, []).append(setting)
+            for label, best in piece["again"].items():
+                pairs = zip(best, found["labels"][label]["best"], strict=True)
+                moved = [100 * (now - then) for now, then in pairs if now is not None and then is not None]
+                groups.setdefault(text, {}).setdefault(study.names.get(label, label), []).extend(moved)
+    said = []
+    for text, settings in where.items():
+        again = "".join(
+            f"; {name}, made again beside them, lies {min(moved):+.2f} to {max(moved):+.2f} points of best accuracy "
+            f"from the record ({len(moved)} runs)"
+            for name, moved in groups.get(text, {}).items()
+            if moved
+        )
+        said.append(f"{', '.join(settings)}: {text}{again}.")
+    return said
 
 
 def _seeds(seeds: Sequence[int]) -> str:
