@@ -371,8 +371,8 @@ class Life:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def commit(self, _: Random) -> None:
-        self.attempt(self.session.commit)
-        self.durable = standing(self.session)
+        if self.attempt(lambda: self.session.commit() is None):
+            self.durable = standing(self.session)
 
     def reopen(self, r: Random) -> None:
         """Close and open again; in manual mode what was not committed is gone."""
@@ -426,7 +426,7 @@ class Life:
 
     def fill_disk(self, _: Random) -> None:
         """Nothing more fits on the disk during the next event."""
-        self.full = not self.manual
+        self.full = True
 
     def prove(self, _: Random) -> None:
         """Participation rules held in every round, and an audited journal follows from its inputs."""
