@@ -106,7 +106,7 @@ def _both(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         return mine
     again = {label: values["best"] for label, values in found["labels"].items() if label in mine["labels"]}
     later = [*mine.get("later", []), {"labels": new, "made": found["made"], "again": again}]
-    return {**mine, "labels": {**found["labels"], **mine["labels"]}, "later": later}
+    return {**mine, "labels": mine["labels"] | {label: found["labels"][label] for label in new}, "later": later}
 
 
 def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> Record:
