@@ -62,7 +62,9 @@ class LocalTraining(Parameterized):
     momentum: float = param(0.0, Interval(float, 0, 1, "left"), "momentum of SGD, fresh in every round")
     weight_decay: float = param(0.0, Interval(float, 0, None), "L2 penalty added to the gradient")
     loss: str = param("cross-entropy", OneOf(("cross-entropy", "robust")), "what is minimised")
-    robust_alpha: float = param(1.0, Interval(float, 0, None), "weight of the pseudo-labels (alpha)")
+    robust_alpha: float = param(
+        1.0, Interval(float, 0, None), "weight of the pseudo-labels (alpha); 0.25 where a network is slow to learn"
+    )
     robust_beta: float = param(1.0, Interval(float, 0, None), "weight of the reverse cross-entropy (beta)")
     robust_log_zero: float = param(-4.0, Interval(float, None, 0, "left"), "what stands for log 0 (A)")
     augment: bool = param(False, Boolean(), "crop images at random after padding them by 4 pixels, mirror half of them")
