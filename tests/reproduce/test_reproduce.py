@@ -276,7 +276,7 @@ def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
     assert later["again"] == {"uniform": whole["uniform"]["best"]}
     said = (tmp_path / "here" / "fedcor-table-1-fmnist-quick.md").read_text()
     assert re.search(
-        r"2spc, 1spc, dir: AFL; .*: added on cpu, .*, made again .* \+0\.00 to \+0\.00 points .*3 runs", said
+        r"2spc, 1spc, dir: AFL; .*: added on cpu, .*, made again .* \+0\.00 to \+0\.00 \(in 3 runs\) points", said
     )
     capsys.readouterr()
     assert main(here) == 0

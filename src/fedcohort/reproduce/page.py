@@ -172,13 +172,19 @@ def _later(study: Study, record: Record) -> list[str]:
     said = []
     for text, settings in where.items():
         again = "".join(
-            f"; {name}, made again beside them, lies {min(moved):+.2f} to {max(moved):+.2f} points of best accuracy "
-            f"from the record ({len(moved)} runs)"
+            f"; {name}, made again beside them, lies {_span(moved)} points of best accuracy from the record"
             for name, moved in groups.get(text, {}).items()
             if moved
         )
         said.append(f"{', '.join(settings)}: {text}{again}.")
     return said
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return the one value, or the least and the greatest with how many there are."""
+    if len(values) == 1:
+        return f"{values[0]:+.2f}"
+    return f"{min(values):+.2f} to {max(values):+.2f} (in {len(values)} runs)"
 
 
 def _seeds(seeds: Sequence[int]) -> str:
