@@ -38,7 +38,7 @@ ROWS = {
 
 def experiment(data: str, folder: str | None) -> Experiment:
     exhibit, part, settings, seeds, rounds, _ = SWEEPS[data]
-    table = table_of(EXHIBITS[exhibit].study, part, rounds=rounds, folder=None if data == "digits" else folder)
+    table = table_of(EXHIBITS[exhibit].study, part, rounds=rounds, folder=folder)
     table["seeds"] = list(seeds)
     table["settings"] = [setting for setting in table["settings"] if setting["name"] in settings]
     table["selectors"] = {label: {"name": "uniform", "local": local} for label, local in ROWS.items()}

@@ -301,24 +301,15 @@ def test_the_command_shows_tables(tmp_path):
     assert done.exit_code == 0
     assert {entry["name"] for entry in json.loads(done.stdout)} == set(EXHIBITS)
     done = CliRunner().invoke(
-        app,
-        [
-            "reproduce",
-            "fedacs-figure-5-fmnist",
-            "--labels",
-            "baseline",
-            "--quick",
-            "--rounds",
-            "3",
-            "-o",
-            str(tmp_path),
-            "-q",
-        ],
+        app, ["reproduce", "fedacs-figure-5-fmnist", "--quick", "--rounds", "3", "-o", str(tmp_path), "-q"]
     )
     assert done.exit_code == 0, done.output
     assert "Mean gradient distance" in done.stdout
     record = json.loads((tmp_path / "fedacs-figure-5-fmnist-quick.json").read_text())["record"]
     assert all(len(found["labels"]["baseline"]["distance"]) == 1 for found in record.values())
+    done = CliRunner().invoke(app, ["reproduce", "fedacs-figure-5-fmnist", "--labels", "fedasc", "-o", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "no method 'fedasc'" in str(done.exception) + done.output
 
 
 # -- what is made of it ------------------------------------------------------------------------------------------------

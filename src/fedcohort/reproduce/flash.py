@@ -319,13 +319,10 @@ def _figure_5(data: str) -> Study:
     }
     names = {"fedcor": "FedCor", "flash": "FLASH", "flash-stopped": "FLASH with early stop"}
     names |= _plain_names({"fedcor": "FedCor"})
-    name, baseline = f"flash-figure-5-{_DATA[data]}", "fedcor"
-    if data == "digits":
-        return _study(name, data, settings, selectors, names, baseline=baseline, minutes=3)
-    parts = {str(setting["name"]): _base(data, [setting], selectors) for setting in settings}
-    for part in parts.values():
-        part["run"] |= {"rounds": 1000, "baseline": baseline}
-    return Study(name, parts, 3, names, baseline, (_OPEN, _BOTH_LOSSES), gpu_minutes=20)
+    return _study(
+        f"flash-figure-5-{_DATA[data]}", data, settings, selectors, names, baseline="fedcor", minutes=20,
+        rounds=None if data == "digits" else 1000,
+    )  # fmt: skip
 
 
 def _figure_7(data: str) -> Study:
@@ -354,12 +351,16 @@ def _study(
     *,
     baseline: str = "uniform",
     minutes: float,
+    rounds: int | None = None,
 ) -> Study:
-    part = _base(data, settings, selectors)
-    part["run"]["baseline"] = baseline
+    """Return a study in one part; one of so many ``rounds`` that they are given has a part for each setting."""
+    pieces = {"all": settings} if rounds is None else {str(setting["name"]): [setting] for setting in settings}
+    parts = {piece: _base(data, members, selectors) for piece, members in pieces.items()}
+    for part in parts.values():
+        part["run"] |= {"baseline": baseline, "rounds": rounds or part["run"]["rounds"]}
     plain = any(label.endswith("-ce") for label in selectors)
     differences = (_DIGITS if data == "digits" else _OPEN, _BOTH_LOSSES if plain else _LOSS)
-    return Study(name, {"all": part}, 3, names, baseline, differences, gpu_minutes=1 if data == "digits" else minutes)
+    return Study(name, parts, 3, names, baseline, differences, gpu_minutes=1 if data == "digits" else minutes)
 
 
 def _exhibits() -> list[Exhibit]:
@@ -393,7 +394,10 @@ def _exhibits() -> list[Exhibit]:
         few = {name: called for name, called in _FEW_NAMES.items() if name != "flash"}
         both = tuple(f"{share:g}/{level:g}" for share in _SHARES[1:] for level in _LEVELS[1:])
         noisy = tuple(f"noise-{level:g}" for level in _LEVELS[1:])
-        notes = (_BY_ITS_LOSS,) if data == "digits" else (_LATE,)
+        of_figure_2, of_figure_3, of_figure_5 = (
+            (_BY_ITS_LOSS,) if data == "digits" else own
+            for own in ((_LATE, _ONE_SEED), (_LATE, _BY_CHOICE), (_OVERFITTING,))
+        )
         found += [
             Exhibit(
                 f"flash-figure-2{end}",
@@ -407,7 +411,7 @@ def _exhibits() -> list[Exhibit]:
                 )
                 + _as_a_whole("flash", _OTHERS, "best", every)
                 + _by_choice("flash", _OTHERS, every),
-                notes=notes if data == "digits" else (*notes, _ONE_SEED),
+                notes=of_figure_2,
             ),
             Exhibit(
                 f"flash-figure-3{end}",
@@ -423,7 +427,7 @@ def _exhibits() -> list[Exhibit]:
                     *_as_a_whole("flash", few, "best", both),
                     *_by_choice("flash", few, both),
                 ),
-                notes=notes if data == "digits" else (*notes, _BY_CHOICE),
+                notes=of_figure_3,
             ),
             Exhibit(
                 f"flash-figure-4{end}",
@@ -492,7 +496,7 @@ def _exhibits() -> list[Exhibit]:
                     Beats("At the end FLASH is above FedCor under noise.", "final", "flash", "fedcor", noisy),
                     *_as_a_whole("flash", {"fedcor": "FedCor"}, "final", noisy),
                 ),
-                notes=notes if data == "digits" else (_OVERFITTING,),
+                notes=of_figure_5,
             ),
             Exhibit(
                 f"flash-figure-7{end}",

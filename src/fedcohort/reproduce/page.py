@@ -157,26 +157,26 @@ def conditions(exhibit: Exhibit, record: Record) -> list[str]:
 
 def _later(study: Study, record: Record) -> list[str]:
     """Say which methods were added later, and how far others lie from the record that were made again beside them."""
-    groups: dict[str, dict[str, list[float]]] = {}
-    where: dict[str, list[str]] = {}
+    groups: dict[str, tuple[list[str], dict[str, list[float]]]] = {}
     for setting, found in record.settings.items():
         for piece in found.get("later", ()):
             who = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made = piece["made"]
             text = f"{who}: added on {made['device']}, {made['date']}, by `{made['command']}`"
-            where.setdefault(text, []).append(setting)
+            settings, again = groups.setdefault(text, ([], {}))
+            settings.append(setting)
             for label, best in piece["again"].items():
                 pairs = zip(best, found["labels"][label]["best"], strict=True)
                 moved = [100 * (now - then) for now, then in pairs if now is not None and then is not None]
-                groups.setdefault(text, {}).setdefault(study.names.get(label, label), []).extend(moved)
+                again.setdefault(study.names.get(label, label), []).extend(moved)
     said = []
-    for text, settings in where.items():
-        again = "".join(
+    for text, (settings, again) in groups.items():
+        compared = "".join(
             f"; {name}, made again beside them, lies {_span(moved)} points of best accuracy from the record"
-            for name, moved in groups.get(text, {}).items()
+            for name, moved in again.items()
             if moved
         )
-        said.append(f"{', '.join(settings)}: {text}{again}.")
+        said.append(f"{', '.join(settings)}: {text}{compared}.")
     return said
 
 

@@ -126,7 +126,8 @@ def reproduce(
             if until is not None and time.monotonic() >= until:
                 finished = False
                 break
-            methods = "" if piece.whole else f"; {', '.join(piece.labels)}"
+            some = len(piece.labels) < len(study.parts[part]["selectors"])
+            methods = f"; {', '.join(piece.labels)}" if some else ""
             say(f"{study.name}, {part}: {', '.join(study.settings(part))}{methods}")
             done, found = _one_part(
                 study, part, piece, out, quick=quick, device=device, processes=processes,
@@ -173,7 +174,6 @@ class _Piece:
     labels: tuple[str, ...]
     seeds: int | None
     rounds: int | None
-    whole: bool
 
 
 def _left(
@@ -201,8 +201,7 @@ def _left(
             f"{part}: those have other seeds or rounds, or are not finished.",
             hint="name another folder with --out, or make all methods, without --labels",
         )
-    run = tuple(label for label in every if wanted and label in {*wanted, *with_them})
-    return _Piece(run, seeds, rounds, len(run) == len(every))
+    return _Piece(tuple(label for label in every if wanted and label in {*wanted, *with_them}), seeds, rounds)
 
 
 def table_of(
