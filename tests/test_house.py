@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: tests use what is public, and no file grows beyond 600 lines."""
+"""A rule no linter knows: tests use what is public."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LONGEST = 600
 # Of others: Python's way to end a process without clean-up, and the name notebooks look for.
 ALLOWED = {"os._exit", "_repr_html_"}
 SETTERS = {"setattr", "delattr", "getattr", "hasattr"}
@@ -56,15 +55,3 @@ def test_tests_use_only_what_is_public():
 )
 def test_what_is_private_is_found(code, name):
     assert [found for _, found in uses(ast.parse(code))] == [name]
-
-
-def test_no_file_is_longer_than_600_lines():
-    paths = [path for folder in ("src", "tests") for path in sorted((ROOT / folder).rglob("*")) if path.is_file()]
-    kinds = {".py", ".c", ".h", ".js", ".css", ".html"}
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for path in paths
-        if path.suffix in kinds and not path.name.endswith(".min.js")
-    }
-    assert len(lengths) > 300
-    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}

@@ -95,10 +95,3 @@ def test_the_locks_hold_all_that_is_asked_for():
         wanted = Requirement(text)
         assert wanted.specifier.contains(lock[canonical(wanted.name)], prereleases=True), text
     assert {"pip", "build", "hatchling"} <= set(built)
-
-
-def test_make_pins_pip_and_what_builds_the_package():
-    text = (ROOT / "Makefile").read_text()
-    assert "pip install -q --upgrade -c constraints.txt pip" in text
-    assert "export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt" in text
-    assert {"pip", "hatchling"} <= set(constraints())
