@@ -22,9 +22,15 @@ from safetensors.numpy import save
 from fedcohort.arrays import AnyArray
 from fedcohort.errors import JournalError
 from fedcohort.flower.inner import StrategyState
-from fedcohort.flower.npy import viewed
+from fedcohort.flower.npy import to_array, viewed
 
-_FORMAT = "fedcohort-flower-1"
+_FORMAT = "fedcohort-flower-2"
+_OLDER = "fedcohort-flower-1"  # of 0.2: arrays without dimensions got one
+_MODEL, _STRATEGY = "model/", "strategy/"
+# What safetensors and NumPy both have; other types are kept as bytes.
+_TYPES = frozenset(
+    {"bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"}
+)
 
 
 class Checkpoints:
@@ -59,12 +65,15 @@ class Checkpoints:
         ``config`` is what the strategy has written into the train config, as a schedule does.
         """
         plain, state = memory.save()
-        tensors = {f"model/{key}": viewed(array) for key, array in arrays.items()}
-        tensors.update({f"strategy/{key}": np.ascontiguousarray(array) for key, array in state.items()})
+        tensors = {f"{_MODEL}{key}": viewed(array) for key, array in arrays.items()}
+        tensors.update({f"{_STRATEGY}{key}": np.asarray(array, order="C") for key, array in state.items()})
+        odd = {key: tensor for key, tensor in tensors.items() if not _has_type(tensor)}
+        tensors.update({key: np.frombuffer(tensor.tobytes(), np.uint8) for key, tensor in odd.items()})
         header = {
             "format": _FORMAT,
             # safetensors sorts its tensors; Flower's strategies and torch go by the order of the record.
-            "model": json.dumps(list(arrays)),
+            "model": json.dumps({key: array.dtype for key, array in arrays.items()}),
+            "bytes": json.dumps({key: [tensor.dtype.str, tensor.shape] for key, tensor in odd.items()}),
             "strategy": json.dumps(plain),
             "config": json.dumps({k: {"bytes": v.hex()} if isinstance(v, bytes) else v for k, v in config.items()}),
             "rounds": str(rounds),
@@ -91,8 +100,18 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             return open(path, "wb", buffering=0)
 
-    def load(self, name: str, memory: StrategyState | None = None, config: ConfigRecord | None = None) -> ArrayRecord:
-        """Return the model of a checkpoint; put the strategy's memory back, and what it wrote into the config."""
+    def load(
+        self,
+        name: str,
+        memory: StrategyState | None = None,
+        config: ConfigRecord | None = None,
+        like: ArrayRecord | None = None,
+    ) -> ArrayRecord:
+        """Return the model of a checkpoint; put the strategy's memory back, and what it wrote into the config.
+
+        ``like`` is the model the run was started with, which tells arrays of one entry from those without dimensions
+        in a checkpoint of version 0.2.
+        """
         path = self.folder / name
         try:
             with safe_open(path, framework="numpy") as file:
@@ -103,17 +122,23 @@ class Checkpoints:
                 f"The checkpoint {path}, which the journal names, cannot be read: {error}.",
                 hint="bring the file back from a backup, or start a new journal",
             ) from error
-        if header.get("format") != _FORMAT:
+        if header.get("format") not in (_FORMAT, _OLDER):
             raise JournalError(f"The checkpoint {path} is in the format {header.get('format')!r}, not {_FORMAT!r}.")
+        for key, (dtype, shape) in json.loads(header.get("bytes", "{}")).items():
+            tensors[key] = np.frombuffer(tensors[key].tobytes(), np.dtype(dtype)).reshape(shape)
         if memory is not None:
-            prefix = "strategy/"
-            state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+            state = {key[len(_STRATEGY) :]: value for key, value in tensors.items() if key.startswith(_STRATEGY)}
             plain: dict[str, Any] = json.loads(header["strategy"])
             memory.restore(plain, state)
         if config is not None:
             written: dict[str, Any] = json.loads(header.get("config", "{}"))
             config.update({k: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for k, v in written.items()})
-        return ArrayRecord({key: Array(tensors[f"model/{key}"]) for key in json.loads(header["model"])})
+        model: dict[str, str] | list[str] = json.loads(header["model"])
+        if isinstance(model, dict):
+            return ArrayRecord({key: to_array(tensors[f"{_MODEL}{key}"], dtype) for key, dtype in model.items()})
+        flat = {key for key, array in (like or {}).items() if array.shape == ()}
+        found = {key: tensors[f"{_MODEL}{key}"] for key in model}
+        return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in found.items()})
 
     def prune(self, current: str) -> None:
         """Delete all but the newest ``keep`` checkpoints; the one the journal names always stays."""
@@ -124,6 +149,11 @@ class Checkpoints:
         while len(self._files) > self.keep and self._files[0] != current:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path(self._files.pop(0)))
+
+
+def _has_type(tensor: AnyArray) -> bool:
+    """Whether a checkpoint can hold an array as it is."""
+    return tensor.dtype.name in _TYPES and (tensor.dtype.isnative or tensor.dtype.itemsize == 1)
 
 
 def _sync_folder(folder: str) -> None:

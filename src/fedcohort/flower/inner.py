@@ -194,11 +194,16 @@ def _arrays_of(value: Any) -> dict[str, AnyArray] | None:
         return {"": value}
     if isinstance(value, ArrayRecord):
         return {key: array.numpy() for key, array in value.items()}
-    if isinstance(value, dict) and value and all(isinstance(v, np.ndarray) for v in value.values()):
-        return {str(key): array for key, array in value.items()}
-    if isinstance(value, (list, tuple)) and value and all(isinstance(v, np.ndarray) for v in value):
-        return {str(i): array for i, array in enumerate(value)}
-    return None
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        found = value
+    elif isinstance(value, (list, tuple)):
+        found = {str(i): part for i, part in enumerate(value)}
+    else:
+        return None
+    # What NumPy computes from arrays without dimensions are numbers of its own: a counter's moments, for example.
+    if not found or not all(isinstance(part, (np.ndarray, np.generic)) for part in found.values()):
+        return None
+    return {key: np.asarray(part) for key, part in found.items()}
 
 
 def _rebuilt(kind: str, arrays: dict[str, AnyArray]) -> Any:

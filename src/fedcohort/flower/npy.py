@@ -4,6 +4,9 @@
 Here type, shape and length are judged from the header first, and bytes that do not fit it are never read. All replies
 of a round are laid out like the model that was sent, so its header, parsed once, vouches for every reply that begins
 with the same bytes: same type, same order, same shape.
+
+NumPy has no bfloat16. Libraries that have it write its entries as ``V2``, two bytes each, and so they are kept here;
+:func:`numbers` reads them and :func:`converted` makes them.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from fedcohort.arrays import AnyArray
 
 _MAGIC = b"\x93NUMPY"  # then version, length of the header, a header of that length, the entries
 _LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
+BFLOAT16: np.dtype[Any] = np.dtype("V2")
+_NUMBERS = r"[<>|=]?[biufc]\d{1,2}|[<|]V2"
 _LONGEST_HEADER = 1024  # what NumPy writes for an array of numbers has about 128 bytes
 # A header is parsed as what NumPy writes for numbers and nothing else; the literal parser can be led into recursion.
 _HEADER = re.compile(
-    r"\{'descr': '([<>|=]?[biufc]\d{1,2})', 'fortran_order': (True|False), "
+    rf"\{{'descr': '({_NUMBERS})', 'fortran_order': (True|False), "
     r"'shape': \(((?:\d{1,18}, ?){0,32}(?:\d{1,18})?)\), ?\}[ ]*\n?",
     re.ASCII,
 )
@@ -101,7 +106,39 @@ class Layout:
 def viewed(array: Array) -> AnyArray:
     """Return an array in C order, read-only and without a copy where its bytes allow it."""
     layout = Layout.of(array)
-    return np.ascontiguousarray(array.numpy() if layout is None else layout.read(array))
+    # Not ascontiguousarray, which gives an array without dimensions one.
+    return np.asarray(array.numpy() if layout is None else layout.read(array), order="C")
+
+
+def to_array(values: AnyArray, dtype: str | None = None) -> Array:
+    """Return entries as an array that travels; ``dtype`` is what it calls its type, where that is not NumPy's name."""
+    array = Array(values)
+    if dtype is None and values.dtype == BFLOAT16:
+        dtype = "bfloat16"
+    return array if dtype is None else Array(dtype, array.shape, array.stype, array.data)
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether entries of a type are floating-point numbers."""
+    return dtype.kind == "f" or dtype == BFLOAT16
+
+
+def numbers(values: AnyArray) -> AnyArray:
+    """Return entries in a type that NumPy computes with: bfloat16 as float32, all others as they are."""
+    if values.dtype != BFLOAT16:
+        return values
+    return np.asarray(np.left_shift(values.view(np.uint16).astype(np.uint32), 16)).view(np.float32)
+
+
+def converted(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+    """Return entries in another type of numbers, to bfloat16 rounded to the nearest, ties to even."""
+    values = numbers(values)
+    if dtype != BFLOAT16:
+        return values.astype(dtype)
+    single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    upper = np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    return np.where(np.isnan(single), 0x7FC0, upper).astype(np.uint16).view(BFLOAT16)
 
 
 def unreadable(array: Array) -> str:
@@ -117,7 +154,7 @@ def unreadable(array: Array) -> str:
         return "the bytes are not those of a .npy file"
     start = data[8 : 8 + _LONGEST_HEADER].decode("latin1")
     found = re.search(r"'descr': '([^']{1,20})'", start)
-    if found is not None and _HEADER.search(start) is None and re.fullmatch(r"[<>|=]?[biufc]\d{1,2}", found[1]) is None:
+    if found is not None and _HEADER.search(start) is None and re.fullmatch(_NUMBERS, found[1]) is None:
         return f"its type {found[1]!r} is not one of numbers"
     if _HEADER.search(start) is None:
         return "its header cannot be read"

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.flower.exchange import Reply
-from fedcohort.flower.npy import Layout, unreadable
+from fedcohort.flower.npy import BFLOAT16, Layout, converted, is_float, numbers, to_array, unreadable
 from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, Value, reported, reported_gradient
 from fedcohort.protocol import Status
 from fedcohort.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
@@ -75,18 +75,19 @@ class Checked(NamedTuple):
 def flat(arrays: ArrayRecord) -> FloatArray:
     """Return the floating-point arrays of a model as one vector; counters and other integers are no parameters."""
     parts = [array.numpy() for array in arrays.values()]
-    floats = [part.astype(np.float64).ravel() for part in parts if part.dtype.kind == "f"]
+    floats = [numbers(part).astype(np.float64).ravel() for part in parts if is_float(part.dtype)]
     return np.concatenate(floats) if floats else np.empty(0)
 
 
 def bias_of(arrays: ArrayRecord) -> slice:
     """Return where the output layer's bias stands in :func:`flat`; an error for a model without one."""
     shapes = {key: array.numpy() for key, array in arrays.items()}
-    return output_bias({key: array.shape for key, array in shapes.items() if array.dtype.kind == "f"})
+    return output_bias({key: array.shape for key, array in shapes.items() if is_float(array.dtype)})
 
 
 def is_finite(values: AnyArray) -> bool:
     """Whether entries are finite, and doubles small enough to be squared; one vector is looked through fastest."""
+    values = numbers(values)
     kind = values.dtype.kind
     # NaN and infinity survive into a sum of squares, which BLAS takes in one pass and without a temporary.
     if kind == "f" and values.ndim == 1 and values.itemsize >= 4 and math.isfinite(values.dot(values)):
@@ -125,7 +126,7 @@ class Checker:
             if layout is None:
                 raise InputError(f"The global model's array {key!r} cannot be averaged: {unreadable(array)}.")
             self._layouts[key] = layout
-        floats = [layout for layout in self._layouts.values() if layout.dtype.kind == "f"]
+        floats = [layout for layout in self._layouts.values() if is_float(layout.dtype)]
         self._parameters = sum(math.prod(layout.shape) for layout in floats) if same_shapes else None
 
     def all(self, replies: Iterable[Reply]) -> list[Checked]:
@@ -156,13 +157,13 @@ class Checker:
         values = reported(record)
         values[_DURATION] = reply.seconds
         gradient = reported_gradient(record) if self._gradient else None
-        converted: dict[str, Array] = {}
+        rewritten: dict[str, Array] = {}
         if arrays != 1:
             reason = f"the reply must carry exactly one ArrayRecord, not {arrays}"
         elif metrics != 1:
             reason = f"the reply must carry exactly one MetricRecord, not {metrics}"
         else:
-            reason = self._unsound(model, converted)
+            reason = self._unsound(model, rewritten)
         weight: object = None
         lists: tuple[tuple[str, int], ...] = ()
         for name, value in numbers.items():
@@ -175,8 +176,8 @@ class Checker:
         reason = reason or self._unreported(values, gradient)
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
-        if converted:
-            model = content[arrays_key] = ArrayRecord({**model, **converted})
+        if rewritten:
+            model = content[arrays_key] = ArrayRecord({**model, **rewritten})
         widths: tuple[int, ...] = ()
         for told in values.values():
             if type(told) is not float:
@@ -196,10 +197,10 @@ class Checker:
         sent = float(weight)  # type: ignore[arg-type]  # a number, as was seen
         return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, usual, sent)
 
-    def _unsound(self, model: ArrayRecord, converted: dict[str, Array]) -> str:
+    def _unsound(self, model: ArrayRecord, rewritten: dict[str, Array]) -> str:
         """Return what is wrong with a model's arrays, or an empty string.
 
-        ``converted`` takes up the arrays that are laid out otherwise than they were sent, written anew: whoever reads
+        ``rewritten`` takes up the arrays that are laid out otherwise than they were sent, written anew: whoever reads
         them later believes their headers.
         """
         layouts = self._layouts
@@ -222,7 +223,7 @@ class Checker:
                     if cast is None:
                         return f"the array {key!r} has the type {layout.dtype} instead of {sent.dtype}"
                     values = cast
-                converted[key] = Array(values)
+                rewritten[key] = to_array(values)
                 values = values.ravel(order="K")
             if not is_finite(values):
                 return f"the array {key!r} has NaN or infinite entries"
@@ -254,11 +255,11 @@ def _is_weight(value: object) -> bool:
 def _as_sent(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray | None:
     """Return ``values`` in the type the model was sent in, or None where that would change what they say."""
     given = values.dtype
-    if given.kind not in "biuf" or given.itemsize > 8 or dtype.kind not in "biuf":
+    if any(kind.kind not in "biuf" and kind != BFLOAT16 for kind in (given, dtype)) or given.itemsize > 8:
         return None
     with np.errstate(all="ignore"):  # a number that does not fit is infinite or another, and found below
-        cast = values.astype(dtype)
-        if dtype.kind != "f" and not np.array_equal(cast, values):
+        cast = converted(values, dtype)
+        if not is_float(dtype) and not np.array_equal(cast, values):
             return None
     return cast
 
@@ -359,8 +360,8 @@ def averaged(replies: Sequence[Checked], key: str) -> ArrayRecord:
     mean = {}
     for name in replies[0].arrays:
         parts = [reply.arrays[name].numpy() for reply in replies]
-        total = sum((part * weight for part, weight in zip(parts, weights.tolist(), strict=True)), start=0 * parts[0])
-        mean[name] = Array(np.asarray(total).astype(parts[0].dtype))
+        total = sum(numbers(part) * weight for part, weight in zip(parts, weights.tolist(), strict=True))
+        mean[name] = to_array(converted(np.asarray(total), parts[0].dtype))
     return ArrayRecord(mean)
 
 

@@ -254,7 +254,7 @@ class Rounds:
         else:
             store.save(0, initial_arrays, self.memory, {})
             return initial_arrays
-        arrays = store.load(name, self.memory, self.config)
+        arrays = store.load(name, self.memory, self.config, like=initial_arrays)
         done = session.round - len(session.pending)
         say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
         return arrays
