@@ -92,3 +92,21 @@ def test_explain_says_why_a_client_failed_and_its_history(fleet: Any, kit: Any, 
     assert "Its reply: FAILED:" in one and "out of memory" in one
     history = ask("--client", "client-1").output
     assert "was picked in 2 of 2 rounds" in history and history.count("FAILED") == 2
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.CRITICAL])
+def test_the_json_log_is_whole_whatever_the_logger_shows(
+    level: int, fleet: Any, kit: Any, tmp_path: Path, caplog: Any
+) -> None:
+    """An operator who wants a quiet console still gets every event in the file, and the console stays quiet."""
+    fleet.grid.nodes[fleet.grid.node_of("client-1")].app = cohort_client(kit.client_app(broken), kit.ANSWERS)
+    before = logging.getLogger("flwr.fedcohort").propagate
+    with caplog.at_level(level, "flwr"), caplog.at_level(level, "fedcohort"):
+        fleet.strategy("all", FedAvg(), json_log=tmp_path / "run.jsonl").start(fleet.grid, kit.model(), num_rounds=2)
+        assert not logging.getLogger("flwr.fedcohort").isEnabledFor(logging.INFO)  # as it was before
+    events = [json.loads(line)["event"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert {event: events.count(event) for event in ("selected", "client-failed", "round", "finished")} == {
+        "selected": 2, "client-failed": 2, "round": 2, "finished": 1,
+    }  # fmt: skip
+    assert all(record.levelno >= level for record in caplog.records)
+    assert logging.getLogger("flwr.fedcohort").propagate is before

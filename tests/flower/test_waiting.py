@@ -46,6 +46,52 @@ def test_the_minimum_online_holds_in_every_round(fleet: Any, kit: Any) -> None:
         strategy.start(fleet.grid, kit.model(), num_rounds=8)
 
 
+def waits(caplog: Any) -> list[str]:
+    return [line for line in caplog.messages if line.startswith("waiting")]
+
+
+def test_who_waits_says_for_what(kit: Any, caplog: Any) -> None:
+    """Six clients of four needed are there, and the run still waits: for a node that has not said who it is."""
+    fleet = kit.Fleet()
+    fleet.fill(7)
+    silent = fleet.grid.node_of("client-6")
+    fleet.grid.cut(silent)
+    strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, wait_for=4)
+    with caplog.at_level(logging.INFO, "flwr.fedcohort"):
+        strategy.start(fleet.grid, kit.model(), num_rounds=1)
+    assert waits(caplog) == [
+        "waiting: 6 clients are there, 4 are needed; at most 15 s for nodes that have not said who they are: "
+        f"node {silent}"
+    ]
+
+
+def test_who_cannot_take_part_is_named_while_others_are_waited_for(kit: Any, caplog: Any) -> None:
+    fleet = kit.Fleet()
+    for number in range(6):
+        mute = number in (1, 4)
+        fleet.grid.add(fleet.node(number, cohort_client(kit.client_app(), Answers(facts=kit.facts)) if mute else None))
+    fleet.clock.at.append((3.0, lambda: [fleet.grid.remove(fleet.grid.node_of(f"client-{i}")) for i in (2, 3)]))
+    fleet.clock.at.append((40.0, lambda: [fleet.grid.add(fleet.node(i)) for i in (2, 3)]))
+    strategy = fleet.strategy("power-of-choice", FedAvg(), cohort_size=2, wait_for=4, patience=100.0)
+    with caplog.at_level(logging.INFO, "flwr.fedcohort"):
+        strategy.start(fleet.grid, kit.model(), num_rounds=8)
+    assert "2 of 4 clients have been online for" in waits(caplog)[0]
+    assert all("cannot supply 'loss-query': client-1, client-4" in line for line in waits(caplog)), waits(caplog)
+
+
+def test_who_is_busy_is_named(kit: Any, caplog: Any) -> None:
+    """Everybody missed the deadline and still works: until the first is free there is nobody to ask."""
+    fleet = kit.Fleet()
+    for number in range(2):
+        fleet.grid.add(fleet.node(number, latency=60.0))
+    strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, deadline=20.0, patience=120.0)
+    with caplog.at_level(logging.INFO, "flwr.fedcohort"), pytest.raises(Exception, match="brought no model"):
+        strategy.start(fleet.grid, kit.model(), num_rounds=1)
+    assert waits(caplog)
+    assert waits(caplog)[0].startswith("waiting: everybody who is online has been at work on something else for 10 s")
+    assert waits(caplog)[0].endswith(": client-0, client-1")
+
+
 def test_a_finished_run_says_so_at_once(kit: Any, tmp_path: Path, caplog: Any) -> None:
     fleet = kit.Fleet()
     fleet.fill(3)

@@ -38,6 +38,16 @@ def short(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return names in one line, of many the first.
+
+    >>> listed(["anna", "ben", "cem"], most=2)
+    'anna, ben and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 class Reply(NamedTuple):
     """One reply: to whom the message went, what came back, and how long it took."""
 

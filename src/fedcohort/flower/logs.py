@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,6 @@ from fedcohort.errors import InputError
 
 log = logging.getLogger("flwr.fedcohort")
 _FIELDS = "fedcohort"
-_WRITERS = ("flwr.fedcohort", "fedcohort")  # the loggers of live runs and of sessions
 
 
 def say(event: str, message: str, *values: object, level: int = logging.INFO, **fields: Any) -> None:
@@ -54,9 +54,63 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _Onward(logging.Handler):
+    """Hands on what a logger would have shown by itself to the handlers above it."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger.getEffectiveLevel())
+        self._parent = logger.parent if logger.propagate else None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass the record on."""
+        if self._parent is not None:
+            self._parent.callHandlers(record)
+
+
+class _Tap:
+    """A logger from which files take every line from INFO on, while everybody else sees what its level lets through."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+        self._files: list[logging.Handler] = []
+        self._undo = contextlib.ExitStack()
+
+    def add(self, file: logging.Handler) -> None:
+        """Let a file take the lines; several runs of one process may do so at a time."""
+        if not self._files:
+            self._open()
+        self._files.append(file)
+        self._logger.addHandler(file)
+
+    def remove(self, file: logging.Handler) -> None:
+        """Let the file go; with the last one the logger is as it was before."""
+        self._logger.removeHandler(file)
+        self._files.remove(file)
+        if not self._files:
+            self._undo.close()
+
+    def _open(self) -> None:
+        logger, undo = self._logger, self._undo
+        onward = _Onward(logger)
+        for handler in logger.handlers:
+            shown = lambda record: record.levelno >= onward.level  # noqa: E731
+            handler.addFilter(shown)
+            undo.callback(handler.removeFilter, shown)
+        logger.addHandler(onward)
+        undo.callback(logger.removeHandler, onward)
+        undo.callback(setattr, logger, "propagate", logger.propagate)
+        undo.callback(logger.setLevel, logger.level)
+        logger.propagate = False
+        logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
+
+
+_TAPS = tuple(map(_Tap, ("flwr.fedcohort", "fedcohort")))  # the loggers of live runs and of sessions
+_TAPPING = threading.Lock()
+
+
 @contextlib.contextmanager
 def written_to(path: Path | None) -> Iterator[None]:
-    """Write the log of a run to ``path`` as well, as JSON lines; what is there already stays."""
+    """Write the log of a run to ``path`` as well, as JSON lines, whatever the loggers' levels; it is appended."""
     if path is None:
         yield
         return
@@ -67,12 +121,13 @@ def written_to(path: Path | None) -> Iterator[None]:
         raise InputError(f"The log {path} cannot be written: {error.strerror or error}.") from error
     handler.setFormatter(JsonLines())
     handler.setLevel(logging.INFO)
-    loggers = [logging.getLogger(name) for name in _WRITERS]
-    for logger in loggers:
-        logger.addHandler(handler)
+    with _TAPPING:
+        for tap in _TAPS:
+            tap.add(handler)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+        with _TAPPING:
+            for tap in _TAPS:
+                tap.remove(handler)
         handler.close()

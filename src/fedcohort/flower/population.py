@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelGramRows, LabelInfo
 from fedcohort.errors import FedcohortError, KeyHolderError, SignalError
-from fedcohort.flower.exchange import Debts, Outbox, exchange, short
+from fedcohort.flower.exchange import Debts, Outbox, exchange, listed, short
 from fedcohort.flower.roster import Card, Roster, natural
 from fedcohort.flower.wire import LOSSES, RECORD, Description, ask_record, reported
 from fedcohort.journal import read_journal
@@ -185,8 +185,28 @@ class Population:
                 )
             if now - told > 10:
                 told = now
-                log.info("waiting for clients: %d of %d are there", len(online), count)
+                log.info("waiting: %s", self._awaited(count))
             self.sleep(_LOOK_EVERY)
+
+    def _awaited(self, count: int) -> str:
+        """Return in words what keeps a run from beginning."""
+        online = len(self.online)
+        if online < count:
+            return "; ".join([f"{online} of the {count} clients needed are there", *self.absent()])
+        silent = f"at most {_SETTLE:g} s for nodes that have not said who they are: {listed(self._roster.silent)}"
+        return f"{online} clients are there, {count} are needed; {silent}"
+
+    def absent(self) -> list[str]:
+        """Return in words who is connected and cannot take part, and why."""
+        found: dict[str, list[str]] = {}
+        for name, card in self._roster.online.items():
+            if name not in self.online:
+                lacking = card.lacks(self._required, self._labels is not None)
+                why = f"cannot supply {', '.join(repr(s.value) for s in lacking)}" if lacking else "refused"
+                found.setdefault(why, []).append(name)
+        if self._roster.silent:
+            found["have not said who they are"] = self._roster.silent
+        return [f"{why}: {listed(names)}" for why, names in found.items()]
 
     def _raise_unfit(self, fit: int, count: int) -> None:
         unfit = [(n, c.lacks(self._required, self._labels is not None)) for n, c in self._roster.online.items()]

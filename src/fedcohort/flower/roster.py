@@ -118,6 +118,12 @@ class Roster:
         return len(self._outbox.waiting)
 
     @property
+    def silent(self) -> list[str]:
+        """The nodes that have been asked who they are and have not answered, as an operator can find them."""
+        nodes = sorted(int(node) for node in self._outbox.owing())
+        return [self._registered.get(node) or f"node {node}" for node in nodes]
+
+    @property
     def nodes(self) -> int:
         """How many nodes are online, named or not."""
         return len(self._registered)

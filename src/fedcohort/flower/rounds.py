@@ -20,7 +20,7 @@ from fedcohort.filters import KeepAll, Replies, judged
 from fedcohort.flower import notes
 from fedcohort.flower.averaging import Average, aggregated
 from fedcohort.flower.evaluation import Evaluation, evaluated, scalars
-from fedcohort.flower.exchange import Outbox, exchange, with_ttl
+from fedcohort.flower.exchange import Outbox, exchange, listed, with_ttl
 from fedcohort.flower.failed import EVENT, event
 from fedcohort.flower.inner import StrategyState, accounted, forget_round, keys, levels, needed, wanted
 from fedcohort.flower.logs import say
@@ -36,6 +36,7 @@ from fedcohort.flower.replies import (
     scale_weight,
     weight_of,
 )
+from fedcohort.flower.roster import natural
 from fedcohort.flower.training import Trained, Training
 from fedcohort.flower.wire import plain
 from fedcohort.journal import is_blank
@@ -305,6 +306,7 @@ class Rounds:
             self.population.welcome(session)
             enough = len(self.population.online) >= self.least
             found = self.population.available(session, busy=bool(self.debts.open))
+            self._kept_out = ()
             if enough and found.names and self._admitted(session, found):
                 return found
             if self.settings.clock() > end:
@@ -329,12 +331,14 @@ class Rounds:
     def _missing(self, seconds: float) -> str:
         """Return what has kept a round from being chosen for so long."""
         online = len(self.population.online)
-        what = f"{online} of {self.least} clients have been online" if online else "nobody has been available"
-        if online >= self.least:
-            what = "everybody who is online has been at work on something else"
-            if self._kept_out:
-                what = f"the rules have admitted nobody ({'; '.join(self._kept_out[:3])})"
-        return f"{what} for {seconds:.0f} s"
+        if online < self.least:
+            absent = self.population.absent()
+            what = f"{online} of {self.least} clients have been online" if online else "nobody has been available"
+            return f"{what} for {seconds:.0f} s{': ' if absent else ''}{'; '.join(absent)}"
+        if self._kept_out:
+            return f"the rules have admitted nobody ({'; '.join(self._kept_out[:3])}) for {seconds:.0f} s"
+        busy = sorted({name for debt in self.debts.open for name in debt.outbox.owing()}, key=natural)
+        return f"everybody who is online has been at work on something else for {seconds:.0f} s: {listed(busy)}"
 
     def _nobody(self, session: Session) -> FederationTimeoutError:
         said = self._missing(self.settings.patience)
