@@ -124,13 +124,13 @@ def test_sealed_labels_reach_whoever_can_open_them(empty_fleet: Any, kit: Any) -
 
 
 def test_label_counts_of_different_lengths_are_filled_up(empty_fleet: Any, kit: Any) -> None:
-    for number in range(2):
-        answers = Answers(facts=lambda c: Facts(label_counts=[1] * (2 + int(c.node_config["partition-id"]))))
+    for number in range(3):
+        answers = Answers(facts=lambda c: Facts(label_counts=[1] * min(2 + int(c.node_config["partition-id"]), 3)))
         empty_fleet.grid.add(empty_fleet.node(number, cohort_client(kit.client_app(), answers)))
     clock = empty_fleet.clock
     federation = Population(empty_fleet.grid, {Signal.LABEL_COUNTS}, patience=10, clock=clock, sleep=clock.sleep)
-    federation.assemble(2)
-    assert federation.table(list(federation.online.values())).label_counts.tolist() == [[1, 1, 0], [1, 1, 1]]
+    federation.assemble(3)
+    assert federation.table(list(federation.online.values())).label_counts.tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
 
 
 def test_messages_the_superlink_refuses_are_named(fleet: Any, kit: Any) -> None:

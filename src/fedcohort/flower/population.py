@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelGramRows, LabelInfo
-from fedcohort.errors import FedcohortError, KeyHolderError, SignalError
+from fedcohort.errors import FedcohortError, InputError, KeyHolderError, SignalError
 from fedcohort.flower.exchange import Debts, Outbox, exchange, listed, short
 from fedcohort.flower.roster import Card, Roster, natural
 from fedcohort.flower.wire import LOSSES, RECORD, Description, ask_record, reported
@@ -33,6 +33,8 @@ log = logging.getLogger("flwr.fedcohort")
 _SETTLE = 15.0  # seconds given to nodes that have not said who they are, once enough others have
 _LOOK_EVERY = 0.25
 _ARRAYS = "arrays"
+_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
+_FEW = 0.2  # a share of clients that does not decide how many classes there are
 _REGISTERED = "registered"  # the event that names clients known by their key
 
 
@@ -78,6 +80,8 @@ class Population:
         Turns what clients send about their labels, sealed, into something a selector can use.
     describe_every : float, optional
         Seconds after which a client is asked again what it holds. Default: only when it connects.
+    classes : int, optional
+        How many classes there are. Default: what clients agree on, see :meth:`most_classes`.
     """
 
     def __init__(
@@ -88,12 +92,14 @@ class Population:
         patience: float,
         labels: LabelOpener | None = None,
         describe_every: float | None = None,
+        classes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid = grid
         self.clock = clock
         self.sleep = sleep
+        self.classes = classes  # None until a table has labels
         self._required = frozenset(required)
         self._patience = patience
         self._labels = labels
@@ -103,6 +109,7 @@ class Population:
         self.debts = Debts()
         self._refused: set[str] = set()
         self._left_out: set[str] = set()  # whose facts nobody can read
+        self._flawed: dict[str, str] = {}  # whose label counts cannot be right, and why, as it was last logged
         self._impostors: set[int] = set()
         self._keyed: frozenset[str] | None = None  # names that were ever bound to a key, by the journal
         self._facts: dict[str, Description] = {}  # what the table says about each, as it was described
@@ -121,8 +128,17 @@ class Population:
         if at == self._fit_at:
             return self._fit
         sealed = self._labels is not None
+        labelled = bool(self._required & _LABELS)
+        most = self.most_classes()
         fit = {}
         for name, card in everyone.items():
+            flaw = _flaw(card, most) if labelled and not sealed else None
+            if flaw is not None:
+                if self._flawed.get(name) != flaw:
+                    self._flawed[name] = flaw
+                    log.warning("client %r takes no part: %s", name, flaw)
+                continue
+            self._flawed.pop(name, None)
             lacking = card.lacks(self._required, sealed)
             if name in self._left_out or not self._can_be_read(card):
                 continue
@@ -137,6 +153,31 @@ class Population:
                 log.warning("client %r takes no part: it cannot supply %s", name, ", ".join(f"'{s}'" for s in lacking))
         self._fit_at, self._fit, self._supplied = at, fit, None
         return fit
+
+    def most_classes(self) -> int | None:
+        """Return how many classes a client may name; None where nobody names any.
+
+        The operator's number, or that of the journal. Before there is one: as many as at least two clients, and more
+        than a fifth of all, name; who names fewer holds none of the others.
+        """
+        if self.classes is not None:
+            return self.classes
+        described = (card.description.label_counts for card in self._roster.online.values())
+        named = sorted((len(counts) for counts in described if counts is not None), reverse=True)
+        return named[min(max(1, int(_FEW * len(named))), len(named) - 1)] if named else None
+
+    def adopt(self, table: ClientTable) -> None:
+        """Hold clients from now on to the number of classes that a session's table has."""
+        if Signal.LABEL_COUNTS not in table.signals:
+            return
+        width = table.label_counts.shape[1]
+        if self.classes not in (None, width):
+            raise InputError(
+                f"The federation on record has {width} classes. Got classes={self.classes}.",
+                hint=f"pass classes={width} or leave it out, or start a new journal",
+            )
+        self.classes = width
+        self._demands += 1
 
     @property
     def _version(self) -> _Version:
@@ -203,6 +244,7 @@ class Population:
             if name not in self.online:
                 lacking = card.lacks(self._required, self._labels is not None)
                 why = f"cannot supply {', '.join(repr(s.value) for s in lacking)}" if lacking else "refused"
+                why = self._flawed.get(name, why)
                 found.setdefault(why, []).append(name)
         if self._roster.silent:
             found["have not said who they are"] = self._roster.silent
@@ -210,7 +252,9 @@ class Population:
 
     def _raise_unfit(self, fit: int, count: int) -> None:
         unfit = [(n, c.lacks(self._required, self._labels is not None)) for n, c in self._roster.online.items()]
-        name, lacking = next((n, lack) for n, lack in unfit if lack)
+        name, lacking = next(((n, lack) for n, lack in unfit if lack), ("", []))
+        if not lacking:
+            return  # they are unfit for what they say; others may still come
         raise SignalError(
             f"{len(self._roster.online)} clients are online, but only {fit} of the {count} needed can supply what the "
             f"selector requires. The first of the others is {name!r}, which lacks "
@@ -237,21 +281,19 @@ class Population:
             self._supplied = self.known() - TABLE_SIGNALS
         return self._supplied
 
-    def table(self, cards: Sequence[Card], like: ClientTable | None = None, before: Sequence[str] = ()) -> ClientTable:
+    def table(self, cards: Sequence[Card], before: Sequence[str] = ()) -> ClientTable:
         """Return a table of ``cards`` with the facts that are required, and no others, so that anybody can join.
 
         ``before`` names the clients of the federation so far. Whose sealed labels turn out to be a lie when they are
         opened is left out.
         """
         labels: LabelInfo | LabelGramRows | None = None
-        if self._required & {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}:
-            counts = [card.description.label_counts for card in cards]
-            if all(c is not None for c in counts):
-                known = [] if like is None else [like.label_counts.shape[1]]
-                width = max([len(c) for c in counts if c is not None] + known)
-                labels = LabelCounts([[*(c or ()), *[0] * (width - len(c or ()))] for c in counts])
-            elif self._labels is not None:
-                cards, labels = self._opened(self._labels, cards, before)
+        if self._required & _LABELS and self._labels is not None:
+            cards, labels = self._opened(self._labels, cards, before)
+        elif self._required & _LABELS:
+            counts = [card.description.label_counts or () for card in cards]
+            width = self.classes or max(map(len, counts), default=0)
+            labels = LabelCounts([_filled(c, width) for c in counts])
         names = [card.name for card in cards]
         sizes = [card.description.size or 0 for card in cards] if Signal.SIZES in self._required else None
         self._facts.update({card.name: card.description for card in cards})
@@ -274,28 +316,10 @@ class Population:
                 cards = [card for card in cards if card.name != error.client]
 
     def first_table(self) -> ClientTable:
-        """Return the table of everybody online; who describes itself so that no table can be made is left out."""
-        cards = list(self.online.values())
-        try:
-            return self.table(cards)
-        except Exception:
-            if self._labels is not None:  # it has named everybody whose labels cannot be used
-                raise
-            bad = {card.name: error for card in cards if (error := self._unreadable(card)) is not None}
-            if not bad or len(bad) == len(cards):
-                raise
-        for name, error in bad.items():
-            log.warning("%s takes no part: what it says about its data cannot be read: %s", name, short(str(error)))
-        self._left_out.update(bad)
-        self._demands += 1
-        return self.table(list(self.online.values()))
-
-    def _unreadable(self, card: Card) -> Exception | None:
-        try:
-            self.table([card])
-        except Exception as error:
-            return error
-        return None
+        """Return the table of everybody online, whose number of classes is the federation's from now on."""
+        table = self.table(list(self.online.values()))
+        self.adopt(table)
+        return table
 
     def welcome(self, session: Session) -> None:
         """Let clients that were never seen before join the session."""
@@ -318,9 +342,8 @@ class Population:
 
     def _joined(self, session: Session, cards: list[Card]) -> list[str]:
         """Let clients join together; if that fails one by one, so that one that cannot join keeps nobody out."""
-        like = session.table if Signal.LABEL_COUNTS in self._required else None
         try:
-            table = self.table(cards, like, session.table.names)
+            table = self.table(cards, session.table.names)
             session.join(table)
         except KeyHolderError as error:
             log.warning("%s must wait: %s", ", ".join(card.name for card in cards), short(error.message))
@@ -352,23 +375,21 @@ class Population:
         counts = Signal.LABEL_COUNTS in table.signals
         if not table.signals or (Signal.LABEL_PRODUCTS in table.signals and not counts):
             return  # products of labels cannot be exchanged one by one
+        labels = table.label_counts.copy() if counts else None
+        classes = None if labels is None else labels.shape[1]
         news = [
             (table.index(name), card.description)
             for name, card in self.online.items()
-            if name in table and self._facts.get(name) != card.description
+            if name in table and self._facts.get(name) != card.description and not (counts and _flaw(card, classes))
         ]
         if not news:
             return
         self._facts.update({table.name(i): description for i, description in news})
         sizes = table.sizes.copy()
-        labels = table.label_counts.copy() if counts else None
         for i, description in news:
             sizes[i] = sizes[i] if description.size is None else description.size
-            if labels is not None and description.label_counts is not None:
-                if len(description.label_counts) > labels.shape[1]:
-                    log.warning("%s now names more classes than there are; its old labels stay", table.name(i))
-                    continue
-                labels[i] = [*description.label_counts, *[0] * (labels.shape[1] - len(description.label_counts))]
+            if labels is not None and self._labels is None and description.label_counts is not None:
+                labels[i] = _filled(description.label_counts, labels.shape[1])
         fresh = ClientTable(names=table.names, sizes=sizes, labels=None if labels is None else LabelCounts(labels))
         changed = table.differing(fresh)
         if len(changed):
@@ -424,3 +445,20 @@ class Population:
             for signal in signals:
                 values[signal][i] = numbers.get(signal, np.nan)
         return values
+
+
+def _flaw(card: Card, classes: int | None) -> str | None:
+    """Return why the label counts of a client cannot be right where there are so many classes, or None."""
+    counts, size = card.description.label_counts, card.description.size
+    if counts is None:
+        return None
+    if classes is not None and len(counts) > classes:
+        return f"it names {len(counts)} classes; there are {classes} (CohortStrategy(classes=...) says how many)"
+    if size is not None and sum(counts) > size:
+        return f"it counts {sum(counts)} samples in classes, but {size} in all"
+    return None
+
+
+def _filled(counts: Sequence[int], width: int) -> list[int]:
+    """Return counts of ``width`` classes; who names fewer holds none of the others."""
+    return [*counts, *[0] * (width - len(counts))]

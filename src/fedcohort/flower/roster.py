@@ -50,14 +50,18 @@ class Card:
     registered: bool = False
 
     def signals(self, sealed: bool) -> frozenset[Signal]:
-        """Return what can be known about this client; ``sealed``: whether encrypted label counts can be opened."""
+        """Return what can be known about this client.
+
+        ``sealed``: whether label counts come sealed, and somebody opens them. Counts in the clear then count as none,
+        because they cannot be put beside those of others.
+        """
         found = set(UNAIDED_SIGNALS | self.description.signals)
         if self.description.size is not None:
             found.add(Signal.SIZES)
-        if self.description.label_counts is not None:
-            found |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
-        elif sealed and self.description.sealed_labels is not None:
+        if sealed and self.description.sealed_labels is not None:
             found.add(Signal.LABEL_PRODUCTS)
+        if not sealed and self.description.label_counts is not None:
+            found |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
         return frozenset(found)
 
     def lacks(self, required: Iterable[Signal], sealed: bool) -> list[Signal]:

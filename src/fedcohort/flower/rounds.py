@@ -95,6 +95,7 @@ class Rounds:
             patience=settings.patience,
             labels=settings.labels,
             describe_every=settings.describe_every,
+            classes=settings.classes,
             clock=settings.clock,
             sleep=settings.sleep,
         )
@@ -195,6 +196,11 @@ class Rounds:
                 f"seed {settings.seed}.",
                 hint="pass the old seed, or start a new journal",
             )
+        try:
+            self.population.adopt(session.table)
+        except InputError:
+            session.close()
+            raise
         return session
 
     def _created(self) -> Session:

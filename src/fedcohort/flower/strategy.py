@@ -105,6 +105,9 @@ class CohortStrategy(Strategy):
         an error; one that was cut off is trained again and, after so many times, chosen anew.
     describe_every : float, optional
         Seconds after which clients are asked again what they hold. Default: only when they connect.
+    classes : int, optional
+        How many classes there are, where clients tell label counts in the clear. A client that names more takes no part
+        in what goes by labels. Default: as many as at least two clients, and more than a fifth of all, name.
     min_replies : int
         With fewer models than this a round leaves the global model alone (Krum wants several).
     filter : Filter or str, optional
@@ -144,6 +147,7 @@ class CohortStrategy(Strategy):
         patience: float = 600.0,
         tries: int = 3,
         describe_every: float | None = None,
+        classes: int | None = None,
         min_replies: int = 1,
         filter: Filter | str | None = None,
         validation: ServerValidation | None = None,
@@ -165,6 +169,7 @@ class CohortStrategy(Strategy):
         _check("patience", patience, seconds)
         _check("tries", tries, count)
         _check("describe_every", describe_every, Optional(seconds))
+        _check("classes", classes, Optional(count))
         _check("min_replies", min_replies, count)
         _check("keep_checkpoints", keep_checkpoints, count)
         for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
@@ -203,6 +208,7 @@ class CohortStrategy(Strategy):
         self.patience = patience
         self.tries = tries
         self.describe_every = describe_every
+        self.classes = classes
         self.min_replies = min_replies
         self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels

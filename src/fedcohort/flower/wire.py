@@ -6,15 +6,16 @@ one MetricRecord in a reply and average every metric they find; a ConfigRecord t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedcohort.arrays import AnyArray, FloatArray
-from fedcohort.signals import REPORT_SIGNALS, Party, Signal, VectorOf, vectors_of
+from fedcohort.signals import REPORT_SIGNALS, TABLE_SIGNALS, Party, Signal, VectorOf, vectors_of
 
 VERSION = 1
 DESCRIBE = "query.fedcohort_describe"  # who are you, what do you hold, what can you report?
@@ -28,6 +29,8 @@ _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
 _LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53
 _ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100
+_COUNT = f"a whole number from 0 to {_LARGEST_COUNT}"
+_TEXT = f"printable text of at most {_LONGEST_NAME} characters"
 Attribute = str | float | int | bool
 _LARGEST = 1e30  # up to here every selector is tested to keep its state finite
 
@@ -90,11 +93,14 @@ class Description:
         if len(name) > _LONGEST_NAME or not (name == "" or name.isprintable()):
             raise ValueError(f"'name' must be printable and have at most {_LONGEST_NAME} characters")
         if size is not None and not _is_count(size):
-            raise ValueError(f"'size' must be a whole number, not negative. Got {str(size)[:40]}")
-        if counts is not None and (
-            not isinstance(counts, list) or len(counts) > _MOST_CLASSES or not all(map(_is_count, counts))
-        ):
-            raise ValueError(f"'label-counts' must be at most {_MOST_CLASSES} whole numbers, not negative")
+            raise ValueError(f"'size' must be {_COUNT}. Got {_brief(size)}")
+        if counts is not None:
+            if not isinstance(counts, list) or len(counts) > _MOST_CLASSES:
+                said = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
+                raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {said}")
+            wrong = next((count for count in counts if not _is_count(count)), None)
+            if wrong is not None:
+                raise ValueError(f"'label-counts' must be {_COUNT} each. Got {_brief(wrong)}")
         if sealed is not None and not isinstance(sealed, bytes):
             raise ValueError("'sealed-labels' must be bytes")
         known = {s.value: s for s in Signal}
@@ -103,28 +109,46 @@ class Description:
             size=size,
             label_counts=None if counts is None else tuple(counts),
             sealed_labels=sealed,
-            signals=frozenset(known[s] for s in signals if s in known),
+            # Facts of the table are known by what was sent of them, not by a claim to have them.
+            signals=frozenset(known[s] for s in signals if s in known) - TABLE_SIGNALS,
             attributes=_attributes(record),
         )
 
 
 def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
-    """Return the attributes of a description that are usable; what is not is passed over."""
+    """Return the attributes of a description; a number that is NaN is not known."""
+    names = [key for key in record if key.startswith(_ATTRIBUTE)]
+    if len(names) > _MOST_ATTRIBUTES:
+        raise ValueError(f"there may be at most {_MOST_ATTRIBUTES} attributes. Got {len(names)} attributes")
     found: dict[str, Attribute] = {}
-    for key, value in record.items():
-        name = key[len(_ATTRIBUTE) :]
-        if not key.startswith(_ATTRIBUTE) or not name or len(name) > _LONGEST_NAME or len(found) == _MOST_ATTRIBUTES:
+    for key in names:
+        name, value = key[len(_ATTRIBUTE) :], record[key]
+        if not name or not _is_text(name):
+            raise ValueError(f"the name of an attribute must be {_TEXT}. Got {_brief(name)}")
+        if isinstance(value, float) and math.isnan(value):
             continue
-        if isinstance(value, str):
-            if len(value) <= _LONGEST_NAME and value.isprintable():
-                found[name] = value
-        elif isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST:
-            found[name] = value
+        if not (_is_text(value) if isinstance(value, str) else _is_number(value)):
+            raise ValueError(
+                f"the attribute {name!r} must be {_TEXT}, or a number from {-_LARGEST:g} to {_LARGEST:g}. "
+                f"Got {_brief(value)}"
+            )
+        found[name] = cast(Attribute, value)
     return found
 
 
+def _is_text(value: str) -> bool:
+    return len(value) <= _LONGEST_NAME and value.isprintable()
+
+
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value <= _LARGEST_COUNT
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
+
+
+def _brief(value: object) -> str:
+    """Return a value as a message shows it: its length in the place of a long text."""
+    if isinstance(value, (str, bytes, list)) and len(value) > 40:
+        return f"{'entries' if isinstance(value, list) else 'a text'} of {len(value)} characters"
+    return repr(value)[:60]
 
 
 def plain(values: Any) -> AnyArray:
