@@ -98,3 +98,7 @@ class MissingExtraError(FedcohortError, ImportError):
 
 class DeviceError(FedcohortError, RuntimeError):
     """The device asked for is not there."""
+
+
+class OtherEngineError(FedcohortError, RuntimeError):
+    """An experiment would go on with another engine than the one that made its rounds so far."""

@@ -85,7 +85,6 @@ def test_any_network_it_accepts_equals_autograd(network, seed, momentum, batch_s
     clients = ClientData(np.arange(n), np.array([0, n]), y, np.zeros(1, np.int64))
     store = Store(x, x[:1], y[:1], [clients])
     backend = NativeBackend.of(store, local, read_layers(flat, sample), 1)
-    assert backend is not None
     start = flat.vector()[None]
 
     zero = np.zeros(1, np.int64)

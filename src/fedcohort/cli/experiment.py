@@ -125,6 +125,7 @@ def launch(
     processes: int | None = None,
     engine: str | None,
     address: str | None,
+    allow_other_engine: bool = False,
     track: Sequence[str] | None,
     quiet: bool,
     format: Format,
@@ -136,7 +137,12 @@ def launch(
     simulate = runner()
     if resume is not None:
         simulation: Simulation = simulate.Simulation.open(
-            resume, device=device, processes=processes, engine=engine, address=address
+            resume,
+            device=device,
+            processes=processes,
+            engine=engine,
+            address=address,
+            allow_other_engine=allow_other_engine,
         )
     else:
         assert experiment is not None

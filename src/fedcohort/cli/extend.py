@@ -11,6 +11,7 @@ from fedcohort.cli.experiment import execute, runner, typed
 from fedcohort.cli.options import (
     DeviceOption,
     FormatOption,
+    OtherEngineOption,
     ProcessesOption,
     QuietOption,
     SweepOption,
@@ -42,6 +43,7 @@ def extend(
     sweep: SweepOption = None,
     device: DeviceOption = None,
     processes: ProcessesOption = None,
+    allow_other_engine: OtherEngineOption = False,
     track: TrackOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
@@ -72,5 +74,6 @@ def extend(
         device=device,
         processes=processes,
         command=typed(),
+        allow_other_engine=allow_other_engine,
     )
     execute(simulation, quiet=quiet, format=format, track=track or ())

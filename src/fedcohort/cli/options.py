@@ -124,6 +124,14 @@ ProcessesOption = Annotated[
     int | None,
     typer.Option("--processes", min=1, help="Processes that make the runs side by side; default: as many as pay."),
 ]
+OtherEngineOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-other-engine",
+        help="Go on although another kind of engine (device, compiled code or not) made the rounds so far; the results "
+        "say which rounds it made.",
+    ),
+]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Address of a Ray cluster; without one a local Ray is started.")

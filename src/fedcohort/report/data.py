@@ -251,6 +251,9 @@ def _warnings(path: Path, result: Results) -> list[str]:
         if run.state in ("diverged", "failed"):
             why = run.reason or ("not a number" if run.state == "diverged" else "no reason was recorded")
             found.append(f"Run {run.id} {run.state} after {run.rounds_done} rounds: {why}.")
+        if len(run.engines) > 1:
+            made = ", ".join(f"from round {since} by {kind}" if since else f"by {kind}" for since, kind in run.engines)
+            found.append(f"Run {run.id} was trained {made}: engines round differently, so that nobody can repeat it.")
     return found
 
 

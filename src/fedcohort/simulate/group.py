@@ -7,6 +7,7 @@ one transfer, whatever the number of runs.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 
 from fedcohort.aggregators import Corrections, Mix, WeightedSum
 from fedcohort.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.errors import OtherEngineError
 from fedcohort.filters import Need, Replies, judged
 from fedcohort.journal import Position
 from fedcohort.protocol import RoundReport, RoundRequest, Status
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from fedcohort.simulate.data import Dataset
 
+log = logging.getLogger(__name__)
 OnRound = Callable[[RunInfo, Mapping[str, Any]], None]
 
 
@@ -60,6 +63,8 @@ class Group:
         Folder of the sessions' journals; None keeps them in memory.
     device : str
     workers : int, optional
+    allow_other_engine : bool
+        Whether :meth:`resume` takes a checkpoint that another kind of engine made.
     """
 
     def __init__(
@@ -72,8 +77,10 @@ class Group:
         journals: Path | None = None,
         device: str = "auto",
         workers: int | None = None,
+        allow_other_engine: bool = False,
     ) -> None:
         self._keys = list(keys)
+        self._allow_other_engine = allow_other_engine
         self._journals = journals
         used = list(dict.fromkeys(keys))
         grounds = {key: Ground.of(federations[key], i, plans[0].task.has_classes) for i, key in enumerate(used)}
@@ -144,6 +151,7 @@ class Group:
     def start(self) -> None:
         """Open every run's session anew."""
         for run in self.runs:
+            run.engines = ((0, self.engine.kind),)
             run.start_session(self._journal(run))
 
     def _journal(self, run: Run) -> Path | None:
@@ -178,6 +186,8 @@ class Group:
                 self._journal(run), Position.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
             )
             run.take(facts)
+            if run.running:
+                self._continue_engine(run)
             self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
             if run.memory is not None:
                 prefix = f"memory/{run.row}/"
@@ -188,6 +198,18 @@ class Group:
                         if name.startswith(prefix)
                     }
                 )
+
+    def _continue_engine(self, run: Run) -> None:
+        """Refuse to go on with another kind of engine, or put it on record where that is allowed."""
+        kind = self.engine.kind
+        before = run.engines[-1][1] if run.engines else None
+        if before == kind:
+            return
+        if before is not None:
+            if not self._allow_other_engine:
+                raise other_engine(run.plan.id, before, kind)
+            log.warning("run %s goes on from round %d with %s, after %s", run.plan.id, run.round, kind, before)
+        run.engines = (*run.engines, (run.round, kind))
 
     def infos(self) -> list[RunInfo]:
         """Return the runs' entries of runs.json."""
@@ -481,6 +503,17 @@ class Group:
         run.round += 1
         if on_round is not None:
             on_round(run.info(self._keys[run.row]), row)
+
+
+def other_engine(run: str, before: str, now: str) -> OtherEngineError:
+    """Return the error of a run that would go on with another kind of engine."""
+    wants = "install a C compiler, or unset FEDCOHORT_CC, " if before.startswith("compiled") else ""
+    return OtherEngineError(
+        f"The rounds of run {run!r} so far were made by {before}; the next ones would be made by {now}, which rounds "
+        "differently, so that the results would be those of neither.",
+        hint=f"{wants}choose the device with --device, or continue on a machine like the first one; "
+        "--allow-other-engine goes on all the same and puts the change on record",
+    )
 
 
 # -- one turn --------------------------------------------------------------------------------------------------

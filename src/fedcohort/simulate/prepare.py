@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedcohort.errors import DataError, FedcohortError, InputError
 from fedcohort.registry import is_reference
@@ -17,8 +18,9 @@ from fedcohort.scenario import Federation
 from fedcohort.simulate.config import Experiment, RunPlan, values_of
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.division import how_many, operations
-from fedcohort.simulate.engine import choose_device
+from fedcohort.simulate.engine import choose_device, engine_kind
 from fedcohort.simulate.engine.crops import crop_table
+from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.models import build_model
@@ -44,6 +46,8 @@ class Prepared:
         Lock-step groups by number, as places of plans.
     processes : int
         How many can make them side by side.
+    allow_other_engine : bool
+        Whether a group may go on with another kind of engine than made its rounds so far.
     """
 
     experiment: Experiment
@@ -53,6 +57,20 @@ class Prepared:
     federation_keys: tuple[str, ...]
     groups: dict[int, tuple[int, ...]]
     processes: int
+    allow_other_engine: bool = False
+
+    def engine_kind(self, number: int, device: str) -> str:
+        """Return what would train a group here; builds no more than its model."""
+        place = self.groups[number][0]
+        plan, dataset = self.experiment.plans[place], self.datasets[self.data_keys[place]]
+        integers = dataset.x_train.dtype.kind == "i"
+        return engine_kind(
+            FlatModel(_model(plan, dataset)),
+            sample_shape(dataset.x_train),
+            plan.local,
+            choose_device(device),
+            plan.task.fast and not integers,
+        )
 
     def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
         """Build a lock-step group, engine and all."""
@@ -66,6 +84,7 @@ class Prepared:
             journals=journals,
             device=device,
             workers=workers,
+            allow_other_engine=self.allow_other_engine,
         )
 
 
@@ -77,7 +96,7 @@ def _data_key(data: DataOptions) -> str:
     return _identity({**values_of(data), **values_of(data.source)})
 
 
-def _group_key(plan: RunPlan) -> str:
+def group_key(plan: RunPlan) -> str:
     """Runs of one key can share a batch: same data, model, local training and rule added to it."""
     aggregator = plan.aggregator
     parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), aggregator.prox, aggregator.corrects]
@@ -212,7 +231,7 @@ def _split(
     """
     by_key: dict[str, list[int]] = {}
     for place in places:
-        by_key.setdefault(_group_key(experiment.plans[place]), []).append(place)
+        by_key.setdefault(group_key(experiment.plans[place]), []).append(place)
     groups = {}
     for alike in by_key.values():
         even = -(-processes * len(alike) // len(places))  # this kind's share of the processes
@@ -227,21 +246,12 @@ def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
 
     Returns the shapes of its parameters.
     """
-    sample, task = sample_shape(dataset.x_train), plan.task
-    output = (*sample, dataset.classes) if dataset.target == "token" else (dataset.outputs,)
-    integers = dataset.x_train.dtype.kind == "i"
-    model = build_model(
-        plan.model.name,
-        sample,
-        dataset.outputs,
-        integers=integers,
-        output=None if dataset.target == "class" else output,
-    )
-    shapes = [value.shape for value in model.parameters()]
+    task = plan.task
+    shapes = [value.shape for value in _model(plan, dataset).parameters()]
     if task.fast:
         return shapes
     targets = torch.as_tensor(dataset.y_test[:2])
-    outputs = torch.zeros(len(targets), *output)
+    outputs = torch.zeros(len(targets), *_output(dataset))
     try:
         task.measure(outputs, targets, task.losses(outputs, targets))
     except InputError:
@@ -252,6 +262,22 @@ def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
             f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}."
         ) from error
     return shapes
+
+
+def _output(dataset: Dataset) -> tuple[int, ...]:
+    """Return the shape of what a model says of one sample."""
+    whole = (*sample_shape(dataset.x_train), dataset.classes)
+    return whole if dataset.target == "token" else (dataset.outputs,)
+
+
+def _model(plan: RunPlan, dataset: Dataset) -> nn.Module:
+    return build_model(
+        plan.model.name,
+        sample_shape(dataset.x_train),
+        dataset.outputs,
+        integers=dataset.x_train.dtype.kind == "i",
+        output=None if dataset.target == "class" else _output(dataset),
+    )
 
 
 def _check_task(plan: RunPlan, dataset: Dataset) -> None:

@@ -88,6 +88,8 @@ class RunInfo:
     reason : str
         Why it stopped, diverged or failed.
     rounds_done : int
+    engines : tuple of (int, str)
+        Which kind of engine trained, and from which round on; empty for an experiment of an earlier version.
     """
 
     id: str
@@ -100,6 +102,12 @@ class RunInfo:
     state: str = "running"
     reason: str = ""
     rounds_done: int = 0
+    engines: tuple[tuple[int, str], ...] = ()
+
+
+def as_engines(value: Any) -> tuple[tuple[int, str], ...]:
+    """Return :attr:`RunInfo.engines` as JSON has it, or nothing where it has none."""
+    return tuple((int(since), str(kind)) for since, kind in value or ())
 
 
 # -- schemas --------------------------------------------------------------------------------------------------------
@@ -439,8 +447,9 @@ def read_runs(folder: Path) -> list[RunInfo]:
     known = {f.name for f in fields(RunInfo)}
     try:
         rows = _read_json(path, list)
-        return [RunInfo(**{key: value for key, value in row.items() if key in known}) for row in rows]
-    except (TypeError, AttributeError) as error:
+        found = [{key: value for key, value in row.items() if key in known} for row in rows]
+        return [RunInfo(**{**row, "engines": as_engines(row.get("engines"))}) for row in found]
+    except (TypeError, AttributeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged: {error}.", hint=hint) from error
 
 

@@ -26,7 +26,7 @@ from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal, losses_of, 
 from fedcohort.simulate.checkpoint import goes_on
 from fedcohort.simulate.config import RunPlan, values_of
 from fedcohort.simulate.costs import CostModel
-from fedcohort.simulate.results import RunInfo
+from fedcohort.simulate.results import RunInfo, as_engines
 from fedcohort.simulate.server import ServerSamples
 from fedcohort.simulate.tasks import Task
 
@@ -167,6 +167,7 @@ class Run:
         self.reason = ""
         self.round = 0
         self.clock = 0.0  # simulated seconds
+        self.engines: tuple[tuple[int, str], ...] = ()  # which kind of engine trained from which round on
         options, local = plan.options, plan.local
         self.size = options.size
         self.rounds = options.rounds
@@ -296,17 +297,26 @@ class Run:
             state=self.state,
             reason=self.reason,
             rounds_done=self.round,
+            engines=self.engines,
         )
 
     def facts(self) -> dict[str, Any]:
         """Return the scalars a checkpoint keeps."""
         watch = None if self.early_stop is None else [_or_none(v) for v in dataclasses.astuple(self.watch)]
-        return {"round": self.round, "clock": self.clock, "state": self.state, "reason": self.reason, "watch": watch}
+        return {
+            "round": self.round,
+            "clock": self.clock,
+            "state": self.state,
+            "reason": self.reason,
+            "watch": watch,
+            "engines": self.engines,
+        }
 
     def take(self, facts: dict[str, Any]) -> None:
         """Take over :meth:`facts`."""
         self.round, self.clock = int(facts["round"]), float(facts["clock"])
         self.state, self.reason = str(facts["state"]), str(facts["reason"])
+        self.engines = as_engines(facts.get("engines"))
         if goes_on(facts, self.rounds):
             self.state = "running"  # also where more rounds were asked for after it had finished
         if facts["watch"] is not None:

@@ -28,13 +28,13 @@ from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.extend import extended
 from fedcohort.simulate.facts import FederationFacts
-from fedcohort.simulate.group import Group
+from fedcohort.simulate.group import Group, other_engine
 from fedcohort.simulate.handover import HandOver
 from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.live import LiveFeed
-from fedcohort.simulate.prepare import prepare
+from fedcohort.simulate.prepare import group_key, prepare
 from fedcohort.simulate.processes import Driver
-from fedcohort.simulate.results import ResultsError, RunInfo, read_meta, read_runs
+from fedcohort.simulate.results import ResultsError, RunInfo, as_engines, read_meta, read_runs
 from fedcohort.simulate.room import memory_errors
 from fedcohort.simulate.tables import override, read_table, to_toml
 from fedcohort.simulate.writer import ExperimentWriter, check_unchanged, locked, write_atomically
@@ -64,6 +64,9 @@ class Simulation:
         Of the Ray cluster, with ``run.engine = "ray"``; None starts a local one.
     command : str
         The command line, for the record.
+    allow_other_engine : bool
+        Go on with another kind of engine than made the rounds so far, such as the plain loop where the C compiler is
+        gone or another device, which rounds differently. :attr:`RunInfo.engines` says which rounds it made.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Simulation:
         processes: int | None = None,
         address: str | None = None,
         command: str = "",
+        allow_other_engine: bool = False,
     ) -> None:
         self.experiment = experiment
         self.out = out
@@ -105,7 +109,26 @@ class Simulation:
                 | {name: info.federation for name, info in before.items()},
                 begun={number: list(point.facts["runs"]) for number, point in begun.items()},
             )
+        if allow_other_engine:
+            self.prepared = replace(self.prepared, allow_other_engine=True)
+        elif experiment.options.engine == "local":  # on Ray it is the workers' machines that count
+            self._check_engines(saved)
         self.writer = self._writer(before, saved)
+
+    def _check_engines(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse to continue a group, or to add one like those there are, with another kind of engine."""
+        known: dict[str, dict[str, str]] = {}  # by what can share a batch: the engine, and a run that it made last
+        for plan in self.experiment.plans:
+            engines = as_engines(saved.get(plan.id, {}).get("engines"))
+            if engines:
+                known.setdefault(group_key(plan), {})[engines[-1][1]] = plan.id
+        for number, places in self.prepared.groups.items():
+            alike = known.get(group_key(self.experiment.plans[places[0]]), {})
+            if alike and not self.ended(number):
+                kind = self.prepared.engine_kind(number, self.device)
+                if kind not in alike:
+                    before, run = next(iter(alike.items()))
+                    raise other_engine(run, before, kind)
 
     @classmethod
     def open(
@@ -117,13 +140,21 @@ class Simulation:
         processes: int | None = None,
         engine: str | None = None,
         address: str | None = None,
+        allow_other_engine: bool = False,
     ) -> Simulation:
-        """Continue an experiment from its directory, perhaps on another device or engine."""
+        """Continue an experiment from its directory, perhaps on Ray instead of here, or the other way round."""
         check_unchanged(out, read_meta(out))
         changes = [] if engine is None else [f"run.engine={engine}"]
         experiment = Experiment.from_dict(override(read_table(out / "config.toml"), changes))
         return cls(
-            experiment, out, resume=True, listeners=listeners, device=device, processes=processes, address=address
+            experiment,
+            out,
+            resume=True,
+            listeners=listeners,
+            device=device,
+            processes=processes,
+            address=address,
+            allow_other_engine=allow_other_engine,
         )
 
     @classmethod
@@ -138,6 +169,7 @@ class Simulation:
         device: str | None = None,
         processes: int | None = None,
         command: str = "",
+        allow_other_engine: bool = False,
     ) -> Simulation:
         """Give an experiment more seeds, rounds or selectors; nothing changes on disk before :meth:`run`.
 
@@ -157,7 +189,14 @@ class Simulation:
         experiment = extended(out, seeds=seeds, rounds=rounds, selectors=selectors or {})
         try:
             simulation = cls(
-                experiment, out, resume=True, listeners=listeners, device=device, processes=processes, command=command
+                experiment,
+                out,
+                resume=True,
+                listeners=listeners,
+                device=device,
+                processes=processes,
+                command=command,
+                allow_other_engine=allow_other_engine,
             )
         except (InputError, SignalError) as error:
             raise type(error)(
@@ -194,7 +233,10 @@ class Simulation:
                 for name in (self.experiment.plans[i].id for i in places):
                     state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
                     done = saved[name]["round"] if name in saved else 0
-                    self._infos[name] = replace(self._infos[name], state=state, reason=reason, rounds_done=done)
+                    engines = as_engines(saved.get(name, {}).get("engines"))
+                    self._infos[name] = replace(
+                        self._infos[name], state=state, reason=reason, rounds_done=done, engines=engines
+                    )
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out)
         kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)

@@ -1,6 +1,6 @@
 """The training engine: many models over one shared set of samples, batched, on all cores or on CUDA."""
 
-from fedcohort.simulate.engine.engine import Engine, choose_device
+from fedcohort.simulate.engine.engine import Engine, choose_device, engine_kind
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss, train_plain
 from fedcohort.simulate.engine.types import ClientData, Jobs, Trained
 
@@ -10,6 +10,7 @@ __all__ = [
     "Jobs",
     "Trained",
     "choose_device",
+    "engine_kind",
     "pseudo_labels",
     "robust_loss",
     "train_plain",

@@ -21,7 +21,7 @@ from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
 from fedcohort.simulate.engine.losses import reduced
 from fedcohort.simulate.engine.modules import ModuleBackend, usable_cores
-from fedcohort.simulate.engine.native import NativeBackend
+from fedcohort.simulate.engine.native import NativeBackend, can_compile
 from fedcohort.simulate.engine.stacked import stack, why_not_stacked
 from fedcohort.simulate.engine.store import Store, sample_shape
 from fedcohort.simulate.engine.types import ClientData, Jobs, Spans, Trained
@@ -30,6 +30,7 @@ from fedcohort.simulate.models import build_model
 from fedcohort.simulate.tasks import Classification, Task
 
 log = logging.getLogger(__name__)
+_COMPILED, _STACKED, _PLAIN = "compiled code", "stacked models", "plain loop"
 
 
 class Backend(Protocol):
@@ -92,6 +93,8 @@ class Engine:
     ----------
     backend : Backend
         What trains this model here: machine code, a stack of models on a device, or the plain loop.
+    kind : str
+        The same in words, see :func:`engine_kind`. Engines of two kinds round differently.
 
     Examples
     --------
@@ -147,30 +150,23 @@ class Engine:
         self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
         self.store = Store(x_train, x_test, y_test, federations, None if self.task.has_classes else self.y_train)
-        self.backend = self._choose(module, flat, workers or usable_cores(), tf32)
+        fast = self.task.fast and not self.integers
+        self.kind = engine_kind(flat, self.sample, local, self.device, fast)
+        self.backend = self._backend(flat, workers or usable_cores(), tf32, fast)
 
-    def _choose(self, module: nn.Module, flat: FlatModel, threads: int, tf32: bool) -> Backend:
-        """Return the fastest backend this model can have here."""
-        if not self.task.fast or self.integers:
-            return self._plain(module, threads)
-        layers = read_layers(flat, self.sample)
-        if self.device.type == "cpu" and layers is not None:
-            native = NativeBackend.of(self.store, self.local, layers, threads)
-            if native is not None:
-                return native
-        reason = why_not_stacked(flat, self.sample)
-        if self.device.type == "cuda" and reason is None:
+    def _backend(self, flat: FlatModel, threads: int, tf32: bool, fast: bool) -> Backend:
+        if self.kind.startswith(_COMPILED):
+            return NativeBackend.of(self.store, self.local, read_layers(flat, self.sample), threads)
+        if self.kind.startswith(_STACKED):
             net = stack(flat, self.sample)
             return DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device, tf32=tf32)
+        reason = why_not_stacked(flat, self.sample) if fast else None
         if reason is not None:
             log.warning(
                 "the model %r cannot be batched, its clients are trained one after the other: %s", self.model, reason
             )
-        return self._plain(module, threads)
-
-    def _plain(self, module: nn.Module, threads: int) -> Backend:
         return ModuleBackend(
-            module,
+            flat.module,
             self.store,
             self.local,
             device=self.device,
@@ -336,6 +332,29 @@ class Engine:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+def engine_kind(
+    flat: FlatModel, sample: tuple[int, ...], local: LocalTraining, device: torch.device, fast: bool
+) -> str:
+    """Return what trains a model on a device, the fastest that can be had here: "compiled code on cpu", for example.
+
+    Parameters
+    ----------
+    flat : FlatModel
+    sample : tuple of int
+        Shape of a sample.
+    local : LocalTraining
+    device : torch.device
+    fast : bool
+        Whether the task is one that more than the plain loop can learn.
+    """
+    how = _PLAIN
+    if fast and device.type == "cpu" and can_compile(read_layers(flat, sample), local):
+        how = _COMPILED
+    elif fast and device.type == "cuda" and why_not_stacked(flat, sample) is None:
+        how = _STACKED
+    return f"{how} on {device.type}"
 
 
 def choose_device(device: str) -> torch.device:

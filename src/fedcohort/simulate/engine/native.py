@@ -81,6 +81,13 @@ def describe(layers: list[Layer]) -> AnyArray | None:
     return record
 
 
+def can_compile(layers: list[Layer] | None, local: LocalTraining) -> bool:
+    """Whether machine code can train a network here; None: it is no stack of known layers."""
+    if layers is None or describe(layers) is None or local.batch_size > _MOST_ROWS:
+        return False
+    return compiled("train") is not None
+
+
 class NativeBackend:
     """Trains and evaluates in machine code, with a thread per core.
 
@@ -125,13 +132,11 @@ class NativeBackend:
         self._give_back = torch_threads(self, 1 if threads > 1 else None)
 
     @staticmethod
-    def of(store: Store, local: LocalTraining, layers: list[Layer], threads: int) -> NativeBackend | None:
-        """Return the backend if the network and the machine allow it."""
-        description = describe(layers)
-        if description is None or local.batch_size > _MOST_ROWS:
-            return None
-        library = compiled("train")
-        return None if library is None else NativeBackend(store, local, description, library, threads)
+    def of(store: Store, local: LocalTraining, layers: list[Layer] | None, threads: int) -> NativeBackend:
+        """Return the backend; :func:`can_compile` must be true."""
+        description, library = describe(layers or []), compiled("train")
+        assert description is not None and library is not None
+        return NativeBackend(store, local, description, library, threads)
 
     def close(self) -> None:
         """Give torch its threads back."""
