@@ -327,7 +327,10 @@ class ClientTable:
         """Whether a name is that of a client."""
         if self._names is not None:
             return name in self._index
-        return isinstance(name, str) and name.isdecimal() and str(int(name)) == name and int(name) < self.n
+        # Python refuses to convert texts of many thousand digits.
+        if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(self.n)):
+            return False
+        return str(int(name)) == name and int(name) < self.n
 
     def indices(self, clients: Sequence[str] | Sequence[int] | AnyArray) -> IntArray:
         """Return dense indices for names or indices, checked."""

@@ -1,19 +1,87 @@
-"""Names: whoever is registered keeps its own."""
+"""Names: what one may be, and whoever is registered keeps its own."""
 
 from __future__ import annotations
 
+import random
+import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from flwr.serverapp.strategy import (
     FedAvg,
 )
+from hypothesis import given
 
+from fedcohort.clients import ClientTable
 from fedcohort.flower import (
     cohort_client,
 )
 from fedcohort.flower.population import Population
+from fedcohort.flower.roster import natural
+from fedcohort.flower.wire import Description
+from fedcohort.journal import read_journal
+from fedcohort.journal.explain import history
+
+# isdigit() says yes to all of these, and int() takes none of them.
+DIGITS = [c for c in map(chr, range(sys.maxunicode + 1)) if c.isdigit() and not c.isdecimal()]
+
+
+@given(st.lists(st.text(st.sampled_from(["0", "1", "9", "²", "①", "٣", "a", "-", "\ud800"]), max_size=6), unique=True),
+       st.randoms(use_true_random=False))  # fmt: skip
+def test_any_names_have_one_order(names: list[str], shuffle: random.Random) -> None:
+    names += ["9" * 5000, "client-9", "client-10", *DIGITS]
+    names = list(dict.fromkeys(names))
+    order = sorted(names, key=natural)
+    assert order.index("client-9") < order.index("client-10")
+    shuffle.shuffle(names)
+    assert sorted(names, key=natural) == order
+
+
+@pytest.mark.parametrize("odd", ["²", "1²", "①", "".join(DIGITS[:100]), "e\u0301", "[/x]", "9" * 200])
+def test_no_name_ends_a_run_or_its_restart(odd: str, empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    for fleet, rounds in ((empty_fleet, 1), (kit.Fleet(), 2)):
+        for number, name in enumerate(["client-10", "client-9", odd, "client-09"]):
+            app = cohort_client(kit.client_app(), kit.ANSWERS)
+            fleet.grid.add(kit.Node(app, {"client-name": name, "partition-id": number}), node_id=100 * rounds + number)
+        fleet.strategy("size-weighted", FedAvg(), cohort_size=4, journal=tmp_path / "j").start(
+            fleet.grid, kit.model(), rounds
+        )
+    record = read_journal(tmp_path / "j")
+    name = unicodedata.normalize("NFC", odd)
+    assert set(record.table()[0].names) == {"client-10", "client-9", "client-09", name}
+    assert [part.picked for part in history(record, name)] == [True, True]
+
+
+@pytest.mark.parametrize("name", [" a", "a ", "a\nb", "a\u200b", "\ud800", "x" * 201, "\u00a0"])
+def test_a_name_is_printable_short_and_without_spaces_around_it(
+    name: str, empty_fleet: Any, kit: Any, caplog: Any
+) -> None:
+    with pytest.raises(ValueError, match="'name' must"):
+        Description.from_record({"version": 1, "name": name, "signals": []})
+    if name == "\ud800":
+        return  # no message can carry it
+    empty_fleet.fill(2)
+    app = cohort_client(kit.client_app(), kit.ANSWERS)
+    empty_fleet.grid.add(kit.Node(app, {"client-name": name, "partition-id": 7}))
+    result = empty_fleet.strategy("all", FedAvg()).start(empty_fleet.grid, kit.model(), 1)
+    assert "'name' must" in caplog.text and result.arrays["bias"].numpy()[0] == pytest.approx(5 / 3)
+
+
+def test_the_same_text_is_the_same_client_however_it_is_encoded(empty_fleet: Any, kit: Any, caplog: Any) -> None:
+    grid = empty_fleet.grid
+    federation = Population(grid, (), patience=5, clock=empty_fleet.clock, sleep=empty_fleet.clock.sleep)
+    grid.add(kit.Node(kit.client_app(), {}, registered="Orl\u00e9ans"), node_id=1)
+    grid.add(kit.Node(cohort_client(kit.client_app()), {"client-name": "Orle\u0301ans"}), node_id=2)
+    assert settle(empty_fleet, federation) == {"Orl\u00e9ans": 1}
+    assert "the name of a registered node" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "²", "-1", "--1", "٣", "03", "3"])
+def test_a_table_without_names_knows_none_but_its_numbers(text: str) -> None:
+    assert text not in ClientTable(n=3)
 
 
 def settle(fleet: Any, federation: Population, rounds: int = 30) -> dict[str, int]:

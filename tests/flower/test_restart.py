@@ -56,9 +56,7 @@ def start(kit: Any, inner: Any, journal: Path, skip: int = 0, value: float = 0.0
     strategy = fleet.strategy("power-of-choice", inner, journal=journal, seed=4)
     if "on_push" in hooks:
         fleet.grid.hooks.append(hooks["on_push"])
-    return strategy.start(
-        fleet.grid, kit.model(value, counter=False), ROUNDS, evaluate_fn=hooks.get("evaluate", lambda r, a: None)
-    )
+    return strategy.start(fleet.grid, kit.model(value), ROUNDS, evaluate_fn=hooks.get("evaluate", lambda r, a: None))
 
 
 def cut_in(monkeypatch: Any, owner: Any, name: str, call: int, *, after: bool) -> None:
@@ -108,8 +106,8 @@ def test_cut_off_anywhere(
             start(kit, make(), tmp_path / "cut", evaluate=lambda r, a: MetricRecord({"accuracy": 0.1}))
     # The app is started again with another random first model, other node ids, and a fresh strategy object.
     again = start(kit, make(), tmp_path / "cut", skip=2, value=0.0 if call == 1 else 5.0)
-    for key in ("weight", "bias"):
-        np.testing.assert_array_equal(again.arrays[key].numpy(), whole.arrays[key].numpy())
+    for key in ("weight", "bias", "seen"):
+        np.testing.assert_array_equal(again.arrays[key].numpy(), whole.arrays[key].numpy(), strict=True)
     rows = [read_journal(tmp_path / f).cohorts() for f in ("whole", "cut")]
     assert [r.clients.tolist() for r in rows[0]] == [r.clients.tolist() for r in rows[1]]
     assert Counter(r.round for r in rows[1]) == Counter(range(ROUNDS))
@@ -151,8 +149,8 @@ def test_only_the_newest_checkpoints_stay(kit: Any, tmp_path: Path) -> None:
     files = sorted(f.name for f in (tmp_path / "j.checkpoints").iterdir())
     assert files == ["after-000004.safetensors", "after-000005.safetensors"]
     tensors = load_file(tmp_path / "j.checkpoints" / files[-1])
-    assert {k for k in tensors if k.startswith("model/")} == {"model/weight", "model/bias"}
-    assert {k for k in tensors if "m_t" in k} == {"strategy/0.m_t/weight", "strategy/0.m_t/bias"}
+    assert {k for k in tensors if k.startswith("model/")} == {"model/weight", "model/bias", "model/seen"}
+    assert {k for k in tensors if "m_t" in k} == {f"strategy/0.m_t/{k}" for k in ("weight", "bias", "seen")}
 
 
 def test_a_lost_checkpoint_is_named(kit: Any, tmp_path: Path) -> None:

@@ -114,9 +114,7 @@ def _whole(journal: Path, format: Format) -> None:
 def _history(journal: Path, client: str, format: Format) -> None:
     """Show one client's part in every round."""
     with closing(read_journal(journal)) as record:
-        table, _ = record.table()
-        key: int | str = int(client) if not table.has_names and client.isdecimal() else client
-        parts = history(record, key)
+        parts = history(record, client)
     if format is Format.JSON:
         print_json([{"round": p.round, "was_picked": p.picked, "what": p.outcome} for p in parts])
         return

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.flower.exchange import Outbox, Reply
-from fedcohort.flower.wire import DESCRIBE, RECORD, VERSION, Description
+from fedcohort.flower.wire import DESCRIBE, RECORD, VERSION, Description, composed
 from fedcohort.signals import UNAIDED_SIGNALS, Signal
 
 log = logging.getLogger("flwr.fedcohort")
@@ -69,13 +69,15 @@ class Card:
         return sorted(frozenset(required) - self.signals(sealed))
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that puts client-10 after client-9.
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Return a sort key for any text that puts client-10 after client-9; no two texts have the same.
 
     >>> sorted(["client-10", "client-9", "anna"], key=natural)
     ['anna', 'client-9', 'client-10']
     """
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+    # A number goes by its length and then its digits, which holds for any length and needs no conversion.
+    parts = [(part, part.lstrip("0")) for part in re.split("([0-9]+)", name) if part]
+    return [(0, len(digits), digits) if part[0] in "0123456789" else (1, 0, part) for part, digits in parts], name
 
 
 class Roster:
@@ -138,7 +140,9 @@ class Roster:
         ids = found if isinstance(found, set) else set(found)
         if ids != self._seen:
             # Only newcomers are worth the longer question, which brings the names they were registered under.
-            self._registered = {int(n.node_id): n.name if n.HasField("name") else "" for n in self._grid.get_nodes()}
+            self._registered = {
+                int(n.node_id): composed(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
+            }
             self._seen = set(self._registered)
             names = set(self._registered.values())
             for node in [n for n, c in self._cards.items() if n not in self._registered or

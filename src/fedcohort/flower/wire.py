@@ -7,6 +7,7 @@ one MetricRecord in a reply and average every metric they find; a ConfigRecord t
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
@@ -41,6 +42,26 @@ GRADIENT_SIGNALS = frozenset(vectors_of(REPORT_SIGNALS, "gradient"))
 Value = float | FloatArray  # of a signal that is a number; of one that is a vector, (V,)
 
 
+def composed(name: str) -> str:
+    """Return a name in Unicode's composed form: what reads the same is the same client."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def usable_name(name: str) -> str:
+    """Return the name a client chose for itself, composed; an empty one stands for none.
+
+    It has at most 200 printable characters and no space at either end. The names a host gives its clients in a
+    :class:`~fedcohort.clients.ClientTable` may be any text.
+    """
+    found = composed(name)
+    if len(found) > _LONGEST_NAME or not found.isprintable() or found != found.strip():
+        raise ValueError(
+            f"'name' must be printable, without a space at either end, and have at most {_LONGEST_NAME} characters. "
+            f"Got {name[: _LONGEST_NAME + 1]!r}"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class Description:
     """A client's answer to DESCRIBE.
@@ -48,7 +69,7 @@ class Description:
     Parameters
     ----------
     name : str
-        Stable over restarts; empty when the client has none.
+        Stable over restarts; empty when the client has none. See :func:`usable_name`.
     size : int or None
         Training samples.
     label_counts : tuple of int or None
@@ -67,6 +88,9 @@ class Description:
     sealed_labels: bytes | None = None
     signals: frozenset[Signal] = frozenset()
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", usable_name(self.name))
 
     def to_record(self) -> ConfigRecord:
         """Return the description as the record that travels."""
@@ -90,8 +114,6 @@ class Description:
         signals, sealed = record.get("signals"), record.get("sealed-labels")
         if not isinstance(name, str) or not isinstance(signals, list):
             raise ValueError("the description lacks 'name' or 'signals'")
-        if len(name) > _LONGEST_NAME or not (name == "" or name.isprintable()):
-            raise ValueError(f"'name' must be printable and have at most {_LONGEST_NAME} characters")
         if size is not None and not _is_count(size):
             raise ValueError(f"'size' must be {_COUNT}. Got {_brief(size)}")
         if counts is not None:

@@ -94,9 +94,7 @@ def _explain(journal: Journal, run: str, round_: int, client: str | None, nearly
         explanation = explain_round(journal, round_)
         rows: Sequence[ScoreRow] = explanation.rows
     else:
-        table, _ = journal.table()
-        key: int | str = int(client) if not table.has_names and client.lstrip("-").isdecimal() else client
-        explanation = explain_round(journal, round_, key)
+        explanation = explain_round(journal, round_, client)
         rows = explain_round(journal, round_).rows
     picked = tuple(row for row in rows if row.picked)
     others = tuple(row for row in rows if not row.picked)

@@ -233,8 +233,7 @@ class JournalItem:
         if self._problem:
             raise JournalError(self._problem)
         with closing(read_journal(self.path)) as journal:
-            key: int | str = int(client) if not journal.table()[0].has_names and client.isdecimal() else client
-            return [{"round": p.round, "picked": p.picked, "what": p.outcome} for p in history(journal, key)]
+            return [{"round": p.round, "picked": p.picked, "what": p.outcome} for p in history(journal, client)]
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
         """Explain a choice."""
