@@ -1,4 +1,4 @@
-"""Files from somebody else: a pipe or a device that lies in a file's place must not be waited for."""
+"""Files in folders that others can write to: no pipe is waited for, and nothing is written through a symbolic link."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def read_file(path: Path) -> bytes:
             return file.read()
         except MemoryError:
             raise OSError(errno.EFBIG, "it is larger than the memory", str(path)) from None
+
+
+def no_links(path: str, flags: int) -> int:
+    """Open a file, but not through a symbolic link in its place; for the ``opener`` of :func:`open`.
+
+    A link that somebody put where a program keeps a file of its own would let it write into any file of its user.
+    """
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, and nothing is written through one", path) from None
+        raise

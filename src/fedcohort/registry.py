@@ -226,6 +226,16 @@ class Registry(Generic[T]):
         self._references.setdefault(item, whole)
         return item
 
+    def imported(self, reference: str) -> Callable[..., T] | None:
+        """Return a class that somebody in this process has asked for by reference; nothing is imported.
+
+        A file is known by its name and its class, because it may lie elsewhere on another machine.
+        """
+        for item, whole in self._references.items():
+            if reference == whole or (".py:" in whole and Path(reference).name == Path(whole).name):
+                return item
+        return None
+
     def reference(self, item: Callable[..., T]) -> str | None:
         """Return the reference by which a class came in, good from any folder; None for one that is known by name."""
         return self._references.get(item)

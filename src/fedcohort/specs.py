@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcohort.errors import FedcohortError, JournalError
+from fedcohort.errors import JournalError
 from fedcohort.params import parameters
 from fedcohort.protocol import SELECTORS, Selector
+from fedcohort.registry import is_reference
 
 
 def selector_name(selector: Selector[Any]) -> str:
@@ -28,35 +29,54 @@ def describe(selector: Selector[Any]) -> dict[str, Any]:
 
 
 def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
-    """Return the class that a description is about, None where it is not known here.
+    """Return the class that a description is about; None where it is neither registered nor imported.
 
-    A class that came in by reference is imported again from where it was.
+    A journal is data: a file or module that one names is not imported for its sake. Whoever trusts the selector asks
+    for it first, by ``SELECTORS.get(reference)``, by importing its module, or by ``--selector`` on the command line.
     """
     name, reference = spec["name"], spec.get("reference")
     found: Any = None
     if name is not None and name in SELECTORS:
         found = SELECTORS.get(name)
     elif reference is not None:
-        found = SELECTORS.get(reference)
+        found = SELECTORS.imported(reference)
     return found if isinstance(found, type) else None
+
+
+def untrusted(spec: Mapping[str, Any]) -> str | None:
+    """Return what a description names that would have to be imported first, if anything; see :func:`class_of`."""
+    if class_of(spec) is None:
+        return str(spec.get("reference") or spec["class"])
+    named = (text for text in _texts(spec["params"]) if is_reference(text))  # a selector around another
+    return next((text for text in named if SELECTORS.imported(text) is None), None)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
 
 
 def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
     """Return the selector a journal was written with, from the registry or checked against ``given``."""
     if given is None:
-        try:
-            known = class_of(spec)
-        except FedcohortError as error:
+        lacking = untrusted(spec)
+        if lacking is not None:
             raise JournalError(
-                f"The journal {path} was written with the selector {spec['reference']}: {error.message}",
-                hint="put the file back, or pass the selector: Session.open(path, selector=...)",
-            ) from error
-        if known is None:
-            raise JournalError(
-                f"The journal {path} was written with the unregistered selector {spec['class']}.",
-                hint="pass it: Session.open(path, selector=...)",
+                f"The journal {path} was written with the selector {lacking}, which is not one of fedcohort's; code is "
+                "not imported because a journal names it.",
+                hint=f"if you trust it, name it yourself: --selector {lacking} on the command line, "
+                "Session.open(path, selector=...) in Python",
             )
-        return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else spec["reference"], **spec["params"])
+        known = class_of(spec)
+        assert known is not None
+        return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known) or "",
+                                **spec["params"])  # fmt: skip
     now = describe(given)
     ours = (spec["name"] or spec["class"], _plain(spec["params"]))
     theirs = (now["name"] or now["class"], _plain(now["params"]))

@@ -16,7 +16,7 @@ from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.checks import check_signals
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Coverage, Guard
-from fedcohort.errors import InputError
+from fedcohort.errors import InputError, JournalError
 from fedcohort.expressions import Attributes
 from fedcohort.guard import guarded
 from fedcohort.journal import Journal, ReplyBlock
@@ -30,7 +30,7 @@ from fedcohort.participation import CHANGED
 from fedcohort.protocol import Cohort, Selector, is_per_client
 from fedcohort.rules import Referee, Rules
 from fedcohort.signals import REPORT_SIGNALS, Signal
-from fedcohort.specs import describe, rebuilt
+from fedcohort.specs import describe, rebuilt, untrusted
 from fedcohort.text import shown
 from fedcohort.views import outcome_for
 
@@ -90,6 +90,13 @@ class Standing:
             if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
                 self._drop_shadow(name, "removed", "the session was opened without it")
                 continue
+            if wanted is None and untrusted(spec) is not None:
+                raise JournalError(
+                    f"The journal {self._journal.path} has the shadow {name!r}, which is {untrusted(spec)}; code is "
+                    "not imported because a journal names it.",
+                    hint=f"if you trust it, name it yourself: --selector {untrusted(spec)} on the command line, "
+                    "Session.open(path, shadows={...}) in Python; shadows={} goes on without",
+                )
             try:
                 self._shadows[name] = rebuilt(spec, None if wanted is None else wanted[name], self._journal.path)
                 self._set_membership_to(self._membership)

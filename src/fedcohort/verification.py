@@ -5,14 +5,13 @@ Behind ``fedcohort journal verify``. Nothing is changed, also where nothing coul
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedcohort import participation, replay
-from fedcohort.errors import FedcohortError
+from fedcohort.errors import FedcohortError, JournalError
 from fedcohort.journal import Journal
 from fedcohort.journal.beside import Mark
 from fedcohort.journal.database import Database, Seal
@@ -96,7 +95,9 @@ def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
         yield from _rules(journal)
         if again:
             yield _again(journal)
-    except (ValueError, LookupError, TypeError, ArithmeticError, zlib.error) as error:
+    except JournalError as error:
+        yield Finding("contents", False, error.message)
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         yield Finding("contents", False, f"cannot be read: {type(error).__name__}: {error}")
 
 
@@ -148,6 +149,7 @@ def _order(journal: Journal) -> Finding:
         wrong.append(f"there are reports for ticket {strays[0]}, which was never given out")
     picked = {int(client) for row in rows for client in row.clients}
     table, _ = journal.table()
+    journal.attributes()  # which must be readable, too
     if picked and max(picked) >= table.n:
         wrong.append(f"client {max(picked)} was picked, and there are {table.n}")
     rounds = f"{len(rows):,} cohorts of {participation.next_round(journal)[0]:,} rounds, {table.n:,} clients"

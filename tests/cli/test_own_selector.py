@@ -161,6 +161,11 @@ def test_it_is_resumed_by_another_process_in_another_folder(own, tmp_path_factor
     )
     assert done.returncode == 0, done.stderr
     assert load(folder / "out").rounds.num_rows == 6
+    report = [sys.executable, "-m", "fedcohort.cli.app", "report", str(folder / "out"), "-o", str(folder / "page.html")]
+    page = subprocess.run(report, capture_output=True, text=True, timeout=120, check=True)
+    assert "--selector imports it" in " ".join(page.stderr.split())
+    subprocess.run([*report, "--selector", f"{folder}/mine.py:Mine"], capture_output=True, timeout=120, check=True)
+    assert "Who waits" in (folder / "page.html").read_text()
     journal = folder / "out" / "journal" / "mine-s0.sqlite"
     assert Session.open(journal).round == 6
     with closing(read_journal(journal)) as record:
@@ -172,7 +177,7 @@ def test_a_journal_whose_file_is_gone_says_so(own):
 
     folder, _ = own
     spec = {"name": "long-gone", "class": "m:Mine", "reference": f"{folder}/gone.py:Mine", "params": {}}
-    with pytest.raises(JournalError, match="There is no file"):
+    with pytest.raises(JournalError, match=r"gone\.py:Mine"):
         rebuilt(spec, None, folder / "x.sqlite")
 
 

@@ -17,6 +17,8 @@ from fedcohort.cli.options import (
     QuietOption,
     ScenarioOption,
     SetOption,
+    TrustOption,
+    import_selectors,
 )
 from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
 from fedcohort.errors import InputError
@@ -36,6 +38,12 @@ def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
     with contextlib.closing(read_journal(path)) as journal:
         spec = journal.meta()["selector"]
         cls = class_of(spec)
+        if cls is None and spec.get("reference") is not None:
+            raise InputError(
+                f"The journal {path} is of the selector {spec['reference']}; code is not imported because a journal "
+                "names it.",
+                hint=f"if you trust it: --selector {spec['reference']}",
+            )
         if cls is None or not issubclass(cls, Ranker):
             known = ", ".join(SELECTORS.able(Ranker))
             raise InputError(
@@ -80,6 +88,7 @@ def analytics(
         Path | None,
         typer.Option("--journal", help="Rank by the journal of a session whose selector can rank.", dir_okay=False),
     ] = None,
+    selector: TrustOption = None,
     set_: SetOption = None,
     device: DeviceOption = None,
     quiet: QuietOption = False,
@@ -95,6 +104,7 @@ def analytics(
     console = err(quiet or format is Format.JSON)
     summary: dict[str, Any] = {"level": level}
     if journal is not None:
+        import_selectors(selector)
         found, names = _from_journal(journal, level)
         rows = _rows(found, names, None)
     else:

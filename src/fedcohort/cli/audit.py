@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import FormatOption
+from fedcohort.cli.options import FormatOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json, say
 
 
@@ -23,6 +23,7 @@ def audit(
     client: Annotated[
         str | None, typer.Option("--client", help="Also say how often this client could be picked, and was.")
     ] = None,
+    selector: TrustOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Recompute every cohort of a journal; confirm, or name the first round that does not follow.
@@ -35,6 +36,7 @@ def audit(
     from fedcohort.errors import UnknownNameError
     from fedcohort.privacy.audited import read_receipts, verify
 
+    import_selectors(selector)
     found = verify(journal, seed=seed, receipts=None if receipts is None else read_receipts(receipts))
     if client is not None and client not in found.candidate:
         raise UnknownNameError(f"There is no client {client!r} in {journal}.")

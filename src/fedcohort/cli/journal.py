@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import FormatOption
+from fedcohort.cli.options import FormatOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.errors import InputError, SignalError
 from fedcohort.journal import Journal, read_journal
@@ -37,6 +37,7 @@ def verify(
     replay: Annotated[
         bool, typer.Option("--replay/--no-replay", help="Play the session again and compare every cohort.")
     ] = True,
+    selector: TrustOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Check all there is to check: file, checksums, commits, order, rules, and that the cohorts follow from the seed.
@@ -46,6 +47,7 @@ def verify(
 
     Example: fedcohort journal verify run.sqlite
     """
+    import_selectors(selector)
     found = examine(journal, again=replay)
     if format is Format.JSON:
         print_json(
@@ -106,11 +108,13 @@ def recover(
 def change_selector(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The selector that goes on, with its defaults.")],
+    selector: TrustOption = None,
 ) -> None:
     """Let another selector go on with a run: it starts from the outcomes the journal holds. The change is recorded.
 
     Example: fedcohort journal selector run.sqlite fedcor
     """
+    import_selectors(selector)
     with Session.open(journal) as session:
         before = selector_name(session.selector)
         try:
@@ -153,11 +157,13 @@ def prune_details(
 def forget_client(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    selector: TrustOption = None,
 ) -> None:
     """Remove a client's name, facts, numbers, scores and state for good; that somebody took part stays provable.
 
     Example: fedcohort journal forget run.sqlite clinic-b
     """
+    import_selectors(selector)
     with Session.open(journal) as session:
         stand_in = session.forget(client)
     say(out(), f"{client} is forgotten; its rounds stand under {stand_in}.")
@@ -168,11 +174,13 @@ def abandon(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     ticket: Annotated[int | None, typer.Option(help="Which pending cohort; default: the oldest.")] = None,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "abandoned by the operator",
+    selector: TrustOption = None,
 ) -> None:
     """Give up a cohort that cannot be finished: its clients are free, and the run chooses anew when it is started.
 
     Example: fedcohort journal abandon run.sqlite --reason "clinic-b is gone"
     """
+    import_selectors(selector)
     with Session.open(journal) as session:
         if not session.pending:
             raise InputError(f"The journal {journal} has no pending cohort.")

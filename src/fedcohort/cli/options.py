@@ -140,4 +140,22 @@ TrackOption = Annotated[
     list[str] | None, typer.Option("--track", help="Also write to tensorboard, mlflow or wandb; may be repeated.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")]
+
+
+def import_selectors(references: list[str] | None) -> None:
+    """Import the selectors that the user vouches for, so that a journal may name them."""
+    from fedcohort.protocol import SELECTORS
+
+    for reference in references or ():
+        SELECTORS.get(reference)
+
+
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--selector",
+        metavar="FILE:CLASS",
+        help="A selector of your own that the journal names; only what is named here is imported. May be repeated.",
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="Print a table for people or JSON for machines.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import FormatOption, QuietOption
+from fedcohort.cli.options import FormatOption, QuietOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
 from fedcohort.errors import InputError
 from fedcohort.report.live_page import build_live_report, ending
@@ -55,6 +55,7 @@ def report(  # the command line's options are this signature
     tables: Annotated[
         TableForm | None, typer.Option(help="Print the tables in this format instead of writing a page.")
     ] = None,
+    selector: TrustOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -69,6 +70,7 @@ def report(  # the command line's options are this signature
     fedcohort report runs/a runs/b -o both.html --target 0.62;
     fedcohort report runs/digits --export figures --picture pdf; fedcohort report runs/digits --tables latex
     """
+    import_selectors(selector)
     messages = err(quiet)
     live = [path for path in runs if path.is_file()]
     if live:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcohort.errors import JournalError
-from fedcohort.files import read_file
+from fedcohort.files import no_links, open_file
 
 try:
     import fcntl
@@ -24,6 +24,7 @@ except ImportError:  # no advisory locks on this platform; SQLite still guards s
 COMPANIONS = ("-wal", "-shm", "-journal")  # SQLite's own names
 NEW = ".new"  # a journal that is being created
 LOCK = ".lock"
+_LONGEST_MARK = 256  # bytes
 
 
 def target(path: str | Path) -> Path:
@@ -96,7 +97,8 @@ class Mark:
     def of(cls, path: Path) -> Mark | None:
         """Return the mark beside a journal, if there is one."""
         try:
-            return cls.decoded(read_file(_lock_file(path)))
+            with open_file(_lock_file(path)) as file:
+                return cls.decoded(file.read(_LONGEST_MARK))
         except OSError:
             return None
 
@@ -111,7 +113,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = os.open(_lock_file(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            self._file = no_links(str(_lock_file(path)), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise JournalError(
                 f"The journal {path} cannot be written: {error.strerror or error} ({_lock_file(path)}).",

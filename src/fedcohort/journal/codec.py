@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedcohort.arrays import AnyArray, IntArray, sealed
-from fedcohort.errors import InputError, SelectorError
+from fedcohort.errors import InputError, JournalError, SelectorError
 
 Scalar = int | float | bool | str | None
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -53,6 +54,46 @@ def unpack_many(data: bytes) -> dict[str, AnyArray]:
         found[name] = unpack(rest[at : at + length])
         at += length
     return found
+
+
+MOST_TEXT = 256 << 20
+"""Bytes that names or attributes may have unpacked: 256 for each of a million clients."""
+_SMALL = 1 << 20
+_RATIO = 100  # names and attributes of a real federation take at most a tenth of this
+
+
+def deflated(data: bytes) -> bytes:
+    """Return bytes compressed, in little time."""
+    return zlib.compress(data, 1)
+
+
+def inflated(data: bytes, most: int, what: str) -> bytes:
+    """Return what :func:`deflated` packed; :class:`JournalError` as soon as it turns out to be more than ``most``.
+
+    >>> inflated(deflated(b"abc" * 1000), 10, "A name")
+    Traceback (most recent call last):
+        ...
+    fedcohort.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        found = unpacker.decompress(data, max(most, 1))
+        if len(found) > most or (not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1)):
+            raise JournalError(f"{what} takes more than the {most:,} bytes that it may have unpacked.")
+    except zlib.error as error:
+        raise JournalError(f"{what} cannot be unpacked: {error}.") from error
+    if not unpacker.eof:
+        raise JournalError(f"{what} cannot be unpacked: it is cut off.")
+    return found
+
+
+def inflated_json(data: bytes, what: str) -> Any:
+    """Return JSON that was compressed; text that shrank a hundredfold is not that of a journal, but made to burst."""
+    text = inflated(data, min(MOST_TEXT, max(_SMALL, _RATIO * len(data))), what)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JournalError(f"{what} cannot be read: {error}.") from error
 
 
 def as_json(value: Any, what: str) -> str:

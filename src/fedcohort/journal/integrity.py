@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from itertools import chain
@@ -13,6 +14,7 @@ from fedcohort.journal.beside import Mark
 from fedcohort.journal.database import Seal
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
 
+_COMPUTED = re.compile(r"\bAS\b", re.IGNORECASE)
 COPY = "restore it from a copy; `fedcohort journal copy` makes one that is whole, also of a journal in use"
 
 
@@ -54,7 +56,11 @@ def row_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
 
 
 def _schema_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
-    found = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+    declared = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    for kind, name, sql in declared:  # what would run, or grow, when it is read
+        if kind not in ("table", "index") or _COMPUTED.search(str(sql)):
+            yield f"it has a {kind} {name!r}, with something to compute, and no journal has"
+    found = {name: sql for _, name, sql in declared}
     if version < SCHEMA_VERSION:
         if "seal" in found:
             yield f"its header says version {version}, its tables are of version {SCHEMA_VERSION}"

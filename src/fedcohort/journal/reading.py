@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ import numpy as np
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable
 from fedcohort.journal.chain import Link, cohort_payload, links, replies_payload, start_payload
-from fedcohort.journal.codec import decode_scalar, unpack, unpack_many
+from fedcohort.journal.codec import decode_scalar, inflated, inflated_json, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
-from fedcohort.journal.tables import table_of
+from fedcohort.journal.tables import client_count, table_of
 
 EXCLUDED = "excluded"  # the event that says whom rules kept from a cohort
 
@@ -63,10 +62,14 @@ class Record:
         """Return the client table and the (N,) mask of members."""
         return table_of(dict(self.database.fetch("SELECT name, data FROM facts")))
 
+    def client_count(self) -> int:
+        """Return how many clients there are, whether or not they are members."""
+        return client_count(dict(self.database.fetch("SELECT name, data FROM facts WHERE name IN ('n', 'active')")))
+
     def attributes(self) -> dict[str, dict[str, Any]]:
         """Return what clients said about themselves, by name."""
         rows = self.database.fetch("SELECT data FROM facts WHERE name = 'attributes'")
-        return dict(json.loads(zlib.decompress(rows[0][0]))) if rows else {}
+        return dict(inflated_json(rows[0][0], "What clients say about themselves")) if rows else {}
 
     def exclusions(self, ticket: int) -> dict[int, str]:
         """Return whom rules excluded from a cohort, each with the reason."""
@@ -75,7 +78,8 @@ class Record:
         if not rows:
             return {}
         body = json.loads(rows[0][0])
-        codes = np.frombuffer(zlib.decompress(base64.b64decode(body["codes"])), "<i2")
+        data = inflated(base64.b64decode(body["codes"]), 2 * self.client_count(), "The list of whom rules excluded")
+        codes = np.frombuffer(data, "<i2")
         return {int(c): str(body["reasons"][codes[c] - 1]) for c in np.flatnonzero(codes)}
 
     def state(self, selector: str) -> dict[str, Any]:
@@ -150,7 +154,8 @@ class Record:
             return np.arange(n)
         if not mask:
             return None
-        bits = np.unpackbits(np.frombuffer(zlib.decompress(mask), np.uint8))
+        data = inflated(mask, (self.client_count() + 7) // 8, f"The list of candidates of ticket {ticket}")
+        bits = np.unpackbits(np.frombuffer(data, np.uint8))
         return np.flatnonzero(bits[:n])
 
     def reply_blocks(self, ticket: int | None = None) -> list[ReplyBlock]:

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import time
 import weakref
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from fedcohort.errors import JournalError
 from fedcohort.journal import opening
 from fedcohort.journal.beside import target
 from fedcohort.journal.chain import Chain, cohort_payload, replies_payload
-from fedcohort.journal.codec import as_json, changed_rows, encode_scalar, pack, pack_many, state_fields
+from fedcohort.journal.codec import as_json, changed_rows, deflated, encode_scalar, pack, pack_many, state_fields
 from fedcohort.journal.database import Commit, Database
 from fedcohort.journal.reading import EXCLUDED, CohortRow, Record
 from fedcohort.journal.replies import ReplyBlock
@@ -189,7 +188,7 @@ class Journal(Record):
         if candidates is not None:
             bits = np.zeros(n, np.bool_)
             bits[candidates] = True
-            mask = zlib.compress(np.packbits(bits).tobytes(), 1)
+            mask = deflated(np.packbits(bits).tobytes())
         weights, work = (None if x is None else pack(x) for x in (row.weights, row.work))
         chosen = (row.wanted, row.n_candidates, mask, pack(row.clients), weights, work)
         notes = as_json(dict(row.notes), "What a selector noted about its cohort")
@@ -256,7 +255,7 @@ class Journal(Record):
 
     def add_exclusions(self, ticket: int, codes: AnyArray, reasons: Sequence[str]) -> None:
         """Record whom rules excluded from a cohort, by code: 0, or one more than the place of the reason."""
-        data = base64.b64encode(zlib.compress(np.ascontiguousarray(codes, "<i2").tobytes(), 1)).decode()
+        data = base64.b64encode(deflated(np.ascontiguousarray(codes, "<i2").tobytes())).decode()
         self.add_event(EXCLUDED, {"ticket": ticket, "reasons": list(reasons), "codes": data})
 
     def set_attributes(
@@ -265,7 +264,7 @@ class Journal(Record):
         """Store what clients say about themselves, by name; an audited journal also keeps what was said when."""
         if self._chain is not None:
             self.add_event("attributes", {"clients": {name: dict(said) for name, said in news.items()}})
-        data = zlib.compress(json.dumps(attributes).encode(), 1)
+        data = deflated(json.dumps(attributes).encode())
         self.database.put("facts", "attributes", data)
 
     def drop_state(self, selector: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
 from fedcohort.arrays import AnyArray, BoolArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
-from fedcohort.journal.codec import pack, unpack
+from fedcohort.errors import JournalError
+from fedcohort.journal.codec import deflated, inflated_json, pack, unpack
 
 LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has one of these facts at most
 
@@ -19,7 +19,7 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
     """Return a client table and its members as they are stored."""
     facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
     if table.has_names:
-        facts["names"] = zlib.compress(json.dumps(table.names).encode(), 1)
+        facts["names"] = deflated(json.dumps(table.names).encode())
     if "sizes" in table.signals:
         facts["sizes"] = pack(table.sizes)
     if "label-products" in table.signals:
@@ -37,7 +37,7 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
 
 def table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
     """Return the client table and the (N,) mask of members that :func:`table_facts` stored."""
-    n = int(json.loads(facts["n"]))
+    n, active = client_count(facts), unpack(facts["active"])
     labels: LabelCounts | LabelFactor | LabelGram | None = None
     if "label_counts" in facts:
         labels = LabelCounts(unpack(facts["label_counts"]))
@@ -45,7 +45,25 @@ def table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
         labels = LabelFactor(unpack(facts["label_factor"]), int(json.loads(facts["classes"])))
     elif "label_gram" in facts:
         labels = LabelGram(unpack(facts["label_gram"]), int(json.loads(facts["classes"])))
-    names = json.loads(zlib.decompress(facts["names"])) if "names" in facts else None
+    names = _names(facts["names"], n) if "names" in facts else None
     sizes = unpack(facts["sizes"]) if "sizes" in facts else None
     table = ClientTable(names=names, sizes=sizes, labels=labels, n=n)
-    return table, np.unpackbits(unpack(facts["active"]), count=n).astype(np.bool_)
+    return table, np.unpackbits(active, count=n).astype(np.bool_)
+
+
+def client_count(facts: Mapping[str, bytes]) -> int:
+    """Return how many clients there are; never more than the mask of members has bits for.
+
+    A number costs nothing to write down, and everything else is allocated by it.
+    """
+    n, room = int(json.loads(facts["n"])), 8 * len(facts["active"])
+    if not 0 <= n <= room:
+        raise JournalError(f"The number of clients on record is {n}, and the mask of members is for {room} at most.")
+    return n
+
+
+def _names(data: bytes, n: int) -> list[str]:
+    names = inflated_json(data, "The list of clients' names")
+    if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
+        raise JournalError(f"The list of clients' names is not one of {n} texts.")
+    return names

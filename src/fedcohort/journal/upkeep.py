@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.errors import InputError, JournalError, MissingExtraError
-from fedcohort.journal.codec import pack, pack_many, unpack, unpack_many
+from fedcohort.journal.codec import deflated, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.reading import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock
@@ -120,7 +119,7 @@ def erase(journal: Journal, client: str) -> str:
     database = journal.database
     facts: dict[str, bytes] = dict(database.fetch("SELECT name, data FROM facts"))
     names = [stand_in if name == client else name for name in table.names]
-    changed = {"names": zlib.compress(json.dumps(names).encode(), 1)}
+    changed = {"names": deflated(json.dumps(names).encode())}
     for key in _FACTS:
         if key in facts:
             rows = unpack(facts[key]).copy()
@@ -134,7 +133,7 @@ def erase(journal: Journal, client: str) -> str:
     said = journal.attributes()
     said.pop(client, None)
     if "attributes" in facts:
-        changed["attributes"] = zlib.compress(json.dumps(said).encode(), 1)
+        changed["attributes"] = deflated(json.dumps(said).encode())
     for name, data in changed.items():
         database.put("facts", name, data)
     _blank_replies(database, index)

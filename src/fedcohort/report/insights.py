@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import FedcohortError, MissingExtraError
+from fedcohort.errors import FedcohortError, JournalError, MissingExtraError
 from fedcohort.journal import read_journal
 from fedcohort.pictures import Intervals, Lines, Picture, Points, Record, View
 from fedcohort.report import palette
@@ -50,7 +50,13 @@ def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[P
     """Return what a run's selector has to show."""
     assert run.journal is not None
     with closing(read_journal(run.journal)) as journal:
-        cls = class_of(journal.meta()["selector"])
+        spec = journal.meta()["selector"]
+        cls = class_of(spec)
+        if cls is None and spec.get("reference") is not None:
+            raise JournalError(
+                f"its selector is {spec['reference']}, and code is not imported because a journal names it; "
+                "--selector imports it"
+            )
         if cls is None or not cls.pictures:
             return []
         facts = setting.federations.get(run.federation)

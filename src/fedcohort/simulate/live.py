@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from fedcohort.files import no_links
 from fedcohort.journal import Journal
 from fedcohort.journal.live import LiveRounds
 from fedcohort.simulate.listener import Listener
@@ -45,7 +46,7 @@ class LiveFeed(Listener):
     def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
         """Open the feed; a line that an earlier process could not finish stays a line of its own."""
         with disk_errors(self._out / "live.jsonl"):
-            self._file = (self._out / "live.jsonl").open("a+")
+            self._file = open(self._out / "live.jsonl", "a+", opener=no_links)  # noqa: SIM115  # for as long as the run
             end = self._file.tell()
             self._file.seek(max(end - 1, 0))
             if end and self._file.read() != "\n":

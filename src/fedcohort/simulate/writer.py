@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray
-from fedcohort.files import read_file
+from fedcohort.files import no_links, read_file
 from fedcohort.simulate.facts import FederationFacts
 from fedcohort.simulate.results import (
     COVERS,
@@ -69,7 +69,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     beside = path.with_name(f".{path.name}.tmp")
     with disk_errors(path):
         try:
-            with beside.open("wb") as file:
+            with open(beside, "wb", opener=no_links) as file:
                 file.write(data)
                 file.flush()
                 if durable:
@@ -115,7 +115,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     with disk_errors(folder / ".lock"):
-        handle = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        handle = no_links(str(folder / ".lock"), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
     with os.fdopen(handle, "a"):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +132,7 @@ def shared(folder: Path) -> Iterator[None]:
     """Say that this process makes rounds for the one that holds the lock; it may outlive that one by a round."""
     import fcntl
 
-    with (folder / ".workers").open("a") as file:
+    with open(folder / ".workers", "a", opener=no_links) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
@@ -143,7 +143,7 @@ def _wait_for_workers(folder: Path) -> None:
 
     if not (folder / ".workers").exists():
         return
-    with (folder / ".workers").open("a") as file:
+    with open(folder / ".workers", "a", opener=no_links) as file:
         for _ in range(WORKERS_SECONDS * 10 + 1):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

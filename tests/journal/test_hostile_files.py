@@ -1,0 +1,239 @@
+"""Journals from somebody else, and folders others can write to: nothing bursts, nothing runs, no link is followed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sqlite3
+import subprocess
+import sys
+import zlib
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcohort import SELECTORS, ClientTable, RoundReport, RoundRequest, Session, create
+from fedcohort.cli.app import app
+from fedcohort.errors import JournalError
+from fedcohort.journal import explain_round, read_journal
+from fedcohort.journal.codec import deflated, inflated, pack
+from fedcohort.journal.database import Seal
+from fedcohort.journal.reading import Record
+from fedcohort.journal.schema import TABLES
+from fedcohort.simulate.live import LiveFeed
+from fedcohort.simulate.results import ResultsError
+from fedcohort.simulate.writer import locked, write_atomically
+from fedcohort.verification import examine
+
+NAMES = ["anna", "ben", "cem", "dora"]
+
+
+def played(path: Path, rules: object = None, **more: object) -> Path:
+    with Session(create("uniform"), ClientTable(names=NAMES), seed=1, journal=path, **more) as session:
+        for _ in range(3):
+            cohort = session.ask(RoundRequest(2, available=[0, 1, 2]))
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    return path
+
+
+def forged(path: Path, *statements: tuple[str, tuple[object, ...]]) -> Path:
+    """Whoever changes a journal on purpose makes its checksums fit; they are no secret."""
+    with sqlite3.connect(path) as db:
+        for statement, arguments in statements:
+            db.execute(statement, arguments)
+        tables = {}
+        for name, table in TABLES.items():
+            rows = db.execute(f"SELECT {table.names} FROM {name}").fetchall()
+            db.execute(f"DELETE FROM {name}")
+            db.executemany(table.insert, [(*row, table.sum(row)) for row in rows])
+            tables[name] = (len(rows), sum(table.sum(row) for row in rows) % (1 << 64))
+        dataclasses.replace(Seal.read(db), tables=tables).write(db)
+    return path
+
+
+def bomb(size: int) -> bytes:
+    packer = zlib.compressobj(9)
+    block = b" " * (1 << 20)
+    return b"".join([packer.compress(b"["), *(packer.compress(block) for _ in range(size >> 20)), packer.flush()])
+
+
+@pytest.mark.parametrize(
+    ("fact", "data"),
+    [
+        ("names", 1 << 29),
+        ("attributes", 1 << 29),
+        ("n", b"2000000000"),  # the mask of members has four bits
+    ],
+)
+def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, data: bytes | int) -> None:
+    data = bomb(data) if isinstance(data, int) else data
+    path = forged(played(tmp_path / "j"), ("INSERT OR REPLACE INTO facts VALUES (0, ?, ?)", (fact, data)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    read = Record.attributes if fact == "attributes" else partial(explain_round, round_=0, client="anna")
+    with closing(read_journal(path)) as journal, pytest.raises(JournalError, match=r"bytes that it may|members is for"):
+        read(journal)
+    found = examine(path)
+    assert not found.sound
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_lists_of_candidates_and_of_the_excluded_have_the_length_of_the_federation(tmp_path: Path) -> None:
+    path = forged(played(tmp_path / "j"), ("UPDATE cohorts SET candidates = ? WHERE ticket = 1", (bomb(64 << 20),)))
+    with closing(read_journal(path)) as journal, pytest.raises(JournalError, match="candidates of ticket 1 takes more"):
+        journal.candidates(1, 4)
+
+
+@pytest.mark.slow
+def test_a_million_clients_are_no_bomb(tmp_path: Path) -> None:
+    names = [f"hospital-north-east-department-of-cardiology-{i:07d}" for i in range(1_000_000)]
+    packed = deflated(json.dumps(names).encode())
+    facts = {"names": packed, "n": b"1000000", "active": pack(np.packbits(np.ones(1_000_000, np.bool_)))}
+    said = deflated(json.dumps({name: {"region": "north", "battery": 80} for name in names}).encode())
+    changes = [
+        ("INSERT OR REPLACE INTO facts VALUES (0, ?, ?)", pair) for pair in {**facts, "attributes": said}.items()
+    ]
+    mask = deflated(np.packbits(np.ones(1_000_000, np.bool_)).tobytes())
+    changes.append(("UPDATE cohorts SET candidates = ? WHERE ticket = 0", (mask,)))
+    path = forged(played(tmp_path / "j"), *changes)
+    with closing(read_journal(path)) as journal:
+        assert journal.table()[0].names[-1] == names[-1] and len(journal.attributes()) == 1_000_000
+        assert len(journal.candidates(0, 1_000_000)) == 1_000_000
+
+
+@pytest.mark.parametrize("data", [b"", b"x", zlib.compress(b"abc")[:-3]])
+def test_what_was_cut_off_is_named(data: bytes) -> None:
+    with pytest.raises(JournalError, match="A list cannot be unpacked"):
+        inflated(data, 100, "A list")
+    assert inflated(deflated(b"abc"), 3, "A list") == b"abc"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW odd AS SELECT 1",
+        "CREATE TRIGGER odd AFTER INSERT ON events BEGIN DELETE FROM metrics; END",
+        "CREATE TABLE odd (a, b AS (zeroblob(1000000000)))",
+    ],
+)
+def test_what_would_be_computed_while_it_is_read_is_refused(tmp_path: Path, statement: str) -> None:
+    path = played(tmp_path / "j")
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    with pytest.raises(JournalError, match=r"'odd'.*no journal has"):
+        read_journal(path)
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    (tmp_path / "j.lock").symlink_to(secret)
+    with pytest.raises(JournalError, match="symbolic link"):
+        played(tmp_path / "j")
+    assert not (tmp_path / "j").exists()
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("live.jsonl", ".lock", ".runs.json.tmp"):
+        (out / name).symlink_to(secret)
+    with pytest.raises(ResultsError, match="symbolic link"):
+        LiveFeed(out).on_start([], 0, 1)
+    with pytest.raises(ResultsError, match="symbolic link"), locked(out):
+        pass
+    with pytest.raises(ResultsError, match="symbolic link"):
+        write_atomically(out / "runs.json", b"{}")
+    assert secret.read_text() == "mine"
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
+
+EVIL = """
+from dataclasses import dataclass
+from pathlib import Path
+from fedcohort.selectors import FedACS
+
+Path(__file__).with_name("it-ran").write_text("it ran")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evil(FedACS):
+    'Runs when it is imported.'
+"""
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A journal that names a file."""
+    spec = {"name": "evil", "class": "evil:Evil", "reference": f"{tmp_path}/evil.py:Evil", "params": {}}
+    path = played(tmp_path / "evil.sqlite")
+    forged(path, ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(spec),)))
+    (tmp_path / "evil.py").write_text(EVIL)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["journal", "verify"], ["analytics", "--journal"], ["journal", "forget"], ["journal", "abandon"],
+        ["journal", "selector"], ["report"], ["explain", "--round", "0"],
+    ],
+)  # fmt: skip
+def test_no_command_imports_what_a_journal_names(evil: Path, words: list[str]) -> None:
+    more = {"forget": ["ben"], "selector": ["uniform"]}.get(words[-1], [])
+    done = CliRunner().invoke(
+        app, [*words, str(evil), *more, *(["-o", str(evil) + ".html"] if words == ["report"] else [])]
+    )
+    assert not evil.with_name("it-ran").exists()
+    if words[0] not in ("report", "explain"):
+        assert f"{evil.with_name('evil.py')}:Evil" in done.output + str(done.exception)
+    if words[-1] in ("--journal", "forget", "abandon", "selector"):
+        assert "--selector" in str(done.exception)
+
+
+def test_a_selector_around_another_imports_nothing_either(evil: Path) -> None:
+    params = {"of": f"{evil.with_name('evil.py')}:Evil", "params": None, "tail": 0.2, "audit": None}
+    spec = {"name": "bounded", "class": "x:Bounded", "reference": None, "params": params}
+    forged(evil, ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(spec),)))
+    assert "evil.py:Evil" in {f.check: f.text for f in examine(evil).findings}["replay"]
+    with pytest.raises(JournalError, match=r"evil\.py:Evil"):
+        Session.open(evil)
+    assert not evil.with_name("it-ran").exists()
+
+
+def test_a_shadow_from_a_file_is_neither_imported_nor_lost(evil: Path) -> None:
+    shadow = {
+        "s": {"name": "evil", "class": "evil:Evil", "reference": f"{evil.with_name('evil.py')}:Evil", "params": {}}
+    }
+    own = {"name": "uniform", "class": "x:Uniform", "reference": None, "params": {}}
+    forged(
+        evil,
+        ("UPDATE meta SET value = ? WHERE key = 'selector'", (json.dumps(own),)),
+        ("UPDATE meta SET value = ? WHERE key = 'shadows'", (json.dumps(shadow),)),
+    )
+    with pytest.raises(JournalError, match="the shadow 's'"):
+        Session.open(evil)
+    with closing(read_journal(evil)) as journal:
+        assert journal.meta()["shadows"] == shadow
+
+
+def test_what_the_caller_names_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(EVIL.replace("FedACS", "Uniform").replace("Evil", "Own"))
+    code = (
+        "from fedcohort import *; t = ClientTable(names=list('abcd'))\n"
+        "s = Session(SELECTORS.create('own.py:Own'), t, journal='j'); s.ask(RoundRequest(2)); s.close()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    (tmp_path / "it-ran").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "own.py").rename(tmp_path / "elsewhere" / "own.py")
+    plain = CliRunner().invoke(app, ["journal", "abandon", str(tmp_path / "j")])
+    assert plain.exit_code == 1 and not (moved.with_name("it-ran")).exists()
+    done = CliRunner().invoke(app, ["journal", "abandon", str(tmp_path / "j"), "--selector", f"{moved}:Own"])
+    assert done.exit_code == 0 and moved.with_name("it-ran").exists(), done.output
+    assert SELECTORS.imported(f"{tmp_path}/own.py:Own") is not None
