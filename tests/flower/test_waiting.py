@@ -65,6 +65,23 @@ def test_who_waits_says_for_what(kit: Any, caplog: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("patience", [0.5, 3.0, 10.0, 14.9, 15.1, 60.0])
+@pytest.mark.parametrize("silent", [1, 3])
+def test_a_silent_node_holds_nobody_back_for_longer_than_patience(silent: int, patience: float, kit: Any) -> None:
+    fleet = kit.Fleet()
+    fleet.fill(10)
+    for number in range(silent):
+        fleet.grid.cut(fleet.grid.node_of(f"client-{number}"))
+    begun: list[float] = []
+    fleet.grid.hooks.append(
+        lambda message: begun.append(fleet.clock.now) if message.metadata.message_type == "train" else None
+    )
+    strategy = fleet.strategy("all", FedAvg(fraction_evaluate=0.0), wait_for=10 - silent, patience=patience)
+    strategy.start(fleet.grid, kit.model(), num_rounds=2)
+    assert len(begun) == 2 * (10 - silent)
+    assert begun[0] <= min(patience, 15) + 1.0
+
+
 def test_who_cannot_take_part_is_named_while_others_are_waited_for(kit: Any, caplog: Any) -> None:
     fleet = kit.Fleet()
     for number in range(6):

@@ -214,7 +214,8 @@ class Population:
             now = self.clock()
             if len(online) >= count:
                 enough_since = now if enough_since is None else enough_since
-                if not self._roster.unanswered or now - enough_since > _SETTLE:
+                # Whoever keeps silent keeps the others waiting for a while, and never ends the run.
+                if not self._roster.unanswered or now - enough_since > _SETTLE or now - begun > self._patience:
                     return
             elif not self._roster.unanswered and len(self._roster.online) >= count:
                 self._raise_unfit(len(online), count)
@@ -234,7 +235,7 @@ class Population:
         online = len(self.online)
         if online < count:
             return "; ".join([f"{online} of the {count} clients needed are there", *self.absent()])
-        silent = f"at most {_SETTLE:g} s for nodes that have not said who they are: {listed(self._roster.silent)}"
+        silent = f"at most {min(_SETTLE, self._patience):g} s for nodes that have not said who they are: {listed(self._roster.silent)}"
         return f"{online} clients are there, {count} are needed; {silent}"
 
     def absent(self) -> list[str]:
