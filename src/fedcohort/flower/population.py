@@ -235,8 +235,9 @@ class Population:
         online = len(self.online)
         if online < count:
             return "; ".join([f"{online} of the {count} clients needed are there", *self.absent()])
-        silent = f"at most {min(_SETTLE, self._patience):g} s for nodes that have not said who they are: {listed(self._roster.silent)}"
-        return f"{online} clients are there, {count} are needed; {silent}"
+        longest, silent = min(_SETTLE, self._patience), listed(self._roster.silent)
+        waits = f"at most {longest:g} s for nodes that have not said who they are: {silent}"
+        return f"{online} clients are there, {count} are needed; {waits}"
 
     def absent(self) -> list[str]:
         """Return in words who is connected and cannot take part, and why."""
