@@ -70,7 +70,7 @@ def excluded_by_definition(
         answered = [p for p in history if client in (p.answered if p.abandoned else p.picked)]
         last = answered[-rules.failures :]
         failed = len(last) == rules.failures and all(client in p.failed for p in last)
-        if failed and round_ - last[-1].round <= rules.cool_off:
+        if failed and len(history) - next(i for i, p in enumerate(history) if p is last[-1]) <= rules.cool_off:
             return True
     return False
 
@@ -472,3 +472,19 @@ def test_attributes_that_do_not_fit_the_federation_are_refused() -> None:
         Scenario(attributes={"battery": {"low": 5}})
     with pytest.raises(ScenarioError, match=r"nowhere.csv cannot be read"):
         Scenario.from_dict({"attributes": {"file": "nowhere.csv"}})
+
+
+def test_a_round_that_is_tried_again_and_again_lets_nobody_cool_off_for_ever() -> None:
+    """Cohorts are counted, not rounds: the round's number stands still as long as it brings nothing."""
+    session = Session(Uniform(), ClientTable(n=4), rules=Rules(failures=1, cool_off=2))
+    picked = []
+    for _ in range(5):
+        cohort = session.ask(RoundRequest(3))
+        picked.append(set(cohort.clients.tolist()))
+        session.tell(RoundReport(cohort.ticket, cohort.clients[:1], status=[Status.FAILED], complete=False))
+        session.abandon(cohort.ticket, "nothing came of it")
+        failed = int(cohort.clients[0])
+        assert session.round == 0 and failed in picked[-1]
+        allowed = set(session.verdict(RoundRequest(3)).allowed.tolist())
+        assert failed not in allowed
+    assert all(len(cohort) for cohort in picked), "somebody is always free again"

@@ -158,5 +158,5 @@ def resumed(rules: Rules, journal: Journal) -> Referee:
             status = np.asarray(in_cohort_order(cohort, blocks).status)
             # Who had not answered when a cohort was given up has not failed.
             answered = status != Status.MISSING if abandoned else np.ones(len(status), np.bool_)
-            referee.ledger.told(row.round, row.clients[answered], status[answered])
+            referee.ledger.told(row.ticket, row.clients[answered], status[answered])
     return referee

@@ -11,7 +11,8 @@ participations P (the earlier rounds whose cohorts it was in):
 - ``max_in_window`` x of ``window`` w: fewer than x of P among the w - 1 rounds before r;
 - ``min_in_window`` x of ``window`` w: every w rounds in a row, from when it joined, hold x participations, as long as
   it is available and there is room;
-- ``cool_off`` c after ``failures`` f: not in the c rounds after the last of f failures in a row.
+- ``cool_off`` c after ``failures`` f: not in the c cohorts after the last of f failures in a row. Cohorts that were
+  abandoned count here, so that a round that is tried again and again lets nobody cool off for ever.
 
 ``min_separation`` and ``max_participations`` are the participation rules of DP-FTRL: its guarantee needs no sampling,
 only that nobody takes part more often or at shorter distance than these say ([Xu2023]_). Any selector can be used
@@ -102,7 +103,7 @@ class Rules(Parameterized):
     blocked: tuple[str, ...] = param((), ListOf(Text()), "clients that are never picked")
     pinned: tuple[str, ...] = param((), ListOf(Text()), "clients that are always picked when they may be")
     failures: int = param(3, _COUNT, "failures in a row after which a client cools off")
-    cool_off: int = param(0, Interval(int, 0, None), "rounds a client cools off after that; 0: never")
+    cool_off: int = param(0, Interval(int, 0, None), "cohorts a client cools off after that; 0: never")
     min_separation: int = param(1, _COUNT, "rounds at least from one participation to the next (b of DP-FTRL)")
     max_participations: int | None = param(None, Optional(_COUNT), "participations at most in the whole run")
     window: int | None = param(None, Optional(_COUNT), "rounds that min_in_window and max_in_window are about")
@@ -190,7 +191,7 @@ class Ledger:
     last: IntArray = field(init=False)
     count: IntArray = field(init=False)
     streak: IntArray = field(init=False)  # failures in a row
-    failed: IntArray = field(init=False)  # the round of the last one
+    failed: IntArray = field(init=False)  # the ticket of the last one
     joined: IntArray = field(init=False)
     recent: deque[tuple[int, int, IntArray]] = field(init=False)  # (ticket, round, clients)
 
@@ -217,12 +218,12 @@ class Ledger:
         while self.recent and self.recent[0][1] <= round_ - self.window:
             self.recent.popleft()
 
-    def told(self, round_: int, clients: IntArray, status: AnyArray) -> None:
+    def told(self, ticket: int, clients: IntArray, status: AnyArray) -> None:
         """Count failures in a row."""
         ok = np.asarray(status) == Status.OK
         self.streak[clients[ok]] = 0
         self.streak[clients[~ok]] += 1
-        self.failed[clients[~ok]] = np.maximum(self.failed[clients[~ok]], round_)
+        self.failed[clients[~ok]] = np.maximum(self.failed[clients[~ok]], ticket)
 
     def in_last(self, round_: int, rounds: int) -> IntArray:
         """(N,) participations in the ``rounds`` rounds before ``round_``."""
@@ -330,8 +331,8 @@ class Referee:
 
     # -- before the choice ------------------------------------------------------------------------------------------
 
-    def judge(self, round_: int, candidates: IntArray) -> Verdict:
-        """Say who of ``candidates`` may be picked in ``round_`` and who must be."""
+    def judge(self, round_: int, ticket: int, candidates: IntArray) -> Verdict:
+        """Say who of ``candidates`` may be picked for the cohort ``ticket`` of ``round_`` and who must be."""
         rules, ledger = self.rules, self.ledger
         codes = np.zeros(ledger.n, np.int16)
         reasons: list[str] = []
@@ -359,9 +360,9 @@ class Referee:
             often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
             exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")
         if rules.cool_off:
-            hot = (ledger.streak[candidates] >= rules.failures) & (round_ - ledger.failed[candidates] <= rules.cool_off)
+            hot = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
             after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
-            exclude(hot, f"it cools off for {rules.cool_off} rounds after {after}")
+            exclude(hot, f"it cools off for {rules.cool_off} cohorts after {after}")
         allowed = candidates[codes[candidates] == 0]
         return Verdict(allowed, self._demanded(round_, allowed), codes, tuple(reasons))
 

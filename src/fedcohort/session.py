@@ -339,7 +339,7 @@ class Session(Standing):
                     hint="size=None asks for everybody available",
                 )
         candidates = self._membership.candidates(request, [item.cohort.clients for item in self._open.values()])
-        verdict = None if self._referee is None else self._referee.judge(self._round, candidates)
+        verdict = None if self._referee is None else self._referee.judge(self._round, self._ticket, candidates)
         if verdict is not None:
             candidates, size = verdict.free(size)
         slate = None
@@ -535,7 +535,7 @@ class Session(Standing):
         del self._open[cohort.ticket]
         if self._referee is not None:
             if abandoned is None:
-                self._referee.ledger.told(cohort.round, cohort.clients, whole.status)
+                self._referee.ledger.told(cohort.ticket, cohort.clients, whole.status)
             else:
                 self._referee = participation.resumed(self._referee.rules, self._journal)
         self._prepared = None

@@ -282,14 +282,13 @@ def test_flowers_central_dp_counts_every_round_when_everybody_answers(empty_flee
     assert accounted(empty_fleet, kit).releases == 4
 
 
-def test_flowers_central_dp_voids_a_round_with_a_straggler(empty_fleet: Any, kit: Any) -> None:
+def test_flowers_central_dp_goes_on_without_those_that_fail(empty_fleet: Any, kit: Any) -> None:
+    assert accounted(empty_fleet, kit, trouble=3, tries=2).releases == 4
+
+
+def test_flowers_central_dp_gives_up_when_too_many_fail(empty_fleet: Any, kit: Any) -> None:
     with pytest.raises(RoundError, match="brought no model in 2 tries"):
-        accounted(empty_fleet, kit, trouble=3, tries=2)
-
-
-def test_flowers_central_dp_and_spares_exclude_each_other(empty_fleet: Any, kit: Any) -> None:
-    with pytest.raises(ValueError, match="4 != 3"):
-        accounted(empty_fleet, kit, spares=1)
+        accounted(empty_fleet, kit, trouble=4, tries=2)
 
 
 def test_flowers_secagg_belongs_to_its_own_workflow(empty_fleet: Any, kit: Any) -> None:

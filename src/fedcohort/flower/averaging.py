@@ -7,7 +7,6 @@ strategy try the replies one by one and together; whoever makes the difference i
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedcohort.flower.exchange import short
-from fedcohort.flower.inner import levels
+from fedcohort.flower.inner import levels, sampled, stand_in
 from fedcohort.flower.npy import viewed
 from fedcohort.flower.replies import Checked, is_finite
 
@@ -85,7 +84,7 @@ class _Attempt:
     def fails(self, replies: Sequence[Checked]) -> str:
         """Return what a copy of the strategy raises on ``replies``, or an empty string."""
         try:
-            found = self(replies, copy.deepcopy(self._strategy))
+            found = self(replies, stand_in(self._strategy))
         except Exception as error:
             return _said(error)
         return "" if found.arrays is not None else "no model came of it"
@@ -116,7 +115,8 @@ def aggregated(
         attempt.restore()
         blamed = _blamed(attempt, replies)
         rest = [reply for reply in replies if reply.name not in blamed]
-        if not blamed or not rest:
+        # Under differential privacy fewer models than the noise was made for must not be released.
+        if not blamed or not rest or sampled(strategy) is not None:
             return Average(blamed=blamed, error="" if blamed else _said(error))
     try:
         found = attempt(rest)

@@ -8,6 +8,7 @@ a strategy has nothing left to sample and nothing to wait for; everything else i
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -34,10 +35,12 @@ class InnerStrategyError(FedcohortError, RuntimeError):
 
 
 def levels(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and those it wraps, outermost first."""
+    """Return a strategy and those it wraps under whatever name, outermost first."""
     found = [strategy]
-    while isinstance(below := getattr(found[-1], "strategy", None), Strategy) and below not in found:
-        found.append(below)
+    for level in found:
+        for value in vars(level).values():
+            if isinstance(value, Strategy) and not any(value is other for other in found):
+                found.append(value)
     return found
 
 
@@ -56,14 +59,35 @@ def needed(strategy: Strategy) -> int:
     for level in levels(strategy):
         for name in ("min_available_nodes", "min_train_nodes"):
             least = max(least, int(getattr(level, name, 1)))
-        if getattr(level, "accountant", None) is not None:  # with fewer it would release nothing
-            least = max(least, int(getattr(level, "num_sampled_clients", 1)))
-    return least
+    return max(least, sampled(strategy) or 1)
+
+
+def sampled(strategy: Strategy) -> int | None:
+    """Return for how many clients a strategy's differential privacy makes its noise; None without such a wrapper.
+
+    All of Flower's wrappers divide the noise by ``num_sampled_clients``, whoever then takes part. With fewer clients
+    in the average the noise is too small for what each of them adds.
+    """
+    told = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
+    if len(told) > 1:
+        raise ParameterError(
+            f"The strategy holds privacy wrappers for different cohorts: num_sampled_clients is "
+            f"{' and '.join(map(str, sorted(told)))}.",
+            hint="give all of them the same num_sampled_clients",
+        )
+    return told.pop() if told else None
 
 
 def accounted(strategy: Strategy) -> bool:
-    """Whether a privacy accountant demands that every client of a cohort is there."""
+    """Whether a privacy accountant watches, which demands equal weights."""
     return any(getattr(level, "accountant", None) is not None for level in levels(strategy))
+
+
+def stand_in(strategy: Strategy) -> Strategy:
+    """Return a copy of a strategy to try things out on; what it does is not booked as a private release."""
+    accountants = [getattr(level, "accountant", None) for level in levels(strategy)]
+    # An accountant that the copying already "knows" as None is left out; Flower's cannot be copied.
+    return copy.deepcopy(strategy, {id(accountant): None for accountant in accountants if accountant is not None})
 
 
 def forget_round(strategy: Strategy, server_round: int) -> None:
@@ -93,6 +117,32 @@ def check_strategy(strategy: object) -> Strategy:
                 hint="do it in aggregate_train, in evaluate_fn, or around the call of CohortStrategy.start",
             )
     return strategy
+
+
+def check_private(strategy: Strategy, cohort_size: int | None, spares: int, everybody_kept: bool) -> int | None:
+    """Return the cohort size under differential privacy: what the mechanism was told, or a ParameterError."""
+    told = sampled(strategy)
+    if told is None:
+        return cohort_size
+    if cohort_size not in (None, told):
+        raise ParameterError(
+            f"The 'cohort_size' parameter of CohortStrategy must be {told}: the privacy wrapper makes its noise for "
+            f"num_sampled_clients={told}. Got {cohort_size}.",
+            hint="leave cohort_size out, or give the wrapper the same number",
+        )
+    if spares:
+        raise ParameterError(
+            f"The 'spares' parameter of CohortStrategy must be 0 under differential privacy: exactly {told} clients "
+            f"train. Got {spares}.",
+            hint="a client that fails is replaced in the next try of the round",
+        )
+    if not everybody_kept:
+        raise ParameterError(
+            f"A filter cannot be used under differential privacy: it leaves models out, and the noise is made for "
+            f"{told} of them.",
+            hint="pass filter='keep-all'",
+        )
+    return told
 
 
 def keys(strategy: Strategy) -> tuple[str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,18 @@ from fedcohort.flower.averaging import Average, aggregated
 from fedcohort.flower.evaluation import Evaluation, evaluated, scalars
 from fedcohort.flower.exchange import Outbox, exchange, listed, with_ttl
 from fedcohort.flower.failed import EVENT, event
-from fedcohort.flower.inner import StrategyState, accounted, forget_round, keys, levels, needed, wanted
+from fedcohort.flower.inner import (
+    InnerStrategyError,
+    StrategyState,
+    accounted,
+    forget_round,
+    keys,
+    levels,
+    needed,
+    sampled,
+    stand_in,
+    wanted,
+)
 from fedcohort.flower.logs import say
 from fedcohort.flower.population import Available, FederationTimeoutError, Population, facts_in
 from fedcohort.flower.replies import (
@@ -40,6 +51,7 @@ from fedcohort.flower.roster import natural
 from fedcohort.flower.training import Trained, Training
 from fedcohort.flower.wire import plain
 from fedcohort.journal import is_blank
+from fedcohort.journal.explain import ABANDONED
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status, Trial
 from fedcohort.session import Session
 from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
@@ -82,6 +94,9 @@ class Rounds:
         self._given = dict(train_config)
         self.levels = levels(self.inner)
         self.least = settings.wait_for or needed(self.inner)
+        self.private = sampled(self.inner)  # a cohort has exactly so many clients; None: no differential privacy
+        self._left_out: set[str] = set()  # who failed in earlier tries of this round
+        self._narrowed = False  # whether the last try named somebody new to leave out
         self.memory = StrategyState(self.inner)
         self.weight_key, _ = keys(self.inner)
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
@@ -113,7 +128,8 @@ class Rounds:
             debts=self.debts,
         )
         self.session: Session | None = None
-        self._kept_out: tuple[str, ...] = ()  # why the rules admitted nobody, when they last did not
+        self._choice = 0  # how many could be chosen when that was last looked at
+        self._kept_out: tuple[str, ...] = ()  # why the rules kept others out
 
     def close(self) -> None:
         """Close the journal."""
@@ -150,6 +166,7 @@ class Rounds:
         self.population.remember(session)
         notes.begun(session, self.settings, self.levels, self.population.supplied(), num_rounds)
         arrays = self._resumed(session, initial_arrays)
+        self._left_out = self._failed_before(session)
         fruitless = 0
         while True:
             cohort = self._pending(session, num_rounds)
@@ -160,7 +177,7 @@ class Rounds:
                 cohort = self._choose(session, arrays)
             if cohort.size:
                 after = self._round(session, cohort, arrays)
-                fruitless = fruitless + 1 if after is None else 0
+                fruitless = 0 if after is not None else fruitless + (not self._narrowed)
                 if fruitless == self.settings.tries:
                     raise self._gave_up(session, cohort)
                 self.result.arrays = arrays = arrays if after is None else after
@@ -271,32 +288,44 @@ class Rounds:
         while session.pending:
             cohort = session.pending[0]
             tries = 1 + sum(body["ticket"] == cohort.ticket for body in session.journal.events(_TRY))
-            gone = [name for name in cohort.names if name not in self.population.online]
-            if gone and accounted(self.inner):
-                why = (
-                    f"{', '.join(gone[:_NAMED])} not online, and the privacy accountant wants every client of a cohort"
-                )
-                log.warning("round %d is chosen anew: %s", cohort.round, why)
-                session.abandon(cohort.ticket, why)
-                session.commit()
-                continue
-            if tries < self.settings.tries:
+            why = self._broken(cohort)
+            if not why and tries >= self.settings.tries:
+                why = f"not finished in {tries} tries"
+            if not why:
+                self._available(session)
+                why = self._broken(cohort)  # somebody may have left meanwhile
+            if not why:
                 log.info("[ROUND %d, %d of %d] again: it was cut off", cohort.round, cohort.round + 1, num_rounds)
                 session.note(_TRY, {"ticket": cohort.ticket})
                 session.commit()
-                self._available(session)
                 return cohort
-            log.warning("round %d was tried %d times and never finished: chosen anew", cohort.round, tries)
-            session.abandon(cohort.ticket, f"not finished in {tries} tries")
+            log.warning("round %d is chosen anew: %s", cohort.round, why)
+            session.abandon(cohort.ticket, why)
             session.commit()
         return None
 
+    def _broken(self, cohort: Cohort) -> str:
+        """Return why differential privacy cannot use a cohort of an earlier run; an empty text when it can."""
+        if self.private is None:
+            return ""
+        if cohort.size != self.private:
+            return f"it has {cohort.size} clients, and the noise is made for {self.private}"
+        gone = [name for name in cohort.names if name not in self.population.online]
+        return f"{listed(gone)} not online, and the noise is made for {self.private} clients" if gone else ""
+
+    def _failed_before(self, session: Session) -> set[str]:
+        """Return who failed when an earlier run tried the round that is next."""
+        if self.private is None:
+            return set()
+        tried = {body["ticket"] for body in session.journal.events(ABANDONED) if body["round"] == session.round}
+        return {name for body in session.journal.events(EVENT) if body["ticket"] in tried for name in body["failures"]}
+
     def _gave_up(self, session: Session, cohort: Cohort) -> RoundError:
-        reasons = session.journal.events(EVENT)[-1:]
-        why = [f"{name}: {reason}" for name, reason in (reasons[0]["failures"] if reasons else {}).items()]
+        told = [body["failures"] for body in session.journal.events(EVENT) if body["ticket"] == cohort.ticket]
+        why = [f"{name}: {reason}" for failures in told for name, reason in failures.items()][:_NAMED]
+        why += [body["reason"] for body in session.journal.events(ABANDONED) if body["ticket"] == cohort.ticket]
         return RoundError(
-            f"Round {cohort.round} brought no model in {self.settings.tries} tries. "
-            f"The last time: {'; '.join(why[:_NAMED]) or 'too few sound models'}.",
+            f"Round {cohort.round} brought no model in {self.settings.tries} tries. The last time: {'; '.join(why)}.",
             hint="mend the clients or the strategy and start the run again: it continues with this round",
         )
 
@@ -311,14 +340,13 @@ class Rounds:
             self._collect_late(session)
             self.population.welcome(session)
             enough = len(self.population.online) >= self.least
-            found = self.population.available(session, busy=bool(self.debts.open))
-            self._kept_out = ()
-            if enough and found.names and self._admitted(session, found):
+            found = self._rested(session, busy=bool(self.debts.open))
+            if enough and self._admitted(session, found):
                 return found
             if self.settings.clock() > end:
                 # Better to ask somebody who is slow than nobody.
-                found = self.population.available(session, busy=False)
-                if enough and found.names and self._admitted(session, found):
+                found = self._rested(session, busy=False)
+                if enough and self._admitted(session, found):
                     return found
                 raise self._nobody(session)
             if (now := self.settings.clock()) - told >= _TELL_EVERY:
@@ -326,13 +354,24 @@ class Rounds:
                 log.info("waiting: %s", self._missing(now - begun))
             self.settings.sleep(0.25)
 
+    def _rested(self, session: Session, busy: bool) -> Available:
+        """Return who can take part, without those who failed in this round if the others are enough."""
+        found = self.population.available(session, busy=busy)
+        if self._left_out:
+            everybody = self.population.available(session, busy=False)
+            others = Available.of(session.table, [name for name in everybody.names if name not in self._left_out])
+            if self._admitted(session, others):
+                return Available.of(session.table, [name for name in found.names if name not in self._left_out])
+        return found
+
     def _admitted(self, session: Session, available: Available) -> bool:
-        """Whether the rules leave anybody to choose."""
-        if session.rules is None or session.pending:
-            return True
-        verdict = session.verdict(RoundRequest(1, available.clients))
-        self._kept_out = () if verdict is None else verdict.reasons
-        return verdict is None or len(verdict.allowed) > 0
+        """Whether so many are there, and so many of them admitted by the rules, that a cohort can be chosen."""
+        self._choice, self._kept_out = len(available.names), ()
+        if session.rules is not None and not session.pending and available.names:
+            verdict = session.verdict(RoundRequest(1, available.clients))
+            if verdict is not None:
+                self._choice, self._kept_out = len(verdict.allowed), verdict.reasons
+        return self._choice >= (1 if self.private is None or session.pending else self.private)
 
     def _missing(self, seconds: float) -> str:
         """Return what has kept a round from being chosen for so long."""
@@ -341,17 +380,25 @@ class Rounds:
             absent = self.population.absent()
             what = f"{online} of {self.least} clients have been online" if online else "nobody has been available"
             return f"{what} for {seconds:.0f} s{': ' if absent else ''}{'; '.join(absent)}"
-        if self._kept_out:
-            return f"the rules have admitted nobody ({'; '.join(self._kept_out[:3])}) for {seconds:.0f} s"
         busy = sorted({name for debt in self.debts.open for name in debt.outbox.owing()}, key=natural)
+        rules = f" ({'; '.join(self._kept_out[:3])})" if self._kept_out else ""
+        if self.private is not None and self._choice:
+            some = "1 client" if self._choice == 1 else f"{self._choice} clients"
+            what = f"{some} could be chosen{rules}, and the privacy noise is made for {self.private},"
+            return f"{what} for {seconds:.0f} s{f'; still at work: {listed(busy)}' if busy else ''}"
+        if rules:
+            return f"the rules have admitted nobody{rules} for {seconds:.0f} s"
         return f"everybody who is online has been at work on something else for {seconds:.0f} s: {listed(busy)}"
 
     def _nobody(self, session: Session) -> FederationTimeoutError:
         said = self._missing(self.settings.patience)
-        return FederationTimeoutError(
-            f"{said[0].upper()}{said[1:]} in round {session.round}.",
-            hint="start SuperNodes and run the app again: it continues with this round",
-        )
+        hint = "start SuperNodes and run the app again: it continues with this round"
+        if self.private is not None and len(self.population.online) >= self.least:
+            hint = (
+                f"differential privacy needs {self.private} clients in every round: start more SuperNodes or ease the "
+                "rules, and run the app again; it continues with this round"
+            )
+        return FederationTimeoutError(f"{said[0].upper()}{said[1:]} in round {session.round}.", hint=hint)
 
     def _collect_late(self, session: Session) -> None:
         """Put answers that came after their round was closed on record, and see who is free again."""
@@ -378,6 +425,14 @@ class Rounds:
         query = session.query(request)
         answer = None if query is None else self._answer(session, query, arrays, available.names)
         cohort = session.ask(request, answer)
+        if self.private is not None and cohort.size not in (0, self.private):
+            why = f"the selector chose {cohort.size} clients, and the privacy noise is made for {self.private}"
+            session.abandon(cohort.ticket, why)
+            session.commit()
+            raise InnerStrategyError(
+                f"In round {cohort.round} {why}.",
+                hint="use a selector that takes as many as it is asked for, such as 'uniform'",
+            )
         session.commit()
         if log.isEnabledFor(logging.INFO):
             shown = ", ".join(cohort.names[:_NAMED]) + (", ..." if cohort.size > _NAMED else "")
@@ -397,6 +452,12 @@ class Rounds:
                 names = [session.table.name(int(c)) for c in clients]
                 return Answer(query, self.population.losses(arrays, names, signals, self.query_deadline))
             case Trial(cohorts=cohorts):
+                if self.private is not None:
+                    raise InnerStrategyError(
+                        f"The selector {session.selector.name!r} wants to try cohorts out, and their models would be "
+                        "sent to clients without the noise of differential privacy.",
+                        hint="use a selector without trials; FedCor has none with samples='round'",
+                    )
                 return self._try_out(session, query, cohorts, arrays, available)
 
     def _try_out(
@@ -414,9 +475,9 @@ class Rounds:
             # Not the batches of the round itself, which may train the same clients.
             seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
             # Copies, because a trial must leave no trace in the strategy: no moments, no privacy spent.
-            stand_in, config = copy.deepcopy(self.inner), ConfigRecord(dict(self.config))
+            double, config = stand_in(self.inner), ConfigRecord(dict(self.config))
             messages = self.training.messages(
-                stand_in, session.round + 1, cards, arrays, config, seed=seed, work={}, report=()
+                double, session.round + 1, cards, arrays, config, seed=seed, work={}, report=()
             )
             with_ttl(messages.values(), 2 * self.deadline)
             replies = exchange(self._outbox(), messages, self.deadline, self.debts)
@@ -437,6 +498,7 @@ class Rounds:
         """Train a cohort, average, put the round on record, evaluate; return the next model, or None without one."""
         server_round = cohort.round + 1
         config = dict(self.config)
+        forget_round(self.inner, server_round)  # of a run in this process that was cut off
         required = session.requires & METRIC_SIGNALS
         self.training.commitment = session.journal.commitment
         trained = self.training.train(
@@ -465,6 +527,7 @@ class Rounds:
             kept = kept & np.array([reply.name not in average.blamed for reply in checked])
             measures = Measures(arrays, checked, samples)
             trained.reasons.update(average.blamed)
+        sound = int(kept.sum())
         if average.arrays is None:
             kept = np.zeros(len(checked), np.bool_)
         if average.metrics is not None:
@@ -486,6 +549,9 @@ class Rounds:
             complete=average.arrays is not None,
         )
         if average.arrays is None:
+            if self.private is not None:
+                self._narrowed = sound > 0 and not self._left_out.issuperset(trained.reasons)
+                self._left_out.update(trained.reasons)
             self.config = ConfigRecord(config)  # the round is configured anew when it is tried again
             forget_round(self.inner, server_round)
             session.tell(report)
@@ -498,6 +564,7 @@ class Rounds:
             )  # fmt: skip
             return None
         self._store(session, report, server_round, average)
+        self._left_out.clear()
         models = int(kept.sum())
         say(
             "round", "round %d: models in the average: %d", cohort.round, models,
@@ -574,12 +641,17 @@ class Rounds:
 
     def _aggregate(self, server_round: int, cohort: Cohort, trained: Trained, kept: BoolArray) -> Average:
         chosen = [reply for reply, keep in zip(trained.checked, kept.tolist(), strict=True) if keep]
+        if self.private is not None:
+            odd = _odd_weights(chosen, self.weight_key) if accounted(self.inner) else {}
+            if len(chosen) - len(odd) != self.private:
+                models = f"{len(chosen) - len(odd)} sound models came, and the privacy noise is made for {self.private}"
+                return Average(blamed=odd, error=models)
         if cohort.weights is not None:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
         if len(chosen) < self.settings.min_replies or not any(weight_of(r, self.weight_key) > 0 for r in chosen):
-            return Average()
+            return Average(error="too few sound models")
         found = aggregated(self.inner, server_round, chosen, trained.errors())
         if len(chosen) - len(found.blamed) < self.settings.min_replies:
             return Average(blamed=found.blamed, error=found.error)
@@ -597,6 +669,16 @@ class Rounds:
             assert self.settings.validation is not None
             columns[Signal.SERVER_LOSS] = np.where(measures.ok, self.settings.validation.loss(sent), np.nan)
         return columns
+
+
+def _odd_weights(replies: Sequence[Checked], key: str) -> dict[str, str]:
+    """Return whose weight is not that of most others, which a privacy accountant demands; nobody without a majority."""
+    weights = {reply.name: weight_of(reply, key) for reply in replies}
+    usual, count = Counter(weights.values()).most_common(1)[0] if weights else (0.0, 0)
+    if 2 * count <= len(weights):
+        return {}
+    why = f"its weight {key!r} is {{:g}}, that of the others {usual:g}; a privacy accountant demands equal weights"
+    return {name: why.format(weight) for name, weight in weights.items() if weight != usual}
 
 
 def _finished(session: Session, num_rounds: int) -> bool:

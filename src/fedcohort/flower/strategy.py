@@ -30,7 +30,7 @@ from fedcohort.errors import ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
 from fedcohort.flower import notes
 from fedcohort.flower.checkpoint import Checkpoints
-from fedcohort.flower.inner import InnerStrategyError, check_strategy, levels, wanted
+from fedcohort.flower.inner import InnerStrategyError, check_private, check_strategy, levels, wanted
 from fedcohort.flower.logs import written_to
 from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
@@ -89,7 +89,7 @@ class CohortStrategy(Strategy):
         Every choice follows from it.
     cohort_size : int, optional
         How many sound models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
-        ``min_train_nodes`` say.
+        ``min_train_nodes`` say; under differential privacy always the wrapper's ``num_sampled_clients``.
     spares : int
         So many clients more are asked to train, and the round closes with the first ``cohort_size`` sound models.
     deadline : float, optional
@@ -102,7 +102,8 @@ class CohortStrategy(Strategy):
         Longest time to wait for clients to come online, in seconds.
     tries : int
         How often a round is tried. One that brings no model is chosen anew and, after so many times, ends the run with
-        an error; one that was cut off is trained again and, after so many times, chosen anew.
+        an error; one that was cut off is trained again and, after so many times, chosen anew. Under differential
+        privacy a try does not count that leaves out a client for the first time, as long as others of it were sound.
     describe_every : float, optional
         Seconds after which clients are asked again what they hold. Default: only when they connect.
     classes : int, optional
@@ -200,7 +201,7 @@ class CohortStrategy(Strategy):
         self.validation = validation
         self.journal = None if journal is None else Path(journal)
         self.seed = seed
-        self.cohort_size = cohort_size
+        self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.spares = spares
         self.deadline = deadline
         self.query_deadline = query_deadline
