@@ -148,7 +148,7 @@ def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(command, config, t
         process.kill()
         process.wait()
     assert load(out).status["state"] == "running"  # nobody was left to say otherwise
-    assert abandoned(load(out).status) and not abandoned({**load(out).status, "host": "another"})
+    assert abandoned(out, load(out).status) and not abandoned(out, {**load(out).status, "host": "another"})
     assert command("run", "--resume", out, "--quiet").returncode == 0
     tables = [load(path).rounds.drop_columns(["wall_seconds"]).to_pylist() for path in (out, tmp_path / "whole")]
     one, other = (sorted(rows, key=lambda row: (row["run"], row["round"])) for rows in tables)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
@@ -18,6 +19,7 @@ from fedcohort.clients import ClientTable
 from fedcohort.errors import JournalError
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.exposition import METRICS, exposition
+from fedcohort.journal.presence import STATES, Presence
 from fedcohort.journal.upkeep import prune, tables
 from fedcohort.participation import verify
 from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest, Status, is_per_client
@@ -87,10 +89,39 @@ def test_a_counter_never_falls(journal: Path) -> None:
     assert said == [[0, 0], [1, 0], [1, 1], [3, 1]]
 
 
-def test_the_grafana_dashboard_asks_for_metrics_that_are_there(journal: Path) -> None:
-    board = json.loads((Path(__file__).parents[2] / "examples" / "grafana" / "fedcohort.json").read_text())
-    shown = {line.split("{")[0] for line in exposition({"run": journal}).splitlines() if not line.startswith("#")}
-    assert shown == set(METRICS)  # of this run there is something to say about each
+@pytest.fixture
+def shown(journal: Path) -> set[str]:
+    """The metrics of a run that waits, with a client away: there is something to say about each."""
+    with Session.open(journal) as session:
+        session.note("planned", {"rounds": 9})
+        said = Presence("waiting", 1.0, at=2.0, generation=2, online=4, offline={"ben": 1.0}, offline_count=1)
+        said.write(journal)
+        text = exposition({"run": journal})
+    found = {line.split("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    assert found == set(METRICS)
+    return found
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_alerts_ask_for_metrics_and_states_that_are_there(shown: set[str]) -> None:
+    """`promtool check rules` and `promtool test rules` say that the file itself is sound; see its head."""
+    (group,) = yaml.safe_load((EXAMPLES / "prometheus" / "fedcohort.rules.yml").read_text())["groups"]
+    for rule in group["rules"]:
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        asked = set(re.findall(r"fedcohort_[a-z_]+", rule["expr"]))
+        assert asked and asked <= shown, rule["alert"]
+        assert set(re.findall(r'state="(\w+)"', rule["expr"])) <= set(STATES)
+        assert rule["labels"]["severity"] in ("page", "ticket")
+    tested = yaml.safe_load((EXAMPLES / "prometheus" / "fedcohort.test.yml").read_text())
+    alerts = {test["alertname"] for case in tested["tests"] for test in case["alert_rule_test"]}
+    assert alerts == {rule["alert"] for rule in group["rules"]}
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_are_there(shown: set[str]) -> None:
+    board = json.loads((EXAMPLES / "grafana" / "fedcohort.json").read_text())
     variables = [v["query"]["query"] for v in board["templating"]["list"] if v["type"] == "query"]
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = [set(re.findall(r"fedcohort_[a-z_]+", query)) for query in (*queries, *variables)]

@@ -195,7 +195,7 @@ def test_the_server_goes_on_and_names_what_is_damaged(pristine, tmp_path):
         lines = {line["id"]: line for line in client.get("/api/overview").json()["items"]}
         assert lines["bad/exp"]["state"] == UNREADABLE and "damaged" in lines["bad/exp"]["message"]
         assert lines["bad/live.sqlite"]["state"] == UNREADABLE and lines["bad/live.sqlite"]["message"]
-        assert lines["good/exp"]["state"] == "running" and lines["good/live.sqlite"]["state"] == "running"
+        assert lines["good/exp"]["state"] == "running" and lines["good/live.sqlite"]["state"] == "stopped"
         for name in lines:
             assert client.get("/api/detail", params={"item": name}).status_code == 200
         assert 'journal_readable{journal="bad/live.sqlite"} 0' in client.get("/metrics").text

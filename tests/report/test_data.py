@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from fedcohort.errors import FedcohortError, InputError
+from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import load_bundle
 from fedcohort.simulate.results import RunInfo, load, rounds_schema
+from fedcohort.simulate.writer import locked
 
 
 def rewrite(path, **changes):
@@ -53,13 +54,22 @@ def test_a_running_experiment_says_so(toy, tmp_path):
 
 
 def test_a_process_that_is_gone_is_noticed(toy, tmp_path):
+    """By the lock alone: the number of a process may be another's by now."""
     running = toy.start_experiment(tmp_path / "dead", seeds=1, rounds=20, clients=8, size=2)
     running.play(2)
-    child = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    )
-    rewrite(running.path / "status.json", pid=int(child.stdout))
+    rewrite(running.path / "status.json", pid=os.getpid())
+    watcher = Watcher(running.path)
+    with locked(running.path):
+        assert any("still being written" in text for text in load_bundle([running.path]).warnings)
+        watcher.poll()
+        (item,) = watcher.items.values()
+        assert item.overview()["state"] == "running"
     assert any("process that wrote it is gone" in text for text in load_bundle([running.path]).warnings)
+    before = item.version
+    watcher.poll()
+    line = item.overview()
+    assert line["state"] == "killed" and line["left"] is None and "--resume" in line["message"]
+    assert item.version > before
 
 
 @pytest.mark.parametrize(("state", "words"), [("interrupted", "--resume"), ("failed", "the disk is full")])

@@ -177,8 +177,10 @@ def test_the_dashboard_shows_progress_end_reasons_and_history(live: Any) -> None
     assert history[at]["what"] == "FAILED: out of memory <script>"
     with Session.open(path) as session:
         session.ask(RoundRequest(3))
+        item.poll()
+        assert item.overview()["state"] == "running"
     item.poll()
-    assert item.overview()["state"] == "running"
+    assert item.overview()["state"] == "stopped"
     record = read_journal(path)
     assert record.last()[0] == ROUNDS
     record.close()

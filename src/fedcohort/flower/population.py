@@ -82,6 +82,8 @@ class Population:
         Seconds after which a client is asked again what it holds. Default: only when it connects.
     classes : int, optional
         How many classes there are. Default: what clients agree on, see :meth:`most_classes`.
+    waits : callable, optional
+        Is told what is waited for, for as long as it is.
     """
 
     def __init__(
@@ -95,11 +97,13 @@ class Population:
         classes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        waits: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.grid = grid
         self.clock = clock
         self.sleep = sleep
         self.classes = classes  # None until a table has labels
+        self._waits = waits
         self._required = frozenset(required)
         self._patience = patience
         self._labels = labels
@@ -225,6 +229,7 @@ class Population:
                     f"({', '.join(list(online)[:10]) or 'none'}), {self._roster.nodes} nodes are online.",
                     hint="start more SuperNodes, lower min_available_nodes or wait_for, or raise patience",
                 )
+            self._waits(self._awaited(count))
             if now - told > 10:
                 told = now
                 log.info("waiting: %s", self._awaited(count))

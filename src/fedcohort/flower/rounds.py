@@ -36,6 +36,7 @@ from fedcohort.flower.inner import (
 )
 from fedcohort.flower.logs import say
 from fedcohort.flower.population import Available, FederationTimeoutError, Population, facts_in
+from fedcohort.flower.pulse import Pulse
 from fedcohort.flower.replies import (
     MEASURED,
     Checked,
@@ -80,6 +81,7 @@ class Rounds:
         settings: CohortStrategy,
         grid: Grid,
         *,
+        num_rounds: int,
         timeout: float,
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
@@ -88,6 +90,7 @@ class Rounds:
         self.settings = settings
         self.inner = settings.strategy
         self.grid = grid
+        self.num_rounds = num_rounds
         self.deadline = settings.deadline or timeout
         self.query_deadline = settings.query_deadline or self.deadline
         self.config = train_config
@@ -112,7 +115,8 @@ class Rounds:
             describe_every=settings.describe_every,
             classes=settings.classes,
             clock=settings.clock,
-            sleep=settings.sleep,
+            sleep=self._sleep,
+            waits=self._waits,
         )
         self.debts = self.population.debts
         self.result = Result()
@@ -128,19 +132,30 @@ class Rounds:
             debts=self.debts,
         )
         self.session: Session | None = None
+        self.pulse = Pulse(settings.journal, num_rounds, settings.clock)
         self._choice = 0  # how many could be chosen when that was last looked at
         self._kept_out: tuple[str, ...] = ()  # why the rules kept others out
 
-    def close(self) -> None:
-        """Close the journal."""
+    def close(self, failed: BaseException | None = None) -> None:
+        """Close the journal; ``failed``: why the run ended."""
+        self.pulse.stop(failed)
         if self.session is not None:
             self.session.close()
 
+    def _sleep(self, seconds: float) -> None:
+        """Wait, and see now and then who is still there."""
+        self.pulse.look(self.grid.get_node_ids)
+        self.settings.sleep(seconds)
+
+    def _waits(self, what: str) -> None:
+        self.pulse.seen(self.population.online, self.session)
+        self.pulse.waiting(what)
+
     # -- the whole run ----------------------------------------------------------------------------------------------
 
-    def play(self, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
-        """Run until ``num_rounds`` rounds are on record."""
-        begun = self.settings.clock()
+    def play(self, initial_arrays: ArrayRecord) -> Result:
+        """Run until as many rounds are on record as were asked for."""
+        begun, num_rounds = self.settings.clock(), self.num_rounds
         journal = self.settings.journal
         unknown = frozenset[Signal]()
         if journal is not None and not is_blank(journal):
@@ -156,6 +171,7 @@ class Rounds:
                 )  # fmt: skip
                 return self.result
         self._check_model(initial_arrays)
+        self.pulse.start(self.session)
         self.population.assemble(self.least)
         if self.session is not None and unknown:
             self.population.complete(self.session)
@@ -163,6 +179,8 @@ class Rounds:
             self.session.close()
             self.session = self._reopened(self.settings.shadows)
         session = self.session = self.session or self._created()
+        self.pulse.opened(session)
+        self.pulse.running()
         self.population.remember(session)
         notes.begun(session, self.settings, self.levels, self.population.supplied(), num_rounds)
         arrays = self._resumed(session, initial_arrays)
@@ -340,19 +358,23 @@ class Rounds:
             self._collect_late(session)
             self.population.welcome(session)
             enough = len(self.population.online) >= self.least
+            self.pulse.seen(self.population.online, session)
             found = self._rested(session, busy=bool(self.debts.open))
             if enough and self._admitted(session, found):
+                self.pulse.running()
                 return found
             if self.settings.clock() > end:
                 # Better to ask somebody who is slow than nobody.
                 found = self._rested(session, busy=False)
                 if enough and self._admitted(session, found):
+                    self.pulse.running()
                     return found
                 raise self._nobody(session)
+            self.pulse.waiting(self._missing())
             if (now := self.settings.clock()) - told >= _TELL_EVERY:
                 told = now
                 log.info("waiting: %s", self._missing(now - begun))
-            self.settings.sleep(0.25)
+            self._sleep(0.25)
 
     def _rested(self, session: Session, busy: bool) -> Available:
         """Return who can take part, without those who failed in this round if the others are enough."""
@@ -373,22 +395,23 @@ class Rounds:
                 self._choice, self._kept_out = len(verdict.allowed), verdict.reasons
         return self._choice >= (1 if self.private is None or session.pending else self.private)
 
-    def _missing(self, seconds: float) -> str:
-        """Return what has kept a round from being chosen for so long."""
+    def _missing(self, seconds: float | None = None) -> str:
+        """Return what has kept a round from being chosen, for so long."""
+        long = "" if seconds is None else f" for {seconds:.0f} s"
         online = len(self.population.online)
         if online < self.least:
             absent = self.population.absent()
             what = f"{online} of {self.least} clients have been online" if online else "nobody has been available"
-            return f"{what} for {seconds:.0f} s{': ' if absent else ''}{'; '.join(absent)}"
+            return f"{what}{long}{': ' if absent else ''}{'; '.join(absent)}"
         busy = sorted({name for debt in self.debts.open for name in debt.outbox.owing()}, key=natural)
         rules = f" ({'; '.join(self._kept_out[:3])})" if self._kept_out else ""
         if self.private is not None and self._choice:
             some = "1 client" if self._choice == 1 else f"{self._choice} clients"
-            what = f"{some} could be chosen{rules}, and the privacy noise is made for {self.private},"
-            return f"{what} for {seconds:.0f} s{f'; still at work: {listed(busy)}' if busy else ''}"
+            what = f"{some} could be chosen{long}{rules}, and the privacy noise is made for {self.private}"
+            return f"{what}{f'; still at work: {listed(busy)}' if busy else ''}"
         if rules:
-            return f"the rules have admitted nobody{rules} for {seconds:.0f} s"
-        return f"everybody who is online has been at work on something else for {seconds:.0f} s: {listed(busy)}"
+            return f"the rules have admitted nobody{rules}{long}"
+        return f"everybody who is online has been at work on something else{long}: {listed(busy)}"
 
     def _nobody(self, session: Session) -> FederationTimeoutError:
         said = self._missing(self.settings.patience)
@@ -444,7 +467,7 @@ class Rounds:
         return cohort
 
     def _outbox(self) -> Outbox:
-        return Outbox(self.grid, self.settings.clock, self.settings.sleep)
+        return Outbox(self.grid, self.settings.clock, self._sleep)
 
     def _answer(self, session: Session, query: Query, arrays: ArrayRecord, available: Sequence[str]) -> Answer:
         match query:

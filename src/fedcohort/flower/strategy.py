@@ -280,18 +280,21 @@ class CohortStrategy(Strategy):
         run = Rounds(
             self,
             grid,
+            num_rounds=num_rounds,
             timeout=timeout,
             train_config=train_config or ConfigRecord(),
             evaluate_config=evaluate_config or ConfigRecord(),
             evaluate_fn=evaluate_fn,
         )
+        failed: BaseException | None = None
         try:
-            return run.play(initial_arrays, num_rounds)
+            return run.play(initial_arrays)
         except BaseException as error:
+            failed = error
             notes.failed(run.session, error)
             raise
         finally:
-            run.close()
+            run.close(failed)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ COMPANIONS = ("-wal", "-shm", "-journal")  # SQLite's own names
 NEW = ".new"  # a journal that is being created
 LOCK = ".lock"
 _LONGEST_MARK = 256  # bytes
+LIVE = ".live"  # what the process says that is at work on the journal; see fedcohort.journal.presence
+_PROBED = 0.2  # seconds in which a lock that somebody only looked at is free again
 
 
 def target(path: str | Path) -> Path:
@@ -51,7 +54,7 @@ def has_companion(path: Path) -> bool:
 def remove(path: str | Path) -> None:
     """Delete a journal with all that lies beside it; the companion goes first, because alone it would be in the way."""
     file = target(path)
-    for end in (*COMPANIONS, "", *(f"{NEW}{end}" for end in ("", *COMPANIONS)), LOCK):
+    for end in (*COMPANIONS, "", *(f"{NEW}{end}" for end in ("", *COMPANIONS)), LIVE, LOCK):
         file.with_name(file.name + end).unlink(missing_ok=True)
 
 
@@ -119,15 +122,12 @@ class Lock:
                 f"The journal {path} cannot be written: {error.strerror or error} ({_lock_file(path)}).",
                 hint="a session needs a folder it can write to; reading is possible with read_journal(path)",
             ) from error
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(self._file)
-                raise JournalError(
-                    f"The journal {path} is in use by another process.",
-                    hint="stop the other session first; reading is possible at any time with read_journal(path)",
-                ) from None
+        if fcntl is not None and not taken(self._file):
+            os.close(self._file)
+            raise JournalError(
+                f"The journal {path} is in use by another process.",
+                hint="stop the other session first; reading is possible at any time with read_journal(path)",
+            )
         self._held = True
 
     def mark(self, mark: Mark, *, sync: bool = False) -> None:
@@ -153,6 +153,54 @@ class Lock:
         if self._held:
             self._held = False
             os.close(self._file)
+
+
+def taken(file: int) -> bool:
+    """Lock an open file for this process alone; False when another has it for longer than :func:`is_locked` would."""
+    end = time.monotonic() + _PROBED
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.005)
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a living process is at work on a journal; None where the system cannot tell.
+
+    Parameters
+    ----------
+    path : the journal, as :func:`target` returns it
+    """
+    return is_locked(_lock_file(path))
+
+
+def is_locked(file: Path) -> bool | None:
+    """Whether a living process holds the lock of a file; False without one, None where the system cannot tell.
+
+    To find out, the lock is shared for a moment; who wants to have it alone tries for longer than that.
+    """
+    if fcntl is None:
+        return None
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
 
 
 def _lock_file(path: Path) -> Path:

@@ -5,22 +5,38 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from fedcohort.journal.explain import ABANDONED
+from fedcohort.journal.presence import STATES, RunState, planned, run_state, run_state_before
 from fedcohort.journal.store import Journal, read_journal
 from fedcohort.protocol import Status
 from fedcohort.text import in_label
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_MOST_CLIENTS = 100  # with a series of their own
 _Sample = tuple[dict[str, str], str]
+_Number = tuple[str, dict[str, str], float]  # metric, labels, value
 METRICS: Mapping[str, tuple[str, str]] = {
     "fedcohort_journal_readable": ("gauge", "1 for a journal that can be read now, 0 for one that cannot."),
+    "fedcohort_run_state": ("gauge", "1 for the state a run is in, 0 for the others."),
+    "fedcohort_waiting_since_timestamp_seconds": ("gauge", "Since when a run waits, in seconds since 1970."),
+    "fedcohort_heartbeat_timestamp_seconds": (
+        "gauge",
+        "When the server of a live run last said that it is alive, in seconds since 1970; of one that was killed too.",
+    ),
+    "fedcohort_clients_online": ("gauge", "Clients that can take part now."),
+    "fedcohort_clients_offline": ("gauge", "Members that are not online now."),
+    "fedcohort_client_offline_since_timestamp_seconds": (
+        "gauge",
+        f"Since when a member is offline, in seconds since 1970; of the {_MOST_CLIENTS} that went last.",
+    ),
+    "fedcohort_rounds_planned": ("gauge", "Rounds the run is to have."),
     "fedcohort_rounds_total": ("counter", "Rounds that were closed and counted."),
     "fedcohort_rounds_abandoned_total": ("counter", "Cohorts that were given up."),
     "fedcohort_cohorts_pending": ("gauge", "Cohorts that train now."),
@@ -48,12 +64,13 @@ def exposition(journals: Mapping[str, Path]) -> str:
     found: dict[str, list[_Sample]] = {name: [] for name in METRICS}
     for name, path in journals.items():
         try:
-            with closing(read_journal(path)) as journal:
-                samples = [(metric, labels, _number(value)) for metric, labels, value in _samples(journal)]
+            samples = [(metric, labels, _number(value)) for metric, labels, value in _of(path)]
         except Exception as error:  # damage may show anywhere, and must not take the other journals along
             log.debug("the journal %s cannot be read: %s", name, error)
             samples = []
-        for metric, labels, number in (("fedcohort_journal_readable", {}, str(int(bool(samples)))), *samples):
+        if path.exists() or not samples:  # a run that waits for its first clients has no journal to be read
+            samples.append(("fedcohort_journal_readable", {}, str(int(bool(samples)))))
+        for metric, labels, number in samples:
             found[metric].append(({"journal": name, **labels}, number))
     lines = []
     for metric, (kind, meaning) in METRICS.items():
@@ -62,7 +79,34 @@ def exposition(journals: Mapping[str, Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(journal: Journal) -> Iterable[tuple[str, dict[str, str], float]]:
+def _of(path: Path) -> Iterator[_Number]:
+    if not path.exists():
+        how = run_state_before(path)
+        yield from () if how is None else _standing(how)
+        return
+    with closing(read_journal(path)) as journal:
+        yield from _standing(run_state(journal))
+        yield from _samples(journal)
+
+
+def _standing(how: RunState) -> Iterator[_Number]:
+    """Yield whether a run lives, and what its server said last."""
+    for state in STATES:
+        yield "fedcohort_run_state", {"state": state}, float(state == how.state)
+    if how.state == "waiting" and how.since is not None:
+        yield "fedcohort_waiting_since_timestamp_seconds", {}, how.since
+    said = how.presence
+    if said is None:
+        return
+    yield "fedcohort_heartbeat_timestamp_seconds", {}, said.at
+    if how.state in ("running", "waiting") and said.online is not None:
+        yield "fedcohort_clients_online", {}, said.online
+        yield "fedcohort_clients_offline", {}, said.offline_count
+        for name, since in list(said.offline.items())[:_MOST_CLIENTS]:
+            yield "fedcohort_client_offline_since_timestamp_seconds", {"client": name}, since
+
+
+def _samples(journal: Journal) -> Iterator[_Number]:
     table, active = journal.table()
     given_up = {body["ticket"] for body in journal.events(ABANDONED)}
     cohorts = [row for row in journal.cohorts() if len(row.clients)]
@@ -72,6 +116,9 @@ def _samples(journal: Journal) -> Iterable[tuple[str, dict[str, str], float]]:
     for row in cohorts:
         picked[row.clients] = True
     yield "fedcohort_rounds_total", {}, len(closed)
+    rounds = planned(journal)
+    if rounds is not None:
+        yield "fedcohort_rounds_planned", {}, rounds
     yield "fedcohort_rounds_abandoned_total", {}, len(given_up)
     yield "fedcohort_cohorts_pending", {}, sum(row.told_at is None for row in cohorts)
     yield "fedcohort_clients", {}, int(active.sum())

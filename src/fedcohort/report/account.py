@@ -21,7 +21,8 @@ from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
-from fedcohort.journal.explain import ABANDONED, ENDED, PLANNED, reasons_of
+from fedcohort.journal.explain import ABANDONED, reasons_of
+from fedcohort.journal.presence import planned, run_state
 from fedcohort.journal.upkeep import FORGOTTEN
 from fedcohort.numerics.class_balance import qcid
 from fedcohort.participation import Proof, verify
@@ -288,14 +289,14 @@ def account(journal: Journal, name: str, past: Past | None = None) -> Account:
     means = mean_durations(table.n, cohorts, replies)
     meta = journal.meta()
     changes = journal.events(SELECTOR)
-    state, reason = _state(journal, cohorts)
+    how = run_state(journal)
     return Account(
         name=name,
         selector=_called(changes[-1]["to"] if changes else meta.get("selector")),
         changes=tuple(f"round {c['round']}: {_called(c['from'])} gave way to {_called(c['to'])}" for c in changes),
         seed=int(meta.get("seed", 0)),
-        state=state,
-        reason=reason,
+        state=how.state,
+        reason=how.why,
         planned=planned(journal),
         rounds=tuple(rounds),
         clients=_clients(table, active.tolist(), rounds, cohorts, replies, means),
@@ -303,29 +304,6 @@ def account(journal: Journal, name: str, past: Past | None = None) -> Account:
         metrics=journal.metrics(),
         proof=verify(journal) if meta.get("rules") else None,
     )
-
-
-def planned(journal: Journal) -> int | None:
-    """Return how many rounds the run is to have, when its host said so."""
-    said = journal.events(PLANNED)
-    return int(said[-1]["rounds"]) if said else None
-
-
-def ended(journal: Journal) -> tuple[str, str] | None:
-    """Return how a run ended and why, or None while nobody said that it did."""
-    said = journal.events(ENDED)[-1:]
-    if said and said[0]["ticket"] == journal.last()[1]:
-        return str(said[0]["state"]), str(said[0]["reason"])
-    return None
-
-
-def _state(journal: Journal, cohorts: Sequence[CohortRow]) -> tuple[str, str]:
-    end = ended(journal)
-    if end is not None:
-        return end
-    if cohorts and cohorts[-1].stop is not None:
-        return "finished", str(cohorts[-1].stop)
-    return "not finished", ""
 
 
 def _called(spec: Any) -> str:

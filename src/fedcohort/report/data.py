@@ -7,9 +7,7 @@ the figures need to know neither Parquet nor SQLite.
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.coverage import Coverage, Tally, sentences
 from fedcohort.errors import InputError
+from fedcohort.journal.beside import is_locked
 from fedcohort.report import palette
 from fedcohort.simulate.leaderboard import Leaderboard, Options, Own, leaderboards_of, setting_name
 
@@ -214,20 +213,12 @@ def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
     )
 
 
-def abandoned(status: Mapping[str, Any]) -> bool:
+def abandoned(folder: Path, status: Mapping[str, Any]) -> bool:
     """Whether an experiment that says it is running was left behind by a process of this machine that is gone."""
-    pid = status.get("pid")
-    if status.get("host") not in (None, platform.node()) or not isinstance(pid, int) or pid <= 0:
+    if status.get("host") not in (None, platform.node()):
         return False
-    if sys.platform == "win32":  # there signal 0 would end the process
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+    lock = folder / ".lock"
+    return lock.exists() and is_locked(lock) is False
 
 
 def _warnings(path: Path, result: Results) -> list[str]:
@@ -236,7 +227,7 @@ def _warnings(path: Path, result: Results) -> list[str]:
     state = result.status.get("state")
     done, total = result.status.get("rounds_done"), result.status.get("rounds_total")
     how_far = f" ({done} of {total} rounds)" if done is not None and total else ""
-    if state == "running" and abandoned(result.status):
+    if state == "running" and abandoned(path, result.status):
         found.append(
             f"{path.name} says that it is running{how_far}, but the process that wrote it is gone; "
             "it can be continued with --resume."

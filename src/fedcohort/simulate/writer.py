@@ -21,6 +21,7 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray
 from fedcohort.files import no_links, read_file
+from fedcohort.journal.beside import taken
 from fedcohort.simulate.facts import FederationFacts
 from fedcohort.simulate.results import (
     COVERS,
@@ -110,19 +111,17 @@ def _plain(value: Any) -> Any:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to an experiment's directory; the system lets go when this one dies."""
     try:
-        import fcntl
+        import fcntl  # noqa: F401
     except ImportError:  # no such locks on Windows
         yield
         return
     with disk_errors(folder / ".lock"):
         handle = no_links(str(folder / ".lock"), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
     with os.fdopen(handle, "a"):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not taken(handle):
             raise ResultsError(
                 f"Another process is working on the experiment in {folder}.", hint="wait for it, or stop it first"
-            ) from None
+            )
         _wait_for_workers(folder)
         yield
 

@@ -2,10 +2,10 @@
 "use strict";
 (() => {
   const $ = (id) => document.getElementById(id);
-  const STATES = { running: "good", finished: "done", interrupted: "warn", abandoned: "warn", failed: "bad", unreadable: "bad", diverged: "bad", stopped: "done", idle: "warn", waiting: "warn" };
+  const STATES = { running: "good", finished: "done", interrupted: "warn", killed: "bad", failed: "bad", unreadable: "bad", diverged: "bad", stopped: "done", waiting: "warn" };
   let source = null, chosen = decodeURIComponent(location.hash.slice(1)), detail = null, setting = 0, charts = new Map(), shape = "", run = null, round = null;
 
-  const pill = (state) => `<span class="pill ${STATES[state] || ""}">${FC.escape(state)}</span>`;
+  const pill = (state) => `<span class="pill ${STATES[state] || ""}">${FC.escape(state === "killed" ? "stopped (killed)" : state)}</span>`;
   const duration = (s) => (s === null || s === undefined || !Number.isFinite(s) ? "" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
   const percent = (v) => (v === null || v === undefined ? "–" : `${(100 * v).toFixed(1)}%`);
   const share = (d) => (d.total ? Math.min(100, (100 * d.done) / d.total) : d.state === "finished" ? 100 : 0);
@@ -63,7 +63,7 @@
       FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
       charts = new Map();
       const cards = figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button type="button" data-csv="${f.name}" aria-label="Save ${FC.escape(f.title)} as CSV">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`);
-      $("detail").innerHTML = `<section class="card" id="head"></section><div id="settings" class="settings"></div>${cards[0] || ""}`
+      $("detail").innerHTML = `<section class="card" id="head"></section><section class="card" id="away" hidden></section><div id="settings" class="settings"></div>${cards[0] || ""}`
         + (section && section.board ? '<section class="card"><h2>Leaderboard</h2><div id="board"></div></section>' : "")
         + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div class="controls"><label>Round <input id="round" class="round" type="number" min="0" step="1" placeholder="latest"></label><button type="button" id="before">Previous</button><button type="button" id="after">Next</button><button type="button" id="latest">Latest</button></div><div id="cohort"></div><div id="why" aria-live="polite"></div><div id="stragglers"></div></section>`
         + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>`
@@ -92,9 +92,18 @@
     }
   }
 
+  const clock = (s) => `${new Date(1000 * s).toLocaleString()} (${duration(Math.max(0, Date.now() / 1000 - s))})`;
+  const message = (d) => (d.message ? `<p class="warning">${d.since ? `Waiting since ${FC.escape(clock(d.since))}: ` : ""}${FC.escape(d.message)}</p>` : "");
+  const online = (d) => (typeof d.online === "number" ? `<p class="note">${d.online} clients online, ${d.offline_count} offline</p>` : "");
+
   function head() {
-    $("head").innerHTML = `<h2>${FC.escape(detail.id)} ${pill(detail.state)}</h2><span class="track big"><i style="width:${share(detail)}%"></i></span><p class="note">${FC.escape(progress(detail))}</p>${detail.message ? `<p class="warning">${FC.escape(detail.message)}</p>` : ""}${detail.warnings.map((w) => `<p class="warning">${FC.escape(w)}</p>`).join("")}`;
+    $("head").innerHTML = `<h2>${FC.escape(detail.id)} ${pill(detail.state)}</h2><span class="track big"><i style="width:${share(detail)}%"></i></span><p class="note">${FC.escape(progress(detail))}</p>${online(detail)}${message(detail)}${detail.warnings.map((w) => `<p class="warning">${FC.escape(w)}</p>`).join("")}`;
+    const away = detail.offline || [];
+    $("away").hidden = !away.length;
+    const more = detail.offline_count > away.length ? `<p class="note">The ${away.length} that went last, of ${detail.offline_count}.</p>` : "";
+    put($("away"), away.length ? `<h2>Offline</h2>${more}<div class="table tall" tabindex="0" role="region" aria-label="Offline clients" data-key="away"><table><thead><tr><th scope="col">Client</th><th scope="col">Offline since</th></tr></thead><tbody>${away.map((c) => `<tr><th scope="row">${FC.escape(c.client)}</th><td>${FC.escape(clock(c.since))}</td></tr>`).join("")}</tbody></table></div>` : "");
   }
+  setInterval(() => { if (detail && $("head")) head(); }, 20000); // how long somebody has been away grows by itself
 
   const current = () => detail.table.find((r) => r.id === run);
   const newest = () => current()?.round ?? 0;

@@ -100,6 +100,7 @@ class ExperimentItem:
         self._stamps: dict[str, tuple[int, int]] = {}
         self._config: dict[str, Any] = {}
         self._clients = 0
+        self._shown = ""
 
     def poll(self) -> None:
         """Read what changed since the last time."""
@@ -116,6 +117,8 @@ class ExperimentItem:
                 self._problem = error.message
                 self.version += 1
                 return
+        self.version += self._state != self._shown
+        self._shown = self._state
         if (self.path / "live.jsonl").exists():
             self._tail()
         elif changed or self._changed("rounds"):
@@ -184,7 +187,13 @@ class ExperimentItem:
         if self._problem:
             return "unreadable"
         state = str(self._status.get("state", "running"))
-        return "abandoned" if state == "running" and abandoned(self._status) else state
+        return "killed" if state == "running" and abandoned(self.path, self._status) else state
+
+    @property
+    def _message(self) -> str:
+        if self._state == "killed":
+            return "the process that wrote it is gone; it can be continued with --resume"
+        return str(self._status.get("message") or "")
 
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
@@ -197,7 +206,7 @@ class ExperimentItem:
             "id": self.id,
             "kind": "experiment",
             "state": self._state,
-            "message": self._problem or str(self._status.get("message") or ""),
+            "message": self._problem or self._message,
             "done": done,
             "total": total,
             "rate": rate,

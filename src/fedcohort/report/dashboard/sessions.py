@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from fedcohort.clients import ClientTable
 from fedcohort.errors import FedcohortError, InputError, JournalError
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
 from fedcohort.journal.explain import history, reasons_of
-from fedcohort.report.account import Past, account, duration_of, ended, planned
+from fedcohort.journal.presence import RunState, planned, run_state, run_state_before
+from fedcohort.report.account import Past, account, duration_of
 from fedcohort.report.dashboard.feed import drawn, status_name
 from fedcohort.report.live_page import ending, live_run
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.text import in_html
 
-_IDLE = 600.0  # seconds without an event after which a session no longer counts as running
+_MOST_OFFLINE = 200  # clients listed on the page
 _SLOW = 2.0  # times the usual duration that make a straggler
 
 
@@ -45,12 +47,15 @@ class JournalItem:
         self._stamp: tuple[object, ...] = ()
         self._past = Past()
         self._planned: int | None = None
-        self._ended: tuple[str, str] | None = None
+        self._how = RunState("stopped")
         self._reasons: dict[int, dict[str, str]] = {}
 
     def poll(self) -> None:
         """Read the cohorts, replies and numbers that are new."""
         try:
+            if self._journal is None and not self.path.exists() and (how := run_state_before(self.path)) is not None:
+                self._stands(how, None if how.presence is None else how.presence.planned)
+                return
             if self._journal is None:
                 self._journal = read_journal(self.path)
                 meta = self._journal.meta()
@@ -80,13 +85,17 @@ class JournalItem:
             if ticket > self._told_upto and self._cohorts[ticket].told_at is not None and ticket == self._told_upto + 1:
                 self._told_upto = ticket
                 self._durations += [d for d in map(self._duration, self._replies[ticket]) if not math.isnan(d)]
-        how = (planned(journal), ended(journal))
-        if stamp != self._stamp or self._problem or how != (self._planned, self._ended):
-            self._planned, self._ended = how
+        self._stands(run_state(journal), planned(journal))
+        if stamp != self._stamp or self._problem:
             self._reasons = reasons_of(journal)
             self._table, self._active = journal.table()
             self._stamp, self._problem = stamp, ""
             self.version += 1
+
+    def _stands(self, how: RunState, rounds: int | None) -> None:
+        """Take over how the run stands; that its server lives on is no news."""
+        self.version += (_quiet(how), rounds) != (_quiet(self._how), self._planned)
+        self._how, self._planned = how, rounds
 
     def _duration(self, reply: ReplyRow) -> float:
         """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
@@ -100,16 +109,7 @@ class JournalItem:
     def _state(self) -> str:
         if self._problem:
             return "unreadable"
-        if self._ended is not None:
-            return self._ended[0]
-        if self._last is None:
-            return "waiting"
-        if self._last.stop:
-            return "finished"
-        seen = max(
-            self._last.asked_at, self._last.told_at or 0.0, *(r.at for r in self._replies[self._last.ticket] or ()), 0.0
-        )
-        return "running" if time.time() - seen < _IDLE else "idle"
+        return self._how.state
 
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
@@ -124,8 +124,9 @@ class JournalItem:
             "id": self.id,
             "kind": "journal",
             "state": self._state,
-            "message": self._problem
-            or (self._ended[1] if self._ended else self._last.stop or "" if self._last else ""),
+            "message": self._problem or self._how.why,
+            "since": self._how.since if self._how.state == "waiting" else None,
+            **self._present(),
             "done": done,
             "total": self._planned,
             "rate": rate,
@@ -134,6 +135,14 @@ class JournalItem:
             else None,
             "runs": 1,
         }
+
+    def _present(self) -> dict[str, Any]:
+        """Return how many clients are online, and who is not since when; of a server that lives."""
+        said = self._how.presence
+        if said is None or said.online is None or self._state not in ("running", "waiting"):
+            return {"online": None, "offline": [], "offline_count": 0}
+        away = [{"client": name, "since": since} for name, since in said.offline.items()]
+        return {"online": said.online, "offline": away[:_MOST_OFFLINE], "offline_count": said.offline_count}
 
     def detail(self) -> dict[str, Any]:
         """Return figures, every round and client, the current cohort with statuses and reasons, stragglers, shadows."""
@@ -240,3 +249,8 @@ class JournalItem:
         if self._problem:
             raise JournalError(self._problem)
         return as_json(explain(self.path, round_, client))
+
+
+def _quiet(how: RunState) -> RunState:
+    """Return how a run stands without when its server last said so."""
+    return how if how.presence is None else replace(how, presence=replace(how.presence, at=0.0))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fedcohort.errors import FedcohortError
+from fedcohort.journal.beside import LIVE
 from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.report.dashboard.sessions import JournalItem
 from fedcohort.text import printable
@@ -19,6 +20,7 @@ T = TypeVar("T")
 _DEPTH = 3  # folders below the watched one in which experiments are looked for
 MOST_FOLDERS = 5_000  # looked into at each poll; a folder with more below it is not one of experiments
 UNREADABLE = "unreadable"
+_WAITING = f".sqlite{LIVE}"
 
 
 class Item(Protocol):
@@ -181,7 +183,7 @@ class Watcher:
     def overview(self) -> dict[str, Any]:
         """Return the list of everything, what runs first."""
         lines = [item.overview() for item in list(self.items.values())]
-        lines.sort(key=lambda line: (line["state"] != "running", line["id"]))
+        lines.sort(key=lambda line: (line["state"] not in ("running", "waiting"), line["id"]))
         return {"root": printable(self.root), "note": self._note, "items": lines}
 
 
@@ -221,6 +223,8 @@ def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[
         try:
             if entry.suffix == ".sqlite" and entry.is_file():
                 yield entry, "journal"
+            elif entry.name.endswith(_WAITING) and not (journal := entry.with_suffix("")).exists():
+                yield journal, "journal"  # a run that has none yet, because it waits for its first clients
             elif deeper is not None and entry.is_dir() and not entry.name.startswith("."):
                 deeper.append(entry)
         except OSError:
