@@ -407,8 +407,8 @@ class Rounds:
         rules = f" ({'; '.join(self._kept_out[:3])})" if self._kept_out else ""
         if self.private is not None and self._choice:
             some = "1 client" if self._choice == 1 else f"{self._choice} clients"
-            what = f"{some} could be chosen{long}{rules}, and the privacy noise is made for {self.private}"
-            return f"{what}{f'; still at work: {listed(busy)}' if busy else ''}"
+            what = f"{some} could be chosen{rules}, and the privacy noise is made for {self.private}"
+            return f"{what}{',' if long else ''}{long}{f'; still at work: {listed(busy)}' if busy else ''}"
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
         return f"everybody who is online has been at work on something else{long}: {listed(busy)}"
