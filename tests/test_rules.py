@@ -92,7 +92,7 @@ def random_rules(rng: np.random.Generator, n: int) -> Rules:
             "max_participations": maybe(lambda: int(rng.integers(1, 6))),
             "window": window,
             "max_in_window": maybe(lambda: int(rng.integers(1, window + 1))) if window else None,
-            "quotas": maybe(lambda: {"region": int(rng.integers(1, 3))}),
+            "quotas": maybe(lambda: {"region": dict.fromkeys(REGIONS, int(rng.integers(1, 3)))}),
             **({"budget": {"epsilon": 4.0, "bytes": 100.0}, "cost": {"epsilon": 0.9, "bytes": 30.0}}
                if rng.random() < 0.3 else {}),
             "budgets": maybe(lambda: {names[-1]: {"rounds": 2.0}, names[-2]: {"rounds": 3.5}, "nobody": {"rounds": 1}}),
@@ -109,7 +109,7 @@ def check_round(rules: Rules, history: list[Played], now: Played, facts: list[di
     if allowed:
         assert len(now.picked) == min(now.size, len(allowed))  # uniform fills every cohort
     if rules.quotas and not pinned:
-        least = rules.quotas["region"]
+        least = rules.quotas["region"]["north"]
         there = {r: [c for c in allowed if facts[c]["region"] == r] for r in REGIONS}
         need = {r: min(least, len(members)) for r, members in there.items()}
         if sum(need.values()) <= now.size:
@@ -302,7 +302,7 @@ def test_quotas_keep_the_selectors_best() -> None:
             cohort = Cohort(slate.candidates[::-1][: slate.size], candidates=slate.candidates, score=score)
             return dataclasses.replace(cohort, weights=np.arange(1.0, slate.size + 1)), state
 
-    session = Session(Best(), ClientTable(n=9), rules=Rules(quotas={"region": 1}))
+    session = Session(Best(), ClientTable(n=9), rules=Rules(quotas={"region": dict.fromkeys(REGIONS, 1)}))
     session.set_attributes({str(c): {"region": REGIONS[c // 3]} for c in range(9)})
     cohort = played(session, 3)
     assert sorted(cohort.clients.tolist()) == [2, 5, 8]  # the best of each region
@@ -377,13 +377,15 @@ def test_rules_without_effect_change_no_cohort() -> None:
 def test_an_audit_plays_the_rules_again(tmp_path: Path) -> None:
     from fedcohort.privacy import audited
 
-    rules = Rules(eligible="battery >= 30", pinned=("3",), quotas={"region": 1}, min_separation=2)
+    rules = Rules(
+        eligible="battery >= 30", pinned=("3",), quotas={"region": dict.fromkeys(REGIONS, 1)}, min_separation=2
+    )
     with Session(Uniform(), ClientTable(n=9), seed=4, journal=tmp_path / "j", rules=rules, audit=True) as session:
         session.set_attributes({str(c): {"region": REGIONS[c // 3], "battery": 50} for c in range(9)})
         for round_ in range(6):
             if round_ == 3:
                 session.set_attributes({"8": {"region": "north", "battery": 50}, "2": {"battery": 1}})
-                session.set_rules(Rules(quotas={"region": 2}))
+                session.set_rules(Rules(quotas={"region": dict.fromkeys(REGIONS, 2)}))
             played(session, 4)
     found = audited.verify(tmp_path / "j")
     assert found.confirmed, found.problem
@@ -430,7 +432,7 @@ def test_attributes_of_a_scenario_are_what_rules_go_by(tmp_path: Path) -> None:
                 "device": {"values": ["phone", "kiosk"], "shares": [3, 1]},
             },
         },
-        "rules": {"eligible": "battery >= 30", "quotas": {"region": 1}},
+        "rules": {"eligible": "battery >= 30", "quotas": {"region": dict.fromkeys(REGIONS, 1)}},
         "selectors": {"uniform": {}, "power-of-choice": {}},
     }
     experiment = Experiment.from_dict(table)

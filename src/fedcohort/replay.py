@@ -135,7 +135,7 @@ class Replay:
 
     def change_rules(self, body: Mapping[str, Any]) -> None:
         """Let the rules of an event hold from here on."""
-        self.playing.set_rules(Rules(**body["rules"]))
+        self.playing.set_rules(Rules.recorded(body["rules"]))
 
     def change_selector(self, body: Mapping[str, Any]) -> None:
         """Let the selector of an event go on."""

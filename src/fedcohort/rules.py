@@ -71,6 +71,7 @@ class _Tables(Constraint):
     """A table of names, each with such a table of numbers."""
 
     inner: _Numbers
+    keys: str = "clients"
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is such a table of tables."""
@@ -78,7 +79,7 @@ class _Tables(Constraint):
 
     def describe(self) -> str:
         """Name the allowed values."""
-        return f"a table of clients, each with {self.inner.describe()}"
+        return f"a table of {self.keys}, each with {self.inner.describe()}"
 
     def bad_values(self) -> list[object]:
         """Return things that are no such table."""
@@ -109,8 +110,10 @@ class Rules(Parameterized):
     window: int | None = param(None, Optional(_COUNT), "rounds that min_in_window and max_in_window are about")
     max_in_window: int | None = param(None, Optional(_COUNT), "participations at most in any window")
     min_in_window: int | None = param(None, Optional(_COUNT), "participations at least in any window")
-    quotas: Mapping[str, int] | None = param(
-        None, Optional(_Numbers(_COUNT)), "by attribute, how many of each of its values a cohort has at least"
+    quotas: Mapping[str, Mapping[str, int]] | None = param(
+        None,
+        Optional(_Tables(_Numbers(_COUNT), "attributes")),
+        "by attribute, how many clients of a value a cohort has at least; other values have no claim",
     )
     budget: Mapping[str, float] | None = param(
         None, Optional(_AMOUNTS), "by kind (rounds, bytes, epsilon), what a client may spend"
@@ -140,6 +143,12 @@ class Rules(Parameterized):
                 "The 'cost' parameter of Rules must name the kinds of 'budget' and 'budgets' ('rounds', which costs 1, "
                 f"may be left out). Got {sorted(self.cost or {})} for {sorted(kinds)}."
             )
+        if self.min_in_window and self.window and self.min_in_window > math.ceil(self.window / self.min_separation):
+            raise ParameterError(
+                f"Rules cannot demand {self.min_in_window} participations in {self.window} rounds that are "
+                f"{self.min_separation} rounds apart: only {math.ceil(self.window / self.min_separation)} fit.",
+                hint="lower min_in_window or min_separation",
+            )
         both = set(self.blocked) & set(self.pinned)
         if both:
             raise ParameterError(f"Rules cannot block and pin the same client. Got {sorted(both)}.")
@@ -166,6 +175,84 @@ class Rules(Parameterized):
         if self.max_participations is not None:
             bounds.append(self.max_participations)
         return min(bounds) if bounds else None
+
+    @classmethod
+    def recorded(cls, values: Mapping[str, Any]) -> Rules:
+        """Return rules as a journal holds them.
+
+        Quotas of version 0.2 may name no values. Such rules can be proved and played again, but no session goes on
+        with them: see :attr:`trusts_clients`.
+        """
+        quotas = values.get("quotas") or {}
+        if all(isinstance(claims, Mapping) for claims in quotas.values()):
+            return cls(**values)
+        rules = cls(**{key: value for key, value in values.items() if key != "quotas"})
+        object.__setattr__(rules, "quotas", quotas)
+        return rules
+
+    @property
+    def trusts_clients(self) -> bool:
+        """Whether these are rules of version 0.2 whose quotas hold for every value that a client invents."""
+        return any(not isinstance(claims, Mapping) for claims in (self.quotas or {}).values())
+
+    def check_feasible(self, clients: Iterable[str], size: int, rounds: int) -> None:
+        """Refuse rules under which ``clients`` cannot fill ``rounds`` cohorts of ``size``, with the arithmetic."""
+        n = len(set(clients) - set(self.blocked))
+        there = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
+        if len(set(self.pinned)) > size:
+            raise ParameterError(
+                f"The rules pin {len(set(self.pinned))} clients, and a cohort has {size}.",
+                hint="pin fewer clients, or choose larger cohorts",
+            )
+        for name, claims in (self.quotas or {}).items():
+            claimed = sum(claims.values()) if isinstance(claims, Mapping) else 0
+            if claimed > size:
+                raise ParameterError(
+                    f"The quotas of {name!r} claim {claimed} places, and a cohort has {size}.",
+                    hint="lower the quotas, or choose larger cohorts",
+                )
+        apart = min(self.min_separation, rounds)
+        if apart > 1 and size * apart > n:
+            raise ParameterError(
+                f"The rules cannot fill cohorts of {size}: with min_separation={self.min_separation} any {apart} "
+                f"rounds in a row need {size} x {apart} = {size * apart} different clients, and there are {there}.",
+                hint=f"lower min_separation to {max(n // size, 1)}, choose smaller cohorts, or start when at least "
+                f"{size * apart} clients are there (wait_for)",
+            )
+        if self.window is not None and self.max_in_window is not None and self.window <= rounds:
+            needed, admitted = size * self.window, n * self.max_in_window
+            if needed > admitted:
+                raise ParameterError(
+                    f"The rules cannot fill cohorts of {size}: {self.window} rounds need {size} x {self.window} = "
+                    f"{needed} participations, and with max_in_window={self.max_in_window} the {there} have {n} x "
+                    f"{self.max_in_window} = {admitted}.",
+                    hint="raise max_in_window, choose smaller cohorts, or start when more clients are there (wait_for)",
+                )
+
+    def shortages(self, spent: Mapping[str, int], size: int, rounds: int) -> list[str]:
+        """Return what the rules cannot give in ``rounds`` more cohorts of ``size``, unless other clients join.
+
+        Parameters
+        ----------
+        spent : mapping of str to int
+            The clients, each with its participations so far.
+        """
+        found = []
+        admitted = {name: self.most_of(name) for name in spent if name not in self.blocked}
+        bounds = [max(most - spent[name], 0) for name, most in admitted.items() if most is not None]
+        if len(bounds) == len(admitted) and sum(bounds) < size * rounds:
+            found.append(
+                f"{rounds} rounds of {size} need {size * rounds} participations, and the rules admit "
+                f"{sum(bounds)} of the {len(bounds)} clients there are"
+            )
+        if self.window is not None and self.min_in_window is not None:
+            places, demanded = size * self.window, len(admitted) * self.min_in_window
+            if self.window <= rounds and demanded > places:
+                found.append(
+                    f"{len(admitted)} clients are to take part {self.min_in_window} times in {self.window} rounds, and "
+                    f"these have {size} x {self.window} = {places} places for {demanded}"
+                )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters that differ from their defaults, as plain values."""
@@ -311,7 +398,7 @@ class Referee:
     def _of(self, client: int) -> dict[str, Any]:
         own = self._attributes.get(self._table.name(client), {})
         sizes = {"size": float(self._table.sizes[client])} if "sizes" in self._table.signals else {}
-        return {**sizes, **own}
+        return {**own, **sizes}  # what the table says comes first: it is what everybody else goes by
 
     def _judge_attributes(self, clients: Iterable[int]) -> None:
         """Work out who meets the condition and who has which value of a quota's attribute."""
@@ -327,7 +414,7 @@ class Referee:
             if self._condition is not None:
                 self._unmet[client] = self._condition.unmet(attributes)
             for name, values in self._values.items():
-                values[client] = attributes.get(name)
+                values[client] = _claimed((self.rules.quotas or {})[name], attributes.get(name))
 
     # -- before the choice ------------------------------------------------------------------------------------------
 
@@ -412,18 +499,22 @@ class Referee:
     def _with_quotas(
         self, picked: list[int], fixed: set[int], allowed: IntArray, size: int, cohort: Cohort, rng: np.random.Generator
     ) -> tuple[list[int], list[int], list[str]]:
-        """Add clients of values that are short, best first, in place of the worst of values that have enough."""
+        """Add clients of values that are short, best first, in place of the worst of values that have enough.
+
+        Only values count that the operator named: a client that invents one has no claim to a place.
+        """
         order = _ranking(allowed, cohort, rng)
         place = {client: i for i, client in enumerate(order)}
         added: list[int] = []
         unmet: list[str] = []
-        for name, least in (self.rules.quotas or {}).items():
+        for name, claims in (self.rules.quotas or {}).items():
             values = self._values[name]
             groups: dict[Any, list[int]] = {}
             for client in order:
                 if values[client] is not None:
                     groups.setdefault(values[client], []).append(client)
-            need = {value: min(least, len(members)) for value, members in groups.items()}
+            least = claims if isinstance(claims, Mapping) else dict.fromkeys(groups, int(claims))
+            need = {value: min(least[value], len(members)) for value, members in groups.items()}
             for value, members in groups.items():
                 for client in members:
                     have = sum(values[c] == value for c in picked)
@@ -440,9 +531,10 @@ class Referee:
                         picked = [c for c in picked if c != max(spare, key=place.__getitem__)]
                     picked = [*picked, client]
                     added.append(client)
+            for value, count in least.items():
                 have = sum(values[c] == value for c in picked)
-                if have < need[value]:
-                    unmet.append(f"{name} {value}: {have} of {need[value]}")
+                if have < count:
+                    unmet.append(f"{name} {value}: {have} of {count}")
         return picked, added, unmet
 
 
@@ -452,6 +544,17 @@ def _knows(table: ClientTable, name: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def _claimed(claims: Mapping[str, int] | int, said: object) -> object:
+    """Return the value of a quota that a client counts for, or None: values the operator does not name have no claim.
+
+    Values are compared as TOML writes them, because a journal's keys are texts.
+    """
+    if not isinstance(claims, Mapping):
+        return said  # of version 0.2, played again
+    text = str(said).lower() if isinstance(said, bool) else str(said)
+    return text if said is not None and text in claims else None
 
 
 def _ranking(allowed: IntArray, cohort: Cohort, rng: np.random.Generator) -> list[int]:

@@ -69,15 +69,20 @@ class Standing:
 
     def _resume_rules(self, rules: Rules | None) -> None:
         """Go on with the journal's rules or with new ones, which is recorded, and with what was counted so far."""
-        before = self._journal.meta().get("rules")
-        if rules is None and before is not None:
-            rules = Rules(**before)
-        if rules is None:
-            return
-        if before is None or rules.to_dict() != before:
+        recorded = self._journal.meta().get("rules")
+        before = None if recorded is None else Rules.recorded(recorded)
+        if rules is None and before is not None and before.trusts_clients:
+            raise InputError(
+                f"The journal {self._journal.path} has quotas that name no values ({before.quotas}); such quotas let a "
+                "client into every cohort that invents a value of its own.",
+                hint="open it with rules=Rules(..., quotas={'region': {'north': 2, 'south': 2}})",
+            )
+        if before is not None:
+            self._referee = participation.resumed(before, self._journal)
+        if rules is not None:
             self.set_rules(rules)
-        else:
-            self._referee = participation.resumed(rules, self._journal)
+        elif before is not None and before != Rules():
+            log.info("the rules of the journal stay in force: %r; rules=Rules() drops them", before)
 
     def _resumed(self, name: str, selector: Selector[Any]) -> Any:
         fresh = selector.init(self._granted[name], streams.stream(self._seed, streams.INITIALISATION, 0))
@@ -244,13 +249,20 @@ class Standing:
         return None if self._referee is None else self._referee.rules
 
     def set_rules(self, rules: Rules) -> None:
-        """Let other rules hold from the next round on; what was counted so far counts for them too."""
+        """Let other rules hold from the next round on; what was counted so far counts for them too.
+
+        ``Rules()`` drops the rules there are.
+        """
+        before = self.rules
+        if rules.to_dict() == (before or Rules()).to_dict():
+            return
         referee = participation.resumed(rules, self._journal)
         with self._journal.event():
             self._journal.set_meta("rules", rules.to_dict())
             since = {"round": self._round, "ticket": self._ticket}
             self._journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
         self._referee, self._prepared = referee, None
+        log.info("the rules change from round %d on: %s", self._round, participation.difference(before, rules))
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
@@ -319,7 +331,7 @@ class Standing:
         """Take over names as the journal has them now, in rules, pending cohorts and what the host stored."""
         self._host_state = meta["host"]
         if self._referee is not None:
-            self._referee = participation.resumed(Rules(**meta["rules"]), self._journal)
+            self._referee = participation.resumed(Rules.recorded(meta["rules"]), self._journal)
         self._reopen()
         self._prepared = None
 

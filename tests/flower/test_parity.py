@@ -137,7 +137,7 @@ def test_rules_admit_the_same_clients_in_both_worlds(kit: Any, tmp_path: Path) -
             "charge": [90, 10, 80, 70, 60, 50, 40, 30],
         },
     }
-    table["rules"] = {"eligible": "charge >= 20", "quotas": {"region": 1}, "min_separation": 2}
+    table["rules"] = {"eligible": "charge >= 20", "quotas": {"region": {"north": 1, "south": 1}}, "min_separation": 2}
     table["run"] = {**table["run"], "shadows": ["active-fl"]}
     run_experiment(table, tmp_path / "out")
     with imported(write_app(tmp_path / "app", table, "ruled-app"), "ruled_app") as app:

@@ -30,7 +30,7 @@ def test_rules_hold_on_a_live_federation(fleet: Any, kit: Any, tmp_path: Path) -
 
     for node in fleet.grid.nodes.values():
         node.app = cohort_client(kit.client_app(), dataclasses.replace(kit.ANSWERS, facts=facts))
-    rules = Rules(eligible="battery >= 30", min_separation=2, quotas={"region": 1})
+    rules = Rules(eligible="battery >= 30", min_separation=2, quotas={"region": {"north": 1, "south": 1}})
     strategy = fleet.strategy(
         "uniform", FedAvg(fraction_evaluate=0.0), cohort_size=2, journal=tmp_path / "j", rules=rules, describe_every=2.0
     )

@@ -126,7 +126,9 @@ def test_a_stuck_round_is_abandoned_by_command(kit: Any, tmp_path: Path) -> None
     from fedcohort.clients import ClientTable
     from fedcohort.protocol import RoundRequest
 
-    with Session(Uniform(), ClientTable(names=["a", "b"]), journal=tmp_path / "j", rules=Rules()) as session:
+    with Session(
+        Uniform(), ClientTable(names=["a", "b"]), journal=tmp_path / "j", rules=Rules(max_participations=5)
+    ) as session:
         session.ask(RoundRequest(2))
     done = CliRunner().invoke(app, ["journal", "abandon", str(tmp_path / "j"), "--reason", "gone"])
     assert done.exit_code == 0 and "Ticket 0 is abandoned; free again: " in done.output, done.output

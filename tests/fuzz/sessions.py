@@ -98,7 +98,7 @@ def rules(r: Random, names: tuple[str, ...]) -> Rules:
         given["window"] = r.randint(2, 4)
         given |= {"max_in_window": 2} if r.random() < 0.7 else {"min_in_window": 1}
     if r.random() < 0.3:
-        given["quotas"] = {"region": 1}
+        given["quotas"] = {"region": {"n": 1, "s": 1}}
     if r.random() < 0.2:
         given |= {"budget": {"bytes": 10.0}, "cost": {"bytes": 3.0}}
     return Rules(**given)

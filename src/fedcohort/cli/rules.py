@@ -13,6 +13,7 @@ from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.participation import Proof
 from fedcohort.participation import verify as verify_journal
 from fedcohort.report.why import find_journal
+from fedcohort.rules import Rules
 from fedcohort.simulate.leaderboard.words import counted
 
 rules_app = typer.Typer(help="Rules an operator sets for every cohort.", no_args_is_help=True)
@@ -33,19 +34,28 @@ def verify(
 ) -> None:
     """Prove from the journal alone that the participation rules held: separation, number in all and in windows.
 
-    Exit status 0 when they held, 1 when they did not or there were none. Example: fedcohort rules verify run.sqlite
+    Every round is judged by the rules in force in it. Exit status 0 when all kept them and the whole run is within the
+    rules of the end; 1 otherwise, and where there were none. Example: fedcohort rules verify run.sqlite
     """
     proof = verify_journal(find_journal(journal, run))
     if format is Format.JSON:
         print_json(
             {
                 "holds": proof.holds,
+                "kept": proof.kept,
                 "rounds": proof.rounds,
                 "clients": proof.clients,
                 "rules": None if proof.rules is None else proof.rules.to_dict(),
                 "most": proof.most,
                 "least_separation": proof.least_separation,
                 "breaches": [dataclasses.asdict(breach) for breach in proof.breaches],
+                "changes": [
+                    {"round": change.round, "rules": change.rules.to_dict(), "what": change.what}
+                    for change in proof.changes
+                ],
+                "exceeded": [dataclasses.asdict(exceeded) for exceeded in proof.exceeded],
+                "registered": proof.registered,
+                "unregistered": proof.unregistered,
             }
         )
     else:
@@ -54,26 +64,40 @@ def verify(
         raise typer.Exit(1)
 
 
+_SHOWN = 20  # lines of one kind
+_UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas")  # of these a cohort alone says nothing
+
+
 def _print(proof: Proof) -> None:
     console = out()
-    rules = proof.rules
+    rules = Rules() if proof.rules is None else proof.rules
     lines = [f"{counted(proof.rounds, 'round')}, {counted(proof.clients, 'client')}."]
-    bound = "" if rules is None or rules.most is None else f", at most {rules.most} allowed"
-    if rules is not None and rules.budgets:
+    bound = "" if rules.most is None else f", at most {rules.most} allowed"
+    if rules.budgets:
         bound += f"; own bounds: {counted(len(rules.budgets), 'client')}"
     lines.append(f"Most participations of one client: {proof.most}{bound}.")
     if proof.least_separation is None:
         lines.append("Nobody took part twice.")
     else:
-        asked = "" if rules is None else f", at least {rules.min_separation} asked for"
-        lines.append(f"Fewest rounds between two participations: {proof.least_separation}{asked}.")
-    for breach in proof.breaches[:20]:
-        lines.append(f"Round {breach.round}, client {breach.client}: {breach.what}.")
-    if len(proof.breaches) > 20:
-        lines.append(f"... and {len(proof.breaches) - 20} more.")
-    if rules is None:
-        lines.append("The journal was written without rules: nothing is proved.")
+        lines.append(
+            f"Fewest rounds between two participations: {proof.least_separation}, "
+            f"at least {rules.min_separation} asked for."
+        )
+    if proof.registered is None:
+        lines.append("Which names were registered, and so bound to a key, is not on record.")
     else:
-        lines.append("The rules held in every round." if proof.holds else "The rules did not hold.")
-    for line in lines:
+        lines.append(
+            f"{counted(proof.registered, 'participation')} under registered names, {proof.unregistered} under others, "
+            "which prove nothing about who took part."
+        )
+    lines += _listed([f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]])
+    lines += _listed([f"Round {breach.round}, client {breach.client}: {breach.what}." for breach in proof.breaches])
+    lines += _listed([f"Client {exceeded.client}: {exceeded.what}." for exceeded in proof.exceeded])
+    if left_out := [key for key in rules.to_dict() if key in _UNPROVED]:
+        lines.append(f"Not part of this proof: {', '.join(left_out)}.")
+    for line in [*lines, proof.verdict]:
         say(console, line)
+
+
+def _listed(lines: list[str]) -> list[str]:
+    return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more."] if len(lines) > _SHOWN else lines

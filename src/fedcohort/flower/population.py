@@ -21,6 +21,7 @@ from fedcohort.flower.exchange import Debts, Outbox, exchange, listed, short
 from fedcohort.flower.roster import Card, Roster, natural
 from fedcohort.flower.wire import LOSSES, RECORD, Description, ask_record, reported
 from fedcohort.journal import read_journal
+from fedcohort.participation import REGISTERED
 from fedcohort.privacy.keyholder import ClientRefusedError
 from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import Losses
@@ -35,7 +36,6 @@ _LOOK_EVERY = 0.25
 _ARRAYS = "arrays"
 _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 _FEW = 0.2  # a share of clients that does not decide how many classes there are
-_REGISTERED = "registered"  # the event that names clients known by their key
 
 
 class FederationTimeoutError(FedcohortError, TimeoutError):
@@ -84,6 +84,8 @@ class Population:
         How many classes there are. Default: what clients agree on, see :meth:`most_classes`.
     waits : callable, optional
         Is told what is waited for, for as long as it is.
+    registered_only : bool
+        Whether only nodes take part whose name the SuperLink binds to their key.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Population:
         labels: LabelOpener | None = None,
         describe_every: float | None = None,
         classes: int | None = None,
+        registered_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         waits: Callable[[str], None] = lambda _: None,
@@ -107,6 +110,7 @@ class Population:
         self._required = frozenset(required)
         self._patience = patience
         self._labels = labels
+        self._registered_only = registered_only
         self._read: dict[str, bytes | None] = {}  # sealed labels that were checked
         self._roster = Roster.of(grid, clock, sleep)
         self._roster.describe_every = describe_every
@@ -128,14 +132,14 @@ class Population:
     @property
     def online(self) -> dict[str, Card]:
         """The clients that are online and can tell what is required, by name in natural order."""
-        everyone, at = self._roster.online, self._version
+        at = self._version
         if at == self._fit_at:
             return self._fit
         sealed = self._labels is not None
         labelled = bool(self._required & _LABELS)
         most = self.most_classes()
         fit = {}
-        for name, card in everyone.items():
+        for name, card in self._named.items():
             flaw = _flaw(card, most) if labelled and not sealed else None
             if flaw is not None:
                 if self._flawed.get(name) != flaw:
@@ -166,7 +170,7 @@ class Population:
         """
         if self.classes is not None:
             return self.classes
-        described = (card.description.label_counts for card in self._roster.online.values())
+        described = (card.description.label_counts for card in self._named.values())
         named = sorted((len(counts) for counts in described if counts is not None), reverse=True)
         return named[min(max(1, int(_FEW * len(named))), len(named) - 1)] if named else None
 
@@ -182,6 +186,18 @@ class Population:
             )
         self.classes = width
         self._demands += 1
+
+    @property
+    def _named(self) -> dict[str, Card]:
+        """The clients that have said who they are and may take part by their name."""
+        everyone = self._roster.online
+        if not self._registered_only:
+            return everyone
+        for card in everyone.values():
+            if not card.registered and card.node not in self._impostors:
+                self._impostors.add(card.node)
+                log.warning("node %d takes no part: %r is not a registered name", card.node, card.name)
+        return {name: card for name, card in everyone.items() if card.registered}
 
     @property
     def _version(self) -> _Version:
@@ -221,12 +237,13 @@ class Population:
                 # Whoever keeps silent keeps the others waiting for a while, and never ends the run.
                 if not self._roster.unanswered or now - enough_since > _SETTLE or now - begun > self._patience:
                     return
-            elif not self._roster.unanswered and len(self._roster.online) >= count:
+            elif not self._roster.unanswered and len(self._named) >= count:
                 self._raise_unfit(len(online), count)
             if now - begun > self._patience:
                 raise FederationTimeoutError(
                     f"Waited {self._patience:g} s for {count} clients; {len(online)} are there "
-                    f"({', '.join(list(online)[:10]) or 'none'}), {self._roster.nodes} nodes are online.",
+                    f"({', '.join(list(online)[:10]) or 'none'}), "
+                    f"{'; '.join([f'{self._roster.nodes} nodes are online', *self.absent()])}.",
                     hint="start more SuperNodes, lower min_available_nodes or wait_for, or raise patience",
                 )
             self._waits(self._awaited(count))
@@ -247,23 +264,26 @@ class Population:
     def absent(self) -> list[str]:
         """Return in words who is connected and cannot take part, and why."""
         found: dict[str, list[str]] = {}
+        named = self._named
         for name, card in self._roster.online.items():
             if name not in self.online:
                 lacking = card.lacks(self._required, self._labels is not None)
                 why = f"cannot supply {', '.join(repr(s.value) for s in lacking)}" if lacking else "refused"
                 why = self._flawed.get(name, why)
+                if name not in named:
+                    why = "not registered under a name (registered_only=True)"
                 found.setdefault(why, []).append(name)
         if self._roster.silent:
             found["have not said who they are"] = self._roster.silent
         return [f"{why}: {listed(names)}" for why, names in found.items()]
 
     def _raise_unfit(self, fit: int, count: int) -> None:
-        unfit = [(n, c.lacks(self._required, self._labels is not None)) for n, c in self._roster.online.items()]
+        unfit = [(n, c.lacks(self._required, self._labels is not None)) for n, c in self._named.items()]
         name, lacking = next(((n, lack) for n, lack in unfit if lack), ("", []))
         if not lacking:
-            return  # they are unfit for what they say; others may still come
+            return  # they are kept out for what they are, not for what they lack: others may come
         raise SignalError(
-            f"{len(self._roster.online)} clients are online, but only {fit} of the {count} needed can supply what the "
+            f"{len(self._named)} clients are online, but only {fit} of the {count} needed can supply what the "
             f"selector requires. The first of the others is {name!r}, which lacks "
             f"{', '.join(f'{s.value!r} ({s.meaning})' for s in lacking)}.",
             hint="wrap the ClientApp with fedcohort.flower.cohort_client and give it the Answers that are missing",
@@ -407,12 +427,13 @@ class Population:
 
     def remember(self, session: Session) -> None:
         """Put the names that are bound to keys on record, and read those of earlier runs."""
-        keyed = self._keyed
+        keyed, events = self._keyed, None
         if keyed is None:
-            keyed = frozenset(n for body in session.journal.events(_REGISTERED) for n in body["names"])
+            events = session.journal.events(REGISTERED)
+            keyed = frozenset(n for body in events for n in body["names"])
         news = [name for name, card in self.online.items() if card.registered and name not in keyed]
-        if news:
-            session.note(_REGISTERED, {"names": news})
+        if news or events == []:  # that nobody is registered is worth knowing too
+            session.note(REGISTERED, {"names": news, "ticket": session.journal.last()[1] + 1})
         if news or self._keyed is None:
             self._keyed = keyed | frozenset(news)
             self._demands += 1

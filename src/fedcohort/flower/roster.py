@@ -2,6 +2,8 @@
 
 A SuperNode gets a new random node id with every start, so a journal keeps names. Every node that appears is asked once
 to describe itself; a ClientApp without fedcohort cannot answer and takes part under a name made of its node id.
+
+A node id has one name: the one it first took part under. Otherwise a node could pass every limit by renaming itself.
 """
 
 from __future__ import annotations
@@ -100,6 +102,8 @@ class Roster:
         self.describe_every: float | None = None
         self._due = math.inf  # when somebody is to be asked again
         self._by_name: dict[str, int] = {}
+        self._names: dict[int, str] = {}  # the first name of every node id, also while it is away
+        self._renamed: set[int] = set()  # who was warned about
         self._sorted: dict[str, Card] | None = None  # `online`, until something changes
         self.version = 0  # raised whenever it does
 
@@ -214,7 +218,7 @@ class Roster:
                 return
             answers = True
         # The name a node was registered under is bound to its key; what a client says of itself is not.
-        name = self._registered[node] or description.name or f"node-{node}"
+        name = self._registered[node] or self._first_name(node, description)
         registered = bool(self._registered[node])
         if not registered and name in self._registered.values():
             if self._unfit.get(node, 0.0) <= self._clock():
@@ -225,6 +229,8 @@ class Roster:
             return
         rival = self._by_name.get(name)
         if rival is not None and rival != node:
+            if node in self._cards:
+                return  # another node came later and answers to the name
             log.warning(
                 "node %d answers to the name %r, so node %d is taken for its past and left alone", node, name, rival
             )
@@ -234,3 +240,13 @@ class Roster:
         self._changed()
         self._cards[node] = card
         self._by_name[name] = node
+        self._names[node] = name
+
+    def _first_name(self, node: int, description: Description) -> str:
+        """Return the name a node took part under before, or the one it gives itself now."""
+        says = description.name or f"node-{node}"
+        first = self._names.get(node, says)
+        if says != first and node not in self._renamed:
+            self._renamed.add(node)
+            log.warning("node %d now calls itself %r; it stays %r as long as this run lasts", node, says, first)
+        return first

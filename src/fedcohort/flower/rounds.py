@@ -114,6 +114,7 @@ class Rounds:
             labels=settings.labels,
             describe_every=settings.describe_every,
             classes=settings.classes,
+            registered_only=settings.registered_only,
             clock=settings.clock,
             sleep=self._sleep,
             waits=self._waits,

@@ -36,7 +36,7 @@ from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
 from fedcohort.flower.wire import plain
 from fedcohort.guard import guarded
-from fedcohort.params import Constraint, Interval, Optional
+from fedcohort.params import Boolean, Constraint, Interval, Optional
 from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import SELECTORS, Selector
 from fedcohort.registry import Registry
@@ -124,7 +124,11 @@ class CohortStrategy(Strategy):
     audit : bool
         Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
     rules : Rules, optional
-        What every cohort must meet, whatever the selector. Attributes come from the clients' Facts.
+        What every cohort must meet, whatever the selector. Attributes come from the clients' Facts. A journal's rules
+        stay when this is None; ``Rules()`` drops them.
+    registered_only : bool
+        Whether only nodes take part that are registered with the SuperLink under a name
+        (``flwr supernode register KEY --name NAME``). Other names prove nothing: a node can take any.
     json_log : path, optional
         A file to which the log is written as well, one JSON object a line.
     checkpoints : path, optional
@@ -156,6 +160,7 @@ class CohortStrategy(Strategy):
         labels: LabelOpener | None = None,
         audit: bool = False,
         rules: Rules | None = None,
+        registered_only: bool = False,
         json_log: str | Path | None = None,
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
@@ -173,6 +178,7 @@ class CohortStrategy(Strategy):
         _check("classes", classes, Optional(count))
         _check("min_replies", min_replies, count)
         _check("keep_checkpoints", keep_checkpoints, count)
+        _check("registered_only", registered_only, Boolean())
         for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
             if value is not None and not isinstance(value, kind):
                 raise ParameterError(
@@ -215,6 +221,7 @@ class CohortStrategy(Strategy):
         self.labels = labels
         self.audit = audit
         self.rules = rules
+        self.registered_only = registered_only
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")

@@ -25,7 +25,7 @@ from fedcohort.journal.explain import ABANDONED, reasons_of
 from fedcohort.journal.presence import planned, run_state
 from fedcohort.journal.upkeep import FORGOTTEN
 from fedcohort.numerics.class_balance import qcid
-from fedcohort.participation import Proof, verify
+from fedcohort.participation import CHANGED, Proof, verify
 from fedcohort.protocol import Status
 from fedcohort.signals import Signal
 from fedcohort.standing import SELECTOR
@@ -243,7 +243,7 @@ class Past:
         if forgotten != self._forgotten:  # what was read before must not be shown again
             self.__init__()  # type: ignore[misc]
             self._forgotten = forgotten
-        ruled = bool(journal.meta().get("rules"))
+        ruled = bool(journal.meta().get("rules") or journal.events(CHANGED))
         for row in journal.cohorts(after=self._settled):
             ticket = row.ticket
             self.replies[ticket] = journal.replies(ticket)
@@ -302,7 +302,7 @@ def account(journal: Journal, name: str, past: Past | None = None) -> Account:
         clients=_clients(table, active.tolist(), rounds, cohorts, replies, means),
         shadows=_shadows(journal, table, past, means),
         metrics=journal.metrics(),
-        proof=verify(journal) if meta.get("rules") else None,
+        proof=verify(journal) if meta.get("rules") or journal.events(CHANGED) else None,
     )
 
 

@@ -141,10 +141,12 @@ def _rules(found: Account) -> str:
         return '<section class="card"><h2>Rules</h2><p>The run had no rules.</p></section>'
     rules = found.proof.rules.to_dict()
     rows = "".join(f"<tr><th scope='row'>{in_html(k)}</th><td>{in_html(str(v))}</td></tr>" for k, v in rules.items())
-    held = "The journal proves that the participation rules held in every round."
-    if not found.proof.holds:
-        broken = [f"round {b.round}, {b.client}: {b.what}" for b in found.proof.breaches[:10]]
-        held = f"The rules did not hold: {'; '.join(broken)}."
+    proof = found.proof
+    held = " ".join([
+        proof.verdict,
+        *(f"Round {b.round}, {b.client}: {b.what}." for b in proof.breaches[:10]),
+        *(f"{e.client}: {e.what}." for e in proof.exceeded[:10]),
+    ])  # fmt: skip
     excluded: Counter[str] = Counter()
     for past in found.rounds:
         excluded.update(past.excluded)
