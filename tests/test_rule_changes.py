@@ -331,3 +331,20 @@ def test_shortages_are_counted_with_what_was_spent() -> None:
     ]
     assert not Rules(budgets={"a": {"rounds": 1}}).shortages(spent, 2, 400)  # the others have no bound
     assert "these have 1 x 2 = 2 places for 3" in Rules(window=2, min_in_window=1).shortages(spent, 1, 9)[0]
+
+
+def test_the_simulator_refuses_rules_that_cannot_be_kept(tmp_path: Path) -> None:
+    from fedcohort.simulate.runner import run_experiment
+
+    table = {
+        "seeds": [1],
+        "run": {"rounds": 9, "cohort": 2},
+        "scenario": {"partition": {"name": "dirichlet", "clients": 8, "alpha": 0.5}},
+        "rules": {"max_participations": 2},
+        "selectors": {"uniform": {}},
+    }
+    with pytest.raises(InputError, match="9 rounds of 2 need 18 participations, and the rules admit 16 of"):
+        run_experiment(table, tmp_path / "x")
+    table["rules"] = {"min_separation": 5}
+    with pytest.raises(ParameterError, match="need 2 x 5 = 10 different clients, and there are 8"):
+        run_experiment(table, tmp_path / "x")

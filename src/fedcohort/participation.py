@@ -316,6 +316,17 @@ def next_round(journal: Journal) -> tuple[int, int]:
     return round_, sum(body["round"] == round_ for body in given_up) if round_ < upto else 0
 
 
+def spent(journal: Journal) -> dict[str, int]:
+    """Return how often each client has taken part so far, as rules count it."""
+    table, _ = journal.table()
+    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
+    counts = np.zeros(table.n, np.int64)
+    for row in journal.cohorts():
+        if row.ticket not in given_up:
+            counts[row.clients] += 1
+    return dict(zip(table.names, counts.tolist(), strict=True))
+
+
 def resumed(rules: Rules, journal: Journal) -> Referee:
     """Return a referee that has counted every cohort a journal holds."""
     table, _ = journal.table()

@@ -195,6 +195,11 @@ class Rules(Parameterized):
         """Whether these are rules of version 0.2 whose quotas hold for every value that a client invents."""
         return any(not isinstance(claims, Mapping) for claims in (self.quotas or {}).values())
 
+    @property
+    def by_name(self) -> bool:
+        """Whether anything in them is about who somebody is, and not only about what it says of itself."""
+        return bool(self.to_dict().keys() - {"eligible", "quotas", "failures"})
+
     def check_feasible(self, clients: Iterable[str], size: int, rounds: int) -> None:
         """Refuse rules under which ``clients`` cannot fill ``rounds`` cohorts of ``size``, with the arithmetic."""
         n = len(set(clients) - set(self.blocked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
+from fedcohort.errors import ParameterError
 from fedcohort.flower import (
     Facts,
     FederationTimeoutError,
@@ -57,3 +59,59 @@ def test_rules_that_admit_nobody_end_the_wait_with_their_reason(fleet: Any, kit:
     strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, rules=rules, patience=20.0)
     with pytest.raises(FederationTimeoutError, match=r"The rules have admitted nobody \(it has not said its battery\)"):
         strategy.start(fleet.grid, kit.model(), num_rounds=1)
+
+
+def test_rules_that_cannot_be_kept_are_refused_before_anything_is_recorded(
+    empty_fleet: Any, kit: Any, tmp_path: Path
+) -> None:
+    empty_fleet.fill(8)
+    settings = {"cohort_size": 3, "journal": tmp_path / "j"}
+    impossible = r"any 5 rounds in a row need 3 x 5 = 15 different clients, and there are 8 clients"
+    with pytest.raises(ParameterError, match=impossible):
+        empty_fleet.strategy("uniform", FedAvg(), rules=Rules(min_separation=5), **settings).start(
+            empty_fleet.grid, kit.model(), num_rounds=20
+        )
+    assert not (tmp_path / "j").exists() and not empty_fleet.trained()
+    empty_fleet.strategy("uniform", FedAvg(), rules=Rules(min_separation=2), **settings).start(
+        empty_fleet.grid, kit.model(), num_rounds=2
+    )
+    with pytest.raises(ParameterError, match=impossible):
+        empty_fleet.strategy("uniform", FedAvg(), rules=Rules(min_separation=5), **settings).start(
+            empty_fleet.grid, kit.model(), num_rounds=20
+        )
+    proof = verify(tmp_path / "j")
+    assert proof.rules == Rules(min_separation=2) and len(proof.changes) == 1
+
+
+def test_rules_that_do_not_last_are_warned_of(fleet: Any, kit: Any, tmp_path: Path, caplog: Any) -> None:
+    strategy = fleet.strategy(
+        "uniform", FedAvg(), cohort_size=3, journal=tmp_path / "j", rules=Rules(max_participations=2), patience=5.0
+    )
+    strategy.start(fleet.grid, kit.model(), num_rounds=4)
+    assert "unless other clients join" not in caplog.text
+    with pytest.raises(FederationTimeoutError, match="it took part 2 times, all it may"):
+        strategy.start(fleet.grid, kit.model(), num_rounds=5)
+    assert (
+        "unless other clients join: 1 rounds of 3 need 3 participations, and the rules admit 0 of the 6 clients"
+        in caplog.text
+    )
+
+
+def test_a_run_that_is_continued_says_which_rules_hold(fleet: Any, kit: Any, tmp_path: Path, caplog: Any) -> None:
+    def start(rounds: int, rules: Rules | None) -> None:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "flwr.fedcohort"):
+            strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, journal=tmp_path / "j", rules=rules)
+            strategy.start(fleet.grid, kit.model(), num_rounds=rounds)
+
+    start(1, Rules(max_participations=4))
+    assert "the rules go by names, and 6 of 6 clients are not registered (client-0, client-1, " in caplog.text
+    start(2, None)
+    assert "the rules of the journal stay in force: Rules(max_participations=4); rules=Rules() drops" in caplog.text
+    start(3, Rules(max_participations=3))
+    assert "the rules change from round 2 on: max_participations was 4, is now 3" in caplog.text
+    start(4, Rules())
+    assert "max_participations was 3, is now unset" in caplog.text and "go by names" not in caplog.text
+    start(5, None)
+    assert "stay in force" not in caplog.text
+    assert [change.round for change in verify(tmp_path / "j").changes] == [0, 2, 3]

@@ -13,6 +13,8 @@ from fedcohort.errors import FedcohortError
 from fedcohort.flower.exchange import short
 from fedcohort.flower.logs import say
 from fedcohort.journal.explain import ENDED, PLANNED
+from fedcohort.participation import difference
+from fedcohort.rules import Rules
 from fedcohort.session import Session
 from fedcohort.signals import Signal
 
@@ -47,12 +49,27 @@ def begun(
     if changed:
         log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
     _note(session, _SETTINGS, now)
-    rules = session.rules
-    named = () if rules is None else (*rules.blocked, *rules.pinned, *(rules.budgets or {}))
+    held = session.rules
+    named = () if held is None else (*held.blocked, *held.pinned, *(held.budgets or {}))
     strangers = [name for name in dict.fromkeys(named) if name not in session.table]
     if strangers:
         log.warning("no client is called %s so far, which the rules name", ", ".join(map(repr, strangers[:8])))
     _note(session, PLANNED, {"rounds": rounds})
+
+
+def rules(session: Session, before: Rules | None, given: Rules | None) -> None:
+    """Say which rules a run that is continued goes on with."""
+    now = session.rules or Rules()
+    if given is None and now != Rules():
+        say(
+            "rules", "the rules of the journal stay in force: %r; rules=Rules() drops them", now,
+            round=session.round, rules=now.to_dict(),
+        )  # fmt: skip
+    elif given is not None and given.to_dict() != (before or Rules()).to_dict():
+        say(
+            "rules", "the rules change from round %d on: %s", session.round, difference(before, now),
+            round=session.round, rules=now.to_dict(),
+        )  # fmt: skip
 
 
 def _end(session: Session, state: str, reason: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fedcohort.participation import REGISTERED
 from fedcohort.privacy.keyholder import ClientRefusedError
 from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import Losses
+from fedcohort.rules import Rules
 from fedcohort.signals import TABLE_SIGNALS, Signal
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ def facts_in(journal: Path) -> frozenset[Signal]:
     """Return which kinds of facts about clients a journal holds."""
     with closing(read_journal(journal)) as record:
         return record.table()[0].signals
+
+
+def rules_in(journal: Path) -> Rules | None:
+    """Return the rules in force in a journal."""
+    with closing(read_journal(journal)) as record:
+        found = record.meta().get("rules")
+    return None if found is None else Rules.recorded(found)
 
 
 @dataclass(frozen=True, eq=False)

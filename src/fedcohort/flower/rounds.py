@@ -13,9 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedcohort import participation
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
-from fedcohort.errors import FedcohortError, InputError, SignalError
+from fedcohort.errors import FedcohortError, InputError, ParameterError, SignalError
 from fedcohort.filters import KeepAll, Replies, judged
 from fedcohort.flower import notes
 from fedcohort.flower.averaging import Average, aggregated
@@ -35,7 +36,7 @@ from fedcohort.flower.inner import (
     wanted,
 )
 from fedcohort.flower.logs import say
-from fedcohort.flower.population import Available, FederationTimeoutError, Population, facts_in
+from fedcohort.flower.population import Available, FederationTimeoutError, Population, facts_in, rules_in
 from fedcohort.flower.pulse import Pulse
 from fedcohort.flower.replies import (
     MEASURED,
@@ -174,6 +175,7 @@ class Rounds:
         self._check_model(initial_arrays)
         self.pulse.start(self.session)
         self.population.assemble(self.least)
+        self._check_rules(num_rounds)
         if self.session is not None and unknown:
             self.population.complete(self.session)
             self.session.commit()
@@ -219,12 +221,43 @@ class Rounds:
                 raise
             self.wished = frozenset(s for s in self.wished if not needs_output_bias({s}))
 
+    def _check_rules(self, num_rounds: int) -> None:
+        """Refuse rules that the clients there are cannot keep, before they are on record; warn of what may come."""
+        session = self.session
+        rules = self.settings.rules if session is None else session.rules
+        size = self.private or self._size()
+        if rules is None or size is None:
+            return
+        spent = dict.fromkeys(self.population.online, 0)
+        done = 0
+        if session is not None:
+            spent |= participation.spent(session.journal)
+            done = session.round
+        try:
+            rules.check_feasible(spent, size, num_rounds - done)
+        except ParameterError:
+            if session is not None:  # without a commit, so that the journal keeps the rules it has
+                session.close()
+                self.session = None
+            raise
+        for what in rules.shortages(spent, size, num_rounds - done):
+            log.warning("the rules cannot be kept to the end unless other clients join: %s", what)
+        strangers = [name for name, card in self.population.online.items() if not card.registered]
+        if strangers and rules.by_name:
+            log.warning(
+                "the rules go by names, and %d of %d clients are not registered (%s): nothing keeps them from coming "
+                "back under other names (registered_only=True admits registered nodes only)",
+                len(strangers), len(self.population.online), listed(strangers),
+            )  # fmt: skip
+
     def _reopened(self, shadows: Mapping[str, Selector[Any]] | None) -> Session:
         settings = self.settings
         assert settings.journal is not None
+        before = rules_in(settings.journal)
         session = Session.open(
             settings.journal, settings.selector, shadows=shadows, rules=settings.rules, commit="manual"
         )
+        notes.rules(session, before, settings.rules)
         if session.seed != settings.seed:
             session.close()
             raise InputError(

@@ -89,6 +89,15 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             f"The cohort of run {plan.id!r} is {size} clients, its federation has {len(federation)}.",
             hint='lower run.cohort, or set it to "all"',
         )
+    if plan.rules is not None and size is not None:
+        names, rounds = federation.names, plan.options.rounds
+        plan.rules.check_feasible(names, size, rounds)
+        short = plan.rules.shortages(dict.fromkeys(names, 0), size, rounds)
+        if short:
+            raise InputError(
+                f"The rules of run {plan.id!r} cannot be kept: {short[0]}.",
+                hint="change [rules], or make fewer rounds or smaller cohorts",
+            )
     if not federation.validation.any():
         hint = "set scenario.validation, for example to 0.1"
         for signal in sorted(plan.selector.requires):
