@@ -26,7 +26,8 @@ class Private:
         ``ledger(context)`` returns the client's own :class:`~fedcohort.privacy.ledger.Ledger`, in a file that outlives
         the process: a SuperNode starts a new one for every message.
     counts : CountNoise
-        Noise on label counts. The same counts are told in the same way again, at no cost.
+        Noise on label counts. They are drawn once and told again at no cost, whatever the data have become since;
+        ``ledger.counts(..., refresh=True)`` draws anew and is charged.
     losses : LossNoise, optional
         Noise on every loss that is answered or reported. Default: no losses are told.
     """

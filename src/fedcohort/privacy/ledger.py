@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +17,82 @@ from numpy.typing import ArrayLike
 
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import BudgetError, InputError, JournalError
+from fedcohort.files import read_file
 from fedcohort.guard import guarded
 from fedcohort.privacy.noise import Below, CountNoise, LossNoise, Release, composed, plausible
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_Question = tuple[float, str, float, int]
+"""The noise's epsilon, mechanism and delta, and the number of classes: what label counts were asked for."""
+
+
+@dataclass
+class _Book:
+    """What a ledger's file holds."""
+
+    lines: list[str] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
+    answers: dict[_Question, list[float]] = field(default_factory=dict)  # noisy counts, as they were drawn
+    old_answers: dict[int, list[float]] = field(default_factory=dict)  # by number of classes, of version 0.2
+    secrets: bool = False  # whether the file has digests of true counts in it, as those of version 0.2 have
+
+    @classmethod
+    def of(cls, lines: list[str], path: Path) -> _Book:
+        book = cls()
+        for number, line in enumerate(lines):
+            try:
+                book._take(line)
+            except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+                raise JournalError(
+                    f"Line {number + 1} of the privacy ledger {path} cannot be read: {error}.",
+                    hint="a ledger that is damaged must be treated as spent; releasing more would break its promise",
+                ) from error
+        return book
+
+    def _take(self, line: str) -> None:
+        entry = json.loads(line)
+        if "said" in entry:
+            said = [float(value) for value in entry["said"]]
+            self.old_answers[len(said)] = said
+            self.secrets |= "of" in entry
+            entry.pop("of", None)
+            line = json.dumps(entry)
+        elif "rho" in entry:  # of version 0.2, with Gaussian noise on two counts: rho = 1 / variance
+            if entry["epsilon"] is None:
+                self.releases.append(Release(entry["kind"], variance=1 / float(entry["rho"]), parts=2))
+            else:
+                self.releases.append(Release.pure(entry["kind"], float(entry["epsilon"])))
+        else:
+            answer = entry.pop("answer", None)
+            release = Release(**entry)
+            if (release.epsilon is None) == (release.variance is None):
+                raise ValueError("a release has either an epsilon or a variance")
+            self.releases.append(release)
+            if answer is not None:
+                epsilon, mechanism, delta = answer["noise"]
+                noisy = [float(value) for value in answer["noisy"]]
+                self.answers[epsilon, mechanism, delta, len(noisy)] = noisy
+        self.lines.append(line)
 
 
 @guarded(methods=True)
 class Ledger:
     """Every release of one client, kept by the client.
 
-    A release is written down before it leaves, so that a crash can only lose budget, never hide a release.
+    A release is written down before it leaves, so that a crash can only lose budget, never hide a release. Several
+    processes and objects may share one file: each looks at it anew, alone, before it releases anything. The file
+    belongs to its user only (mode 0600) and holds nothing about the data but what was released.
 
     Parameters
     ----------
     epsilon, delta : float
-        The budget of everything ever released.
+        The budget of everything ever released. A delta above 0 needs the extra ``dp``.
     path : path, optional
-        The file to keep it in, one line per release. Default: in memory.
+        The file to keep it in, one line per release; beside it lies a lock, ``<path>.lock``. Default: in memory.
 
     Examples
     --------
@@ -48,75 +111,111 @@ class Ledger:
         if not epsilon > 0 or not 0 <= delta < 1:
             raise InputError(f"A budget has epsilon > 0 and 0 <= delta < 1. Got epsilon={epsilon!r}, delta={delta!r}.")
         self.epsilon, self.delta = float(epsilon), float(delta)
-        self._path = None if path is None else Path(path)
-        self._releases: list[Release] = []
-        self._said: dict[str, list[float]] = {}
-        if self._path is not None and self._path.exists():
-            self._read(self._path)
+        self._path = None if path is None else Path(path).resolve()  # one lock, by whatever link it is reached
+        self._memory: list[str] = []
+        self._alone = threading.Lock()
+        with self._opened() as book:
+            if self._path is not None and self._path.exists() and (book.secrets or self._path.stat().st_mode & 0o077):
+                self._write(book.lines)
 
-    def _read(self, path: Path) -> None:
-        for number, line in enumerate(path.read_text().splitlines()):
-            try:
-                entry = json.loads(line)
-                if "said" in entry:
-                    self._said[entry["of"]] = entry["said"]
-                else:
-                    self._releases.append(Release(entry["kind"], entry["epsilon"], entry["rho"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise JournalError(
-                    f"Line {number + 1} of the privacy ledger {path} cannot be read: {error}.",
-                    hint="a ledger that is damaged must be treated as spent; releasing more would break its promise",
-                ) from error
+    # -- the file -----------------------------------------------------------------------------------------------
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[_Book]:
+        """Hold the ledger against all others, and read what it holds now."""
+        with self._alone, contextlib.ExitStack() as held:
+            if self._path is None:
+                yield _Book.of(self._memory, Path("in memory"))
+                return
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            # Not the ledger itself, which is replaced by every release.
+            lock = held.enter_context(os.fdopen(os.open(f"{self._path}.lock", flags, 0o600), "w"))
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            lines = read_file(self._path).decode().splitlines() if self._path.exists() else []
+            yield _Book.of(lines, self._path)
+
+    def _write(self, lines: list[str]) -> None:
+        """Replace the file as a whole, durably; a crash leaves the old one or the new one."""
         if self._path is None:
+            self._memory = lines
             return
-        with open(self._path, "a") as stream:
-            stream.write(json.dumps(entry) + "\n")
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
             stream.flush()
             os.fsync(stream.fileno())
+        os.replace(fresh, self._path)
+        if hasattr(os, "O_DIRECTORY"):
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     @property
     def releases(self) -> tuple[Release, ...]:
         """Everything released so far, oldest first."""
-        return tuple(self._releases)
+        with self._opened() as book:
+            return tuple(book.releases)
 
     @property
     def spent(self) -> float:
         """The epsilon of everything released so far, at the ledger's delta."""
-        return composed(self._releases, self.delta)
+        return composed(self.releases, self.delta)
 
     def charge(self, release: Release) -> None:
         """Book a release that is about to be made; BudgetError, and nothing booked, when it is not covered."""
-        after = composed([*self._releases, release], self.delta)
+        with self._opened() as book:
+            self._cover(book, release)
+            self._write([*book.lines, _entry(release)])
+
+    def _cover(self, book: _Book, release: Release) -> None:
+        after = composed([*book.releases, release], self.delta)
         if after > self.epsilon * (1 + 1e-9):
             raise BudgetError(
-                f"The privacy budget does not cover another release of {release.kind!r}: {len(self._releases)} "
-                f"releases have spent epsilon {self.spent:.4g} of {self.epsilon:g}, and with it it would be "
-                f"{after:.4g}."
+                f"The privacy budget does not cover another release of {release.kind!r}: {len(book.releases)} "
+                f"releases have spent epsilon {composed(book.releases, self.delta):.4g} of {self.epsilon:g}, and with "
+                f"it it would be {after:.4g}."
             )
-        self._write({"kind": release.kind, "epsilon": release.epsilon, "rho": release.rho})
-        self._releases.append(release)
 
     # -- releases -----------------------------------------------------------------------------------------------
 
-    def counts(self, counts: ArrayLike, noise: CountNoise, below: Below = secrets.randbelow) -> FloatArray:
+    def counts(
+        self, counts: ArrayLike, noise: CountNoise, *, refresh: bool = False, below: Below = secrets.randbelow
+    ) -> FloatArray:
         """Return a client's label counts with noise, made plausible, and book it.
 
-        The same counts reported again are answered with the same numbers, which releases nothing; counts that have
-        changed are a release of their own.
+        Parameters
+        ----------
+        counts : (B,) whole numbers
+        noise : CountNoise
+        refresh : bool
+            Whether to draw anew, which is a release of its own and is charged. Otherwise the counts that this noise
+            was first asked about are what is answered for ever, whatever the data are now: whether an answer changes
+            must not tell whether the data did. The size is public, and the answer is fitted to the size of today.
+        below : callable
+            The source of randomness.
         """
         values = np.asarray(counts)
-        of = hashlib.sha256(json.dumps([noise.epsilon, noise.mechanism, noise.delta, values.tolist()]).encode())
-        said = self._said.get(of.hexdigest())
-        if said is None:
-            self.charge(noise.release)
-            said = [float(v) for v in plausible(noise.noisy(values, below), float(values.sum()))]
-            self._said[of.hexdigest()] = said
-            self._write({"of": of.hexdigest(), "said": said})
-        return np.array(said)
+        noise.check(values)
+        question = (noise.epsilon, noise.mechanism, noise.delta, len(values))
+        with self._opened() as book:
+            noisy = None if refresh else book.answers.get(question, book.old_answers.get(len(values)))
+            if noisy is None:
+                release = noise.release
+                self._cover(book, release)
+                noisy = noise.noisy(values, below).tolist()
+                answer = {"noise": question[:3], "noisy": noisy}
+                self._write([*book.lines, _entry(release, answer=answer)])
+        return plausible(noisy, float(values.sum()))
 
     def loss(self, losses: ArrayLike, noise: LossNoise, below: Below = secrets.randbelow) -> float:
         """Return the mean of a client's losses with noise, and book it; every answer is a release."""
         self.charge(noise.release)
         return noise.noisy_mean(losses, below)
+
+
+def _entry(release: Release, **more: Any) -> str:
+    return json.dumps({**asdict(release), **more})
