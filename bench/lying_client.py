@@ -46,10 +46,17 @@ LIES: Mapping[str, Lie] = {
     "size and loss 1e6 times": Lie(loss=lambda x: x * 1e6, size=lambda x: x * 1e6, labels=lambda x: x * 1e6),
     "balanced labels": Lie(labels=lambda x: np.full_like(x, max(1.0, np.floor(x.sum(axis=1).mean() / CLASSES)))),
     "balanced labels 1e6 times": Lie(labels=lambda x: np.full_like(x, 1e6)),
+    "balanced labels 100 times": Lie(
+        size=lambda x: x * 100,
+        labels=lambda x: np.repeat(np.ceil(x.sum(axis=1, keepdims=True) * 10), x.shape[1], axis=1),
+    ),
+    "size 100 times": Lie(size=lambda x: x * 100, labels=lambda x: x * 100),
+    "a class of its own": Lie(labels=lambda x: np.column_stack([0 * x, x.sum(axis=1)])),
     "duration 1e-6 times": Lie(duration=lambda x: x * 1e-6),
     "fast and loss 1e6 times": Lie(loss=lambda x: x * 1e6, duration=lambda x: x * 1e-6),
     "updates 1e6 times": Lie(vector=lambda x: x * 1e6),
     "updates 0": Lie(vector=lambda x: x * 0),
+    "flat updates": Lie(vector=lambda x: np.broadcast_to(np.linalg.norm(x, axis=-1, keepdims=True), x.shape)),
 }
 
 
@@ -75,7 +82,11 @@ class Federation:
 
     def table(self) -> ClientTable:
         everybody = np.arange(CLIENTS)
-        counts = self._said(self.counts, everybody, "labels")
+        counts = self.counts
+        if self.lie is not None:
+            said = self.lie.labels(counts[: self.liars])
+            counts = np.pad(counts, [(0, 0), (0, said.shape[1] - CLASSES)])  # classes that only liars name
+            counts[: self.liars] = said
         return ClientTable(sizes=self._said(self.counts.sum(axis=1), everybody, "size"), labels=LabelCounts(counts))
 
     def losses(self, round_: int, clients: np.ndarray) -> np.ndarray:

@@ -333,6 +333,8 @@ class Selector(Parameterized, ABC, Generic[State]):
     around: ClassVar[bool] = False  # True for one that only changes what another is shown
     chooses: ClassVar[bool] = True  # False for one that always takes everybody
     pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
+    # Parameters that older versions did not have, with the values under which it chooses as it did then.
+    added: ClassVar[Mapping[str, object]] = _EMPTY
     default_filter: ClassVar[str] = "fedca"  # where no filter is configured and it learns from Signal.KEPT
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,11 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
         known = class_of(spec)
         assert known is not None
         return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known) or "",
-                                **spec["params"])  # fmt: skip
+                                **{**known.added, **spec["params"]})  # fmt: skip
+    params = {**given.added, **spec["params"]} if spec["name"] == vars(type(given)).get("name") else spec["params"]
+    given = _as_then(spec, given)
     now = describe(given)
-    ours = (spec["name"] or spec["class"], _plain(spec["params"]))
+    ours = (spec["name"] or spec["class"], _plain(params))
     theirs = (now["name"] or now["class"], _plain(now["params"]))
     if ours != theirs:
         raise JournalError(
@@ -87,6 +90,13 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
             hint="open it without a selector, or start a new journal",
         )
     return given
+
+
+def _as_then(spec: Mapping[str, Any], given: Selector[Any]) -> Selector[Any]:
+    """Return ``given`` as the version that wrote a journal had it: without defaults that came later."""
+    came_later = {info.name: info.default for info in parameters(type(given)) if info.name in given.added}
+    lacking = {n: given.added[n] for n, v in came_later.items() if n not in spec["params"] and getattr(given, n) == v}
+    return dataclasses.replace(given, **lacking) if lacking else given  # type: ignore[type-var]
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -417,3 +417,49 @@ def test_estimates_survive_saving_and_newcomers():
     np.testing.assert_array_equal(session.state.seen[:12] > 0, known)
     assert session.state.seen[12] == 0
     assert len(session.ask(RoundRequest(size=5)).clients) == 5
+
+
+def first_of_shards(selector, row, rounds=80):
+    """In how many rounds is a client that claims ``row`` among 100 with two of ten classes each?"""
+    rng = np.random.default_rng(0)
+    counts = np.zeros((100, len(row)))
+    for others in counts:
+        others[rng.choice(10, 2, replace=False)] = 50
+    counts[0] = row
+    session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=0)
+    taken = 0
+    for _ in range(rounds):
+        cohort = session.ask(RoundRequest(10))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+        taken += 0 in cohort.clients
+    return taken
+
+
+@pytest.mark.parametrize("row", [[0] * 10 + [100], [1000] * 10], ids=["a class of its own", "100 times all"])
+def test_no_claim_brings_more_than_its_limit(row):
+    assert first_of_shards(Balanced(most=None), row) > 70
+    assert first_of_shards(Balanced(), row) <= 5 * 8 + 5
+    assert first_of_shards(Balanced(most=2), row) <= 2 * 8 + 5
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_the_limit_is_none_to_the_honest(alpha):
+    rng = np.random.default_rng(5)
+    counts = np.ceil(rng.dirichlet(np.full(10, alpha), 60) * rng.lognormal(5, 0.5, 60)[:, None])
+
+    def cohorts(selector):
+        session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=2)
+        for _ in range(60):
+            cohort = session.ask(RoundRequest(6))
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+            yield cohort.names
+
+    assert list(cohorts(Balanced())) == list(cohorts(Balanced(most=None)))
+
+
+def test_a_cohort_is_full_though_all_have_had_their_share():
+    session = Session(Balanced(most=1), ClientTable(labels=LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9]])), seed=3)
+    for available in [[0, 1, 2]] * 30 + [[2]] * 30 + [[2, 3]] * 30:
+        cohort = session.ask(RoundRequest(min(2, len(available)), available))
+        assert cohort.size == min(2, len(available))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))

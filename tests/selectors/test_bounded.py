@@ -9,12 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedcohort import Answer, ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, Signal, create
 from fedcohort.clients import LabelFactor
-from fedcohort.errors import ParameterError, SignalError
+from fedcohort.errors import JournalError, ParameterError, SignalError
+from fedcohort.protocol import Cohort
 from fedcohort.selectors import Bounded
 from fedcohort.selectors.bounded import said_quantiles
+from fedcohort.specs import describe, rebuilt
 from fedcohort.testing.host import ScriptedHost
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +56,121 @@ def test_a_lie_takes_far_fewer_places(selector, lie, most):
     taken = liars.share(lambda: create(selector), liars.LIES[lie], 40, 1)
     bounded = liars.share(lambda: create("bounded", of=selector), liars.LIES[lie], 40, 1)
     assert taken > 5.5 and bounded < most
+
+
+@pytest.mark.parametrize("selector", ["fed-cucb", "fedcbs-blind", "hics-fl"])
+@pytest.mark.parametrize("lie", ["flat updates", "updates 0"])
+def test_a_direction_that_flatters_takes_few_places(selector, lie):
+    liars = bench()
+    taken = liars.share(lambda: create(selector), liars.LIES[lie], 50, 0)
+    bounded = liars.share(lambda: create("bounded", of=selector), liars.LIES[lie], 50, 0)
+    assert taken > 7 and bounded <= 2.4  # twice the five rounds that are fair, and two saved up
+
+
+def shards(clients=100, classes=10):
+    """Two classes each."""
+    rng = np.random.default_rng(0)
+    counts = np.zeros((clients, classes))
+    for row in counts:
+        row[rng.choice(classes, 2, replace=False)] = 50
+    return counts
+
+
+CLAIMS = {
+    "a class nobody else has": lambda row: [*np.zeros(len(row)), row.sum()],
+    "that class, 100 times": lambda row: [*np.zeros(len(row)), 100 * row.sum()],
+    "all classes, 100 times": lambda row: [*np.full(len(row), 100 * row.mean()), 0],
+    "all classes": lambda row: [*np.full(len(row), row.mean()), 0],
+}
+
+
+def rounds_of_the_first(selector, claim, rounds=80):
+    counts = np.pad(shards(), [(0, 0), (0, 1)])
+    counts[0] = CLAIMS[claim](counts[0, :-1])
+    session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=0)
+    taken = 0
+    for _ in range(rounds):
+        cohort = session.ask(RoundRequest(10))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+        taken += 0 in cohort.clients
+    return taken
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("selector", ["balanced", "fedcbs"])
+def test_a_claim_about_labels_brings_at_most_twice_the_fair_share(selector, claim):
+    assert rounds_of_the_first(create("bounded", of=selector), claim) <= 2 + 2 * 8
+
+
+class Greedy(type(create("uniform"))):
+    """Chooses the same clients whenever it can: the worst that any selector can be talked into."""
+
+    def select(self, state, slate, answer, rng):
+        return Cohort(slate.candidates[: slate.size], candidates=slate.candidates), state
+
+
+def greedy(most):
+    selector = Bounded(of="uniform", most=most)
+    vars(selector)["inner"] = Greedy()
+    return selector
+
+
+@given(
+    clients=st.integers(1, 40),
+    part=st.floats(0.01, 1.0),
+    most=st.floats(2.0, 5.0),
+    change=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_nobody_takes_more_than_its_places_in_any_span_of_rounds(clients, part, most, change):
+    session = Session(greedy(most), ClientTable(n=clients))
+    rng = np.random.default_rng(clients)
+    excess = np.zeros(clients)  # of the span that ends now and is worst for each client
+    for _ in range(40):
+        # The number asked for changes; who is available does not, so that enough candidates are left.
+        size = max(1, int(part * clients * (rng.random() if change else 1.0)))
+        cohort = session.ask(RoundRequest(size))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+        assert cohort.size == size
+        taken = np.zeros(clients)
+        taken[cohort.clients] = 1
+        excess = np.maximum(excess, 0.0) + taken - most * size / clients
+        assert (excess <= 2 + 1e-6).all()
+
+
+def test_a_cohort_is_full_whoever_is_available():
+    session = Session(greedy(2.0), ClientTable(n=30))
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        available = np.flatnonzero(rng.random(30) < rng.random()) if rng.random() < 0.9 else np.arange(3)
+        if not len(available):
+            continue
+        size = int(rng.integers(1, len(available) + 1))
+        cohort = session.ask(RoundRequest(size, available))
+        assert cohort.size == size and set(cohort.clients.tolist()) <= set(available.tolist())
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+
+
+def test_who_had_its_share_is_named():
+    session = Session(greedy(2.0), ClientTable(n=10))
+    notes = []
+    for _ in range(4):
+        cohort = session.ask(RoundRequest(1))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+        notes.append((int(cohort.clients[0]), cohort.notes.get("had its share")))
+    assert notes == [(0, None), (0, None), (1, "0"), (1, "0")]
+
+
+def test_what_was_recorded_without_a_limit_on_places_goes_on_without():
+    """Version 0.2 had none."""
+    old = describe(create("bounded", of="active-fl"))
+    del old["params"]["most"]
+    found = rebuilt(old, None, None)
+    assert found == create("bounded", of="active-fl", most=None)
+    assert rebuilt(old, create("bounded", of="active-fl"), None) == found  # nobody has asked for the limit
+    with pytest.raises(JournalError, match=r"cannot be continued with .*'most': 3.0"):
+        rebuilt(old, create("bounded", of="active-fl", most=3.0), None)
+    assert not hasattr(Session(found, ClientTable(sizes=[1.0] * 4)).state, "bounded_places")
 
 
 def test_a_liar_counts_as_the_largest_honest_client_does():
@@ -154,9 +273,9 @@ def test_it_is_on_record_and_goes_on_exactly(tmp_path):
         assert again.selector == selector and again.selector.inner.window == 5
         assert first + host.play(again, 6) == whole
         raw = again.journal.replies(3)[0].metrics["loss-rms"]  # what was said, not what counted
-        assert raw == pytest.approx(host.losses(3, again.journal.cohorts()[3].clients[:1])[0])
+        assert raw == pytest.approx(host.losses(3, np.sort(again.journal.cohorts()[3].clients)[:1])[0])
         again.join(ClientTable(sizes=[3.0, 4.0], labels=LabelCounts(np.ones((2, 4)))))
-        assert len(again.state.bounded_words) == 22
+        assert len(again.state.bounded_words) == len(again.state.bounded_places) == 22
 
 
 def test_wrong_parameters_are_refused():
@@ -164,6 +283,9 @@ def test_wrong_parameters_are_refused():
         create("bounded", of="bounded")
     with pytest.raises(ParameterError, match="no parameter 'dd'"):
         create("bounded", of="power-of-choice", params={"dd": 3})
+    for most in (0.5, 0, "x"):
+        with pytest.raises(ParameterError, match="most"):
+            create("bounded", most=most)
     for tail in (0.0, 0.5, "x"):
         with pytest.raises(ParameterError, match="tail"):
             create("bounded", tail=tail)

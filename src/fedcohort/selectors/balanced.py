@@ -15,8 +15,10 @@ where they are not; where nobody tells about labels, they are estimated from upd
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from fedcohort.numerics.class_balance import ClassBalance, Past, balancing_rates
 from fedcohort.numerics.label_shares import by_relative_softmax
 from fedcohort.numerics.running import moved
 from fedcohort.numerics.sampling import log_choice
-from fedcohort.params import Either, Interval, OneOf, param
+from fedcohort.params import Either, Interval, OneOf, Optional, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.signals import Signal
 
@@ -36,6 +38,7 @@ _MEMORY_DIRECTION = 10
 _TEMPERATURE = 0.5  # of the softmax over updates of the bias, as in "fedcbs-blind"
 _FORGET = 0.9  # of what is known of the classes' losses, a round
 _RIDGE = 0.1  # pseudo-observations of the round's mean loss, for classes nobody has shown
+_EARLY = 5.0  # rounds in which anybody may take part before its share of them is looked at
 _MOST_EXCESS = 20.0  # rounds; who was away for long does not take part in every round afterwards
 _STIFFNESS = 0.02  # how little clients with rare classes may come more often than others, see balancing_rates
 _MENDED = 0.5  # part of a federation's imbalance that rates must mend, or its mix of classes is left as it is
@@ -104,6 +107,10 @@ class Balanced(Selector[BalanceState]):
     between them beyond what W makes: where losses of one client differ as much as those of different clients (classes
     that come and go), nobody is doubted.
 
+    Nobody takes part more than ``most`` times as often as if every cohort were drawn among those available, and five
+    rounds: who has had so many is no candidate, as long as enough others are. So a claim to hold what nobody else has,
+    or a hundred times as much of everything, brings a client that many rounds and no more.
+
     Some federations cannot be balanced by who comes how often: everybody writes more digits than letters. Where the
     rates mend less than half of the imbalance of all data together, and what is left is more than chance makes in one
     client's data, the federation is taken as it is: rates are 1, the uniform shares in QCID are replaced by those of
@@ -151,6 +158,11 @@ class Balanced(Selector[BalanceState]):
     speed: float = param(0.5, Interval(float, 0, None), "how much less often slow clients take part; 0: as often")
     noise: float = param(3.0, Interval(float, 0, None), "how much less often doubtful clients take part; 0: as often")
     least: float = param(0.2, Interval(float, 0, 1, "right"), "least rate of a slow or doubtful client")
+    most: float | None = param(
+        5.0,
+        Optional(Interval(float, 1, None)),
+        "how many times its fair share of the rounds a client may take part in; None: any number",
+    )
     absent: float = param(
         1.0, Interval(float, 0, 1), "how much a round away counts towards a client's turn; 0: nothing"
     )
@@ -159,6 +171,8 @@ class Balanced(Selector[BalanceState]):
     directions: str = param("auto", OneOf(_USE), "whether to balance directions of updates where labels are unknown")
     durations: str = param("auto", OneOf(_USE), "whether to look at durations")
     losses: str = param("auto", OneOf(_USE), "whether to look at losses")
+
+    added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
 
     def adapted(self, supplied: frozenset[Signal]) -> Balanced:
         """Use what the host supplies."""
@@ -240,6 +254,9 @@ class Balanced(Selector[BalanceState]):
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, BalanceState]:
         """Draw the cohort, then swap."""
+        chances = state.chances.copy()
+        chances[slate.candidates] += slate.size / len(slate.candidates)
+        slate = self._without_sated(state, slate, chances)
         objective = self._objective(state, slate)
         picks = [objective.draw(m, rng) for m in range(1, slate.size + 1)]
         if 1 < slate.size < len(slate.candidates):
@@ -247,9 +264,8 @@ class Balanced(Selector[BalanceState]):
                 for place in rng.permutation(slate.size).tolist():
                     picks[place] = objective.swap(picks[place])
         clients = slate.candidates[picks]
-        pulls, chances, recent = state.pulls.copy(), state.chances.copy(), self.past * state.recent
+        pulls, recent = state.pulls.copy(), self.past * state.recent
         pulls[clients] += 1
-        chances[slate.candidates] += slate.size / len(slate.candidates)
         recent[recent < _FORGOTTEN] = 0.0
         recent[clients] += 1
         parts = objective.parts()
@@ -261,6 +277,15 @@ class Balanced(Selector[BalanceState]):
             notes=objective.notes(),
         )
         return cohort, dataclasses.replace(state, pulls=sealed(pulls), chances=sealed(chances), recent=sealed(recent))
+
+    def _without_sated(self, state: BalanceState, slate: Slate, chances: FloatArray) -> Slate:
+        """Return the slate without those who have had ``most`` times their share of the rounds."""
+        if self.most is None:
+            return slate
+        hungry = slate.of_candidates(state.pulls) + 1 <= self.most * slate.of_candidates(chances) + _EARLY
+        if hungry.all() or hungry.sum() < slate.size:
+            return slate
+        return dataclasses.replace(slate, candidates=slate.candidates[hungry])
 
     def update(self, state: BalanceState, outcome: Outcome) -> BalanceState:
         """Learn durations, labels and doubts; forget whose model did not come."""

@@ -1,4 +1,4 @@
-"""What one client's word can do, bounded: any selector over numbers clipped to what the others say.
+"""What one client's word can do, bounded: any selector, over clipped numbers and with a limit on places.
 
 .. [Dixon1960] W. J. Dixon, "Simplified Estimation from Censored Normal Samples", Annals of Mathematical Statistics 31,
    1960 (winsorising).
@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,8 +36,10 @@ from fedcohort.signals import LOSS_SIGNALS, METRIC_SIGNALS, TABLE_SIGNALS, LossO
 _ENOUGH = 10  # numbers said at one time whose own quantiles bound them as well
 _FAR = 6.0  # robust standard deviations from the median, of logarithms, beyond which a word is doubted
 _SPREAD = 0.1  # the least such deviation: clients that all say the same leave room for 10%
-_NAMED = 20  # doubted clients that a note names
-_WORDS, _SERVER = "bounded_words", "bounded_server"
+_NAMED = 20  # clients that a note names
+_ROUNDING = 1e-9  # of sums of earned places
+_SAVED = 2.0  # places that a client can save up
+_WORDS, _SERVER, _PLACES = "bounded_words", "bounded_server", "bounded_places"
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,19 @@ class _Table(Constraint):
 @register("bounded")
 @dataclass(frozen=True, kw_only=True)
 class Bounded(Selector[Any]):
-    r"""Another selector, shown every number winsorised to what all clients say ([Dixon1960]_).
+    r"""Another selector, which gives nobody too many places and is shown winsorised numbers ([Dixon1960]_).
 
-    Of each number that clients tell, the last word of everybody is kept. Whatever is said is moved into
+    **Places.** Whatever a client says, in every span of rounds it takes part at most
+
+    .. math:: 2 + c \sum_t \frac{k_t}{a_t}
+
+    times: k of the a clients available are chosen in round t, so the sum is its fair share of the rounds in which it
+    was available. Each such round brings it :math:`c \, k / a` places, of which it can save up two, and taking part
+    costs one; who has less than one is no candidate. This needs no idea of what the lie is, and takes nothing from
+    anybody below c times the fair share. With :math:`c \ge 2` and the same clients available, enough candidates are
+    always left; where there are fewer, those with the most saved up fill the cohort, and owe the place.
+
+    **Numbers.**     Of each number that clients tell, the last word of everybody is kept. What is said is moved into
     :math:`[Q_\tau, Q_{1 - \tau}]`, quantiles of these words, before the selector sees it: reported and asked losses,
     durations, norms, the length of vectors (one of length 0 counts as the others' mean), sizes, and with sizes the
     label counts, which may also be no more balanced than a share :math:`\tau` of all are said to be. As long as fewer
@@ -76,9 +89,9 @@ class Bounded(Selector[Any]):
     is about have 1 in the score's part "doubted", and a note names them. What was said stays in the journal as it was
     said; averages of models are not touched, see the aggregators for those.
 
-    Symbols: tau = tail. Deviations: quantiles are values that were said, so that those beyond them count exactly alike.
-    Not bounded: the shares of classes where only a factor or inner products of label counts are known, answers of "yes"
-    or "no" (Signal.KEPT), and who answers.
+    Symbols: c = most, tau = tail. Deviations: quantiles are values that were said, so that those beyond them count
+    exactly alike. Not clipped, and so bounded by places only: the direction of vectors, the shares of classes, answers
+    of "yes" or "no" (Signal.KEPT), and who answers.
 
     Examples
     --------
@@ -95,12 +108,18 @@ class Bounded(Selector[Any]):
     tail: float = param(
         0.2, Interval(float, 0, 0.5, "neither"), "share of clients at each end whose words count alike (tau)"
     )
+    most: float | None = param(
+        2.0,
+        Optional(Interval(float, 1, None)),
+        "how many times its fair share of the places a client can take; None: any number (c)",
+    )
     audit: float | None = param(
         None,
         Optional(Interval(float, 1, None, "right")),
         "factor within which a loss must be of the loss on the server's own samples; None: not compared",
     )
     around: ClassVar[bool] = True
+    added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +147,7 @@ class Bounded(Selector[Any]):
             return self
         return dataclasses.replace(self, params={i.name: getattr(fitted, i.name) for i in parameters(type(fitted))})
 
-    # -- the state: that of the selector that chooses, and everybody's last words ------------------------------------
+    # -- the state: that of the selector that chooses, everybody's last words, and the places they have saved up ------
 
     @cached_property
     def _heard(self) -> tuple[Signal, ...]:
@@ -139,14 +158,17 @@ class Bounded(Selector[Any]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Nobody has said anything yet."""
         words = np.full((clients.n, len(self._heard)), np.nan)
-        return _joined(self.inner.init(self.bounded_facts(clients)[0], rng), words, np.nan)
+        places = None if self.most is None else np.full(clients.n, _SAVED)
+        return _joined(self.inner.init(self.bounded_facts(clients)[0], rng), _Own(words, np.nan, places))
 
     def grow(self, state: Any, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Let the selector that chooses grow; new clients have said nothing yet."""
-        theirs, words, server = _parted(state)
-        more = np.full((clients.n - len(words), words.shape[1]), np.nan)
+        theirs, own = _parted(state)
+        new = clients.n - len(own.words)
+        words = np.concatenate([own.words, np.full((new, own.words.shape[1]), np.nan)])
+        places = None if own.places is None else np.concatenate([own.places, np.full(new, _SAVED)])
         grown = self.inner.grow(theirs, self.bounded_facts(clients)[0], rng)
-        return _joined(grown, np.concatenate([words, more]), server)
+        return _joined(grown, _Own(words, own.server, places))
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
@@ -156,31 +178,40 @@ class Bounded(Selector[Any]):
 
     def query(self, state: Any, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask what the selector that chooses asks."""
+        theirs, own = _parted(state)
         table, _ = self.bounded_facts(slate.clients)
-        return self.inner.query(_parted(state)[0], dataclasses.replace(slate, clients=table), rng)
+        candidates = slate.candidates[self._able(self._earned(own.places, slate), slate)]
+        return self.inner.query(theirs, dataclasses.replace(slate, candidates=candidates, clients=table), rng)
 
     def select(self, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, Any]:
         """Choose by what was said, bounded, and say who is doubted."""
-        theirs, words, server = _parted(state)
+        theirs, own = _parted(state)
         table, odd = self.bounded_facts(slate.clients)
+        words, places = own.words, self._earned(own.places, slate)
         if answer is not None:
-            answer, words = self._answer(answer, words, server)
-        cohort, theirs = self.inner.select(theirs, dataclasses.replace(slate, clients=table), answer, rng)
+            answer, words = self._answer(answer, words, own.server)
+        able = self._able(places, slate)
+        shown = dataclasses.replace(slate, candidates=slate.candidates[able], clients=table)
+        cohort, theirs = self.inner.select(theirs, shown, answer, rng)
+        if places is not None:
+            places[cohort.clients] -= 1.0
         doubted = odd | _doubted(words)
-        if doubted.any():
-            who = slate.candidates[doubted[slate.candidates]]
-            names = slate.clients.names_of(who[:_NAMED])
-            note = ", ".join(names) + (f" and {len(who) - _NAMED} more" if len(who) > _NAMED else "")
-            cohort = dataclasses.replace(
-                cohort,
-                notes={**cohort.notes, **({"doubted": note} if len(who) else {})},
-                parts={**cohort.parts, **_part(doubted, cohort.candidates)},
-            )
-        return cohort, _joined(theirs, words, server)
+        notes = dict(cohort.notes)
+        for note, who in (
+            ("doubted", slate.candidates[doubted[slate.candidates]]),
+            ("had its share", slate.candidates[~able]),
+        ):
+            if len(who):
+                names = ", ".join(slate.clients.names_of(who[:_NAMED]))
+                notes[note] = names + (f" and {len(who) - _NAMED} more" if len(who) > _NAMED else "")
+        parts = {**cohort.parts, **(_part(doubted, cohort.candidates) if doubted.any() else {})}
+        cohort = dataclasses.replace(cohort, notes=notes, parts=parts)
+        return cohort, _joined(theirs, _Own(words, own.server, places))
 
     def update(self, state: Any, outcome: Outcome) -> Any:
         """Hear what was reported, and let the selector that chooses learn from it, bounded."""
-        theirs, words, server = _parted(state)
+        theirs, own = _parted(state)
+        words, server = own.words, own.server
         if self.audit is not None:
             seen = outcome[Signal.SERVER_LOSS][outcome.ok]
             server = float(np.median(seen[np.isfinite(seen)])) if np.isfinite(seen).any() else server
@@ -196,7 +227,29 @@ class Bounded(Selector[Any]):
         shown = dataclasses.replace(
             outcome, table=self.bounded_facts(outcome.table)[0], _metrics=metrics, _granted=self.inner.requires
         )
-        return _joined(self.inner.update(theirs, shown), words, server)
+        return _joined(self.inner.update(theirs, shown), _Own(words, server, own.places))
+
+    # -- places --------------------------------------------------------------------------------------------------------
+
+    def _earned(self, places: FloatArray | None, slate: Slate) -> FloatArray | None:
+        """(N,) the places everybody has once this round has brought the available clients theirs."""
+        if places is None or self.most is None:
+            return None
+        earned = places.copy()
+        mine = earned[slate.candidates] + self.most * slate.size / len(slate.candidates)
+        earned[slate.candidates] = np.minimum(mine, _SAVED)
+        return earned
+
+    def _able(self, places: FloatArray | None, slate: Slate) -> BoolArray:
+        """(c,) which candidates have a place; where they are too few, also those that have the most of one."""
+        if places is None:
+            return np.ones(len(slate.candidates), np.bool_)
+        mine = slate.of_candidates(places)
+        able = np.asarray(mine >= 1.0 - _ROUNDING)
+        if able.sum() < slate.size:
+            able = np.zeros(len(mine), np.bool_)
+            able[np.argsort(-mine, kind="stable")[: slate.size]] = True
+        return able
 
     # -- what counts ---------------------------------------------------------------------------------------------------
 
@@ -344,25 +397,39 @@ def _part(doubted: BoolArray, candidates: IntArray | None) -> dict[str, FloatArr
     return {} if candidates is None else {"doubted": doubted[candidates].astype(np.float64)}
 
 
+@dataclass(frozen=True)
+class _Own:
+    """What is remembered beside the state of the selector that chooses."""
+
+    words: FloatArray  # (N, h) last words
+    server: float  # the server's loss
+    places: FloatArray | None  # (N,) saved up; None where they are not limited
+
+
 @cache
-def _state_class(theirs: Any) -> Any:
-    """Return a state with the fields of another, the last words of every client and the server's loss."""
+def _state_class(theirs: Any, limited: bool) -> Any:
+    """Return a state with the fields of another and ours; without a limit on places as version 0.2 had it."""
     fields: list[Any] = [
         (f.name, f.type, dataclasses.field(metadata=dict(f.metadata))) for f in dataclasses.fields(theirs)
     ]
     fields += [(_WORDS, Any, per_client()), (_SERVER, float)]
+    if limited:
+        fields.append((_PLACES, Any, per_client()))
     made: Any = dataclasses.make_dataclass(f"Bounded{theirs.__name__}", fields, frozen=True)
     made.theirs = theirs
     return made
 
 
-def _joined(theirs: Any, words: FloatArray, server: float) -> Any:
+def _joined(theirs: Any, own: _Own) -> Any:
     cls: Any = type(theirs)
     values = {f.name: getattr(theirs, f.name) for f in dataclasses.fields(cls)}
-    return _state_class(cls)(**values, **{_WORDS: words, _SERVER: server})
+    values |= {_WORDS: own.words, _SERVER: own.server}
+    if own.places is not None:
+        values[_PLACES] = sealed(own.places)
+    return _state_class(cls, own.places is not None)(**values)
 
 
-def _parted(state: Any) -> tuple[Any, FloatArray, float]:
+def _parted(state: Any) -> tuple[Any, _Own]:
     cls: Any = type(state).theirs
     values = {f.name: getattr(state, f.name) for f in dataclasses.fields(cls)}
-    return cls(**values), getattr(state, _WORDS), getattr(state, _SERVER)
+    return cls(**values), _Own(getattr(state, _WORDS), getattr(state, _SERVER), getattr(state, _PLACES, None))
