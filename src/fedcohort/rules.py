@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,6 +194,12 @@ class Rules(Parameterized):
     def trusts_clients(self) -> bool:
         """Whether these are rules of version 0.2 whose quotas hold for every value that a client invents."""
         return any(not isinstance(claims, Mapping) for claims in (self.quotas or {}).values())
+
+    def renamed(self, name: Callable[[str], str]) -> Rules:
+        """Return the same rules with the clients they name under other names."""
+        budgets = self.budgets and {name(client): own for client, own in self.budgets.items()}
+        blocked, pinned = (tuple(map(name, names)) for names in (self.blocked, self.pinned))
+        return dataclasses.replace(self, blocked=blocked, pinned=pinned, budgets=budgets)
 
     @property
     def by_name(self) -> bool:

@@ -24,7 +24,15 @@ from fedcohort.protocol import Status
 from fedcohort.report.account import read_account
 
 # On a busy machine whoever is sound may be slow: only where a test is about lateness is the deadline short.
-_CONFIG = {"rounds": 2, "cohort": 2, "wait-for": 2, "deadline": 900.0, "tries": 3, "journal": ""}
+_CONFIG = {
+    "rounds": 2,
+    "cohort": 2,
+    "wait-for": 2,
+    "deadline": 900.0,
+    "tries": 3,
+    "journal": "",
+    "registered-only": False,
+}
 _SERVER = """
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -40,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = CohortStrategy(
         "uniform", strategy=FedAvg(fraction_evaluate=0.0), journal=config["journal"], seed=3,
         cohort_size=config["cohort"], wait_for=config["wait-for"], deadline=config["deadline"], patience=900.0,
-        tries=config["tries"],
+        tries=config["tries"], registered_only=config["registered-only"],
     )
     strategy.start(grid, ArrayRecord([np.zeros((2, 3))]), num_rounds=config["rounds"])
 """
@@ -167,11 +175,13 @@ def test_tls_with_node_authentication(kit: Any, tmp_path: Path) -> None:
         node_config=['client-name="says-north"', 'client-name="says-south"', 'client-name="intruder"'],
     )
     with federation:
-        done = federation.run(app, {"journal": str(journal)}, timeout=900)
+        done = federation.run(app, {"journal": str(journal), "registered-only": True}, timeout=900)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     record = read_journal(journal)
     assert record.table()[0].names == ("clinic-north", "clinic-south")
     assert len(record.cohorts()) == 2 and {r.status for r in record.replies()} == {Status.OK}
+    proof = verify(journal)
+    assert (proof.registered, proof.unregistered) == (4, 0)
 
 
 def rounds_told(journal: Path) -> int:

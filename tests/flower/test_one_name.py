@@ -148,3 +148,12 @@ def test_a_proof_says_whose_names_were_bound_to_a_key(empty_fleet: Any, kit: Any
     later.strategy("all", FedAvg(), journal=tmp_path / "j").start(later.grid, kit.model(), num_rounds=5)
     proof = verify(tmp_path / "j")
     assert (proof.registered, proof.unregistered) == (7, 3)
+
+
+def test_rules_name_a_client_in_either_form_of_unicode(fleet: Any, kit: Any) -> None:
+    """What reads the same is the same client, for whoever is to be blocked too."""
+    node = fleet.grid.node_of("client-3")
+    fleet.grid.nodes[node].config["client-name"] = "caf\u00e9"
+    rules = Rules(blocked=("cafe\u0301",), budgets={"cafe\u0301": {"rounds": 1}})
+    fleet.strategy("uniform", FedAvg(), cohort_size=5, rules=rules).start(fleet.grid, kit.model(), num_rounds=3)
+    assert node not in {trained for trained, _ in fleet.trained()}

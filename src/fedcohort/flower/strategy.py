@@ -34,7 +34,7 @@ from fedcohort.flower.inner import InnerStrategyError, check_private, check_stra
 from fedcohort.flower.logs import written_to
 from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
-from fedcohort.flower.wire import plain
+from fedcohort.flower.wire import composed, plain
 from fedcohort.guard import guarded
 from fedcohort.params import Boolean, Constraint, Interval, Optional
 from fedcohort.privacy.openers import LabelOpener
@@ -220,7 +220,7 @@ class CohortStrategy(Strategy):
         self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
         self.audit = audit
-        self.rules = rules
+        self.rules = None if rules is None else rules.renamed(composed)
         self.registered_only = registered_only
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
