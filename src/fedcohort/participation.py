@@ -240,6 +240,8 @@ def _broken(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[st
     found = []
     if name in rules.blocked:
         found.append("it is blocked")
+    if round_ < (rules.paused or {}).get(name, 0):
+        found.append(f"it is paused until round {(rules.paused or {})[name]}")
     if earlier and round_ - earlier[-1] < rules.min_separation:
         found.append(f"{round_ - earlier[-1]} rounds after the last, at least {rules.min_separation} are asked for")
     most = rules.most_of(name)

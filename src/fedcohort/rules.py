@@ -5,6 +5,7 @@ first, and quotas are mended afterwards. Every exclusion is recorded with its re
 for nothing, except that who answered it with a failure has failed once more. The words, for a round r and a client's
 participations P (the earlier rounds whose cohorts it was in):
 
+- ``paused`` until u: not while r < u;
 - ``min_separation`` b: no p in P with r - p < b;
 - ``max_participations`` m: fewer than m rounds in P; a budget that admits fewer participations counts alike: of each
   kind, the client's own from ``budgets`` or else ``budget``, divided by ``cost``;
@@ -103,6 +104,9 @@ class Rules(Parameterized):
     eligible: str | None = param(None, Optional(Text()), "condition on attributes that every candidate meets")
     blocked: tuple[str, ...] = param((), ListOf(Text()), "clients that are never picked")
     pinned: tuple[str, ...] = param((), ListOf(Text()), "clients that are always picked when they may be")
+    paused: Mapping[str, int] | None = param(
+        None, Optional(_Numbers(Interval(int, 0, 10**12))), "by client, the round from which it may be picked again"
+    )
     failures: int = param(3, _COUNT, "failures in a row after which a client cools off")
     cool_off: int = param(0, Interval(int, 0, None), "cohorts a client cools off after that; 0: never")
     min_separation: int = param(1, _COUNT, "rounds at least from one participation to the next (b of DP-FTRL)")
@@ -380,6 +384,12 @@ class Referee:
         names = {name: i for i, name in enumerate(table.names)} if self.rules.blocked or self.rules.pinned else {}
         self._blocked = np.array([names[n] for n in self.rules.blocked if n in names], np.int64)
         self._pinned = np.array([names[n] for n in self.rules.pinned if n in names], np.int64)
+        self._paused: IntArray | None = None  # (N,) the round from which each may be picked again
+        if self.rules.paused:
+            self._paused = np.zeros(table.n, np.int64)
+            for name, until in self.rules.paused.items():
+                if _knows(table, name):
+                    self._paused[table.index(name)] = until
         self._most: IntArray | None = None  # (N,) participations at most
         if self.rules.most is not None or self.rules.budgets:
             self._most = np.full(table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
@@ -443,6 +453,10 @@ class Referee:
 
         if len(self._blocked):
             exclude(np.isin(candidates, self._blocked), "it is blocked")
+        if self._paused is not None:
+            until = self._paused[candidates]
+            for end in np.unique(until[until > round_]).tolist():
+                exclude(until == end, f"it is paused until round {end}")
         if self._condition is not None:
             said = [self._unmet[c] for c in candidates.tolist()]
             for reason in dict.fromkeys(s for s in said if s is not None):

@@ -248,10 +248,15 @@ class Standing:
         """The rules every cohort meets."""
         return None if self._referee is None else self._referee.rules
 
-    def set_rules(self, rules: Rules) -> None:
+    def set_rules(self, rules: Rules, order: str | None = None) -> None:
         """Let other rules hold from the next round on; what was counted so far counts for them too.
 
-        ``Rules()`` drops the rules there are.
+        Parameters
+        ----------
+        rules : Rules
+            ``Rules()`` drops the rules there are.
+        order : str, optional
+            Which order of an operator this carries out; see :mod:`fedcohort.orders`.
         """
         before = self.rules
         if rules.to_dict() == (before or Rules()).to_dict():
@@ -259,7 +264,7 @@ class Standing:
         referee = participation.resumed(rules, self._journal)
         with self._journal.event():
             self._journal.set_meta("rules", rules.to_dict())
-            since = {"round": self._round, "ticket": self._ticket}
+            since = {"round": self._round, "ticket": self._ticket, **({} if order is None else {"order": order})}
             self._journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
         self._referee, self._prepared = referee, None
         log.info("the rules change from round %d on: %s", self._round, participation.difference(before, rules))

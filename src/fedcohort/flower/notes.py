@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.serverapp.strategy import Strategy
@@ -12,6 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcohort.errors import FedcohortError
 from fedcohort.flower.exchange import short
 from fedcohort.flower.logs import say
+from fedcohort.journal import read_journal
 from fedcohort.journal.explain import ENDED, PLANNED
 from fedcohort.participation import difference
 from fedcohort.rules import Rules
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedcohort")
 _SETTINGS = "settings"
+_RULES = "rules"
 
 
 def _note(session: Session, kind: str, body: dict[str, Any]) -> None:
@@ -42,15 +46,16 @@ def begun(
         "strategy": [type(level).__name__ for level in levels],
         "filter": repr(settings.filter),
         "signals": sorted(signals),
+        _RULES: None if settings.rules is None else settings.rules.to_dict(),
     }
     before = session.journal.events(_SETTINGS)[-1:]
-    changed = [f"{key} was {before[0].get(key)}, is {value}" for key, value in now.items()
-               if before and before[0].get(key) != value]  # fmt: skip
+    changed = [f"{key} was {before[0][key]}, is {value}" for key, value in now.items()
+               if before and key in before[0] and before[0][key] != value]  # fmt: skip
     if changed:
         log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
     _note(session, _SETTINGS, now)
     held = session.rules
-    named = () if held is None else (*held.blocked, *held.pinned, *(held.budgets or {}))
+    named = () if held is None else (*held.blocked, *held.pinned, *(held.paused or {}), *(held.budgets or {}))
     strangers = [name for name in dict.fromkeys(named) if name not in session.table]
     if strangers:
         log.warning("no client is called %s so far, which the rules name", ", ".join(map(repr, strangers[:8])))
@@ -70,6 +75,13 @@ def rules(session: Session, before: Rules | None, given: Rules | None) -> None:
             "rules", "the rules change from round %d on: %s", session.round, difference(before, now),
             round=session.round, rules=now.to_dict(),
         )  # fmt: skip
+
+
+def begun_with(journal: Path, rules: Rules | None) -> bool:
+    """Whether the last start of a run was given these rules too; those in force since may be an operator's."""
+    with closing(read_journal(journal)) as record:
+        before = record.events(_SETTINGS)[-1:]
+    return bool(before) and rules is not None and before[0].get(_RULES) == rules.to_dict()
 
 
 def _end(session: Session, state: str, reason: str) -> dict[str, Any]:

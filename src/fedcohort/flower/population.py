@@ -375,6 +375,10 @@ class Population:
         self.remember(session)
         self._welcomed = (at, session.changes)
 
+    def meet_again(self) -> None:
+        """Take over at the next look what everybody says about itself, as if nobody had been welcomed."""
+        self._welcomed = None
+
     def _joined(self, session: Session, cards: list[Card]) -> list[str]:
         """Let clients join together; if that fails one by one, so that one that cannot join keeps nobody out."""
         try:

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedcohort import participation
+from fedcohort import orders, participation
 from fedcohort import rng as streams
 from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.errors import FedcohortError, InputError, ParameterError, SignalError
@@ -55,6 +55,7 @@ from fedcohort.flower.wire import plain
 from fedcohort.journal import is_blank
 from fedcohort.journal.explain import ABANDONED
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status, Trial
+from fedcohort.rules import Rules
 from fedcohort.session import Session
 from fedcohort.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
 from fedcohort.vectors import needs_output_bias
@@ -175,7 +176,7 @@ class Rounds:
         self._check_model(initial_arrays)
         self.pulse.start(self.session)
         self.population.assemble(self.least)
-        self._check_rules(num_rounds)
+        self._check_rules()
         if self.session is not None and unknown:
             self.population.complete(self.session)
             self.session.commit()
@@ -221,26 +222,29 @@ class Rounds:
                 raise
             self.wished = frozenset(s for s in self.wished if not needs_output_bias({s}))
 
-    def _check_rules(self, num_rounds: int) -> None:
+    def _spent(self, session: Session | None) -> tuple[dict[str, int], int]:
+        """Return the clients there are, each with its participations so far, and how many rounds are left."""
+        spent = dict.fromkeys(self.population.online, 0)
+        if session is None:
+            return spent, self.num_rounds
+        return spent | participation.spent(session.journal), self.num_rounds - session.round
+
+    def _check_rules(self) -> None:
         """Refuse rules that the clients there are cannot keep, before they are on record; warn of what may come."""
         session = self.session
         rules = self.settings.rules if session is None else session.rules
         size = self.private or self._size()
         if rules is None or size is None:
             return
-        spent = dict.fromkeys(self.population.online, 0)
-        done = 0
-        if session is not None:
-            spent |= participation.spent(session.journal)
-            done = session.round
+        spent, left = self._spent(session)
         try:
-            rules.check_feasible(spent, size, num_rounds - done)
+            rules.check_feasible(spent, size, left)
         except ParameterError:
             if session is not None:  # without a commit, so that the journal keeps the rules it has
                 session.close()
                 self.session = None
             raise
-        for what in rules.shortages(spent, size, num_rounds - done):
+        for what in rules.shortages(spent, size, left):
             log.warning("the rules cannot be kept to the end unless other clients join: %s", what)
         strangers = [name for name, card in self.population.online.items() if not card.registered]
         if strangers and rules.by_name:
@@ -254,10 +258,10 @@ class Rounds:
         settings = self.settings
         assert settings.journal is not None
         before = rules_in(settings.journal)
-        session = Session.open(
-            settings.journal, settings.selector, shadows=shadows, rules=settings.rules, commit="manual"
-        )
-        notes.rules(session, before, settings.rules)
+        # An operator's orders outlast a start with the rules they were given against.
+        rules = None if notes.begun_with(settings.journal, settings.rules) else settings.rules
+        session = Session.open(settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual")
+        notes.rules(session, before, settings.rules if session.rules == settings.rules else rules)
         if session.seed != settings.seed:
             session.close()
             raise InputError(
@@ -390,6 +394,7 @@ class Rounds:
         while True:
             self.population.refresh()
             self._collect_late(session)
+            self._obey(session)
             self.population.welcome(session)
             enough = len(self.population.online) >= self.least
             self.pulse.seen(self.population.online, session)
@@ -409,6 +414,22 @@ class Rounds:
                 told = now
                 log.info("waiting: %s", self._missing(now - begun))
             self._sleep(0.25)
+
+    def _obey(self, session: Session) -> None:
+        """Carry out what an operator has ordered since the last round."""
+        for order in orders.take(session, self._feasible):
+            self.population.meet_again()  # rules that are new may go by what clients say about themselves
+            say(
+                "rules", "rules of the operator hold from round %d on: %s", session.round, session.rules,
+                round=session.round, order=order.id, rules={} if session.rules is None else session.rules.to_dict(),
+            )  # fmt: skip
+
+    def _feasible(self, session: Session, rules: Rules) -> None:
+        """Refuse rules that the clients there are cannot keep."""
+        size = self.private or self._size()
+        if size is not None:
+            spent, left = self._spent(session)
+            rules.check_feasible(spent, size, left)
 
     def _rested(self, session: Session, busy: bool) -> Available:
         """Return who can take part, without those who failed in this round if the others are enough."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 import zlib
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ NEW = ".new"  # a journal that is being created
 LOCK = ".lock"
 _LONGEST_MARK = 256  # bytes
 LIVE = ".live"  # what the process says that is at work on the journal; see fedcohort.journal.presence
+ORDERS = ".orders"  # a folder of what an operator wants changed; see fedcohort.orders
 _PROBED = 0.2  # seconds in which a lock that somebody only looked at is free again
 
 
@@ -56,6 +58,7 @@ def remove(path: str | Path) -> None:
     file = target(path)
     for end in (*COMPANIONS, "", *(f"{NEW}{end}" for end in ("", *COMPANIONS)), LIVE, LOCK):
         file.with_name(file.name + end).unlink(missing_ok=True)
+    shutil.rmtree(file.with_name(file.name + ORDERS), ignore_errors=True)  # which follows no link
 
 
 def sync_folder(folder: Path) -> None:

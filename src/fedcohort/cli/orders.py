@@ -1,0 +1,161 @@
+"""``fedcohort rules apply`` and ``show``: other rules for a run that goes on."""
+
+from __future__ import annotations
+
+import difflib
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcohort.cli.options import FormatOption
+from fedcohort.cli.output import Format, out, print_json, say
+from fedcohort.cli.rules import rules_app
+from fedcohort.errors import InputError
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.presence import planned, run_state
+from fedcohort.orders import Order, give, waiting
+from fedcohort.params import parameters
+from fedcohort.participation import next_round, spent
+from fedcohort.registry import nearest
+from fedcohort.rules import Rules
+from fedcohort.simulate.tables import read_table, to_toml
+from fedcohort.text import shown
+
+__all__ = ["rules_app"]  # with the commands of this module
+JournalArgument = Annotated[
+    Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")
+]
+
+
+def _names(what: str) -> Any:
+    return typer.Option(metavar="CLIENT", help=f"{what} Several times for several clients.")
+
+
+@rules_app.command("apply")
+def apply_rules(
+    journal: JournalArgument,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A TOML file of rules, which takes the place of all rules there are."),
+    ] = None,
+    block: Annotated[list[str] | None, _names("Never pick it.")] = None,
+    unblock: Annotated[list[str] | None, _names("Let it be picked again.")] = None,
+    pin: Annotated[list[str] | None, _names("Always pick it when it may be.")] = None,
+    unpin: Annotated[list[str] | None, _names("Leave it to the selector again.")] = None,
+    pause: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick it for so many rounds. Several times for several."),
+    ] = None,
+    resume: Annotated[list[str] | None, _names("End its pause.")] = None,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow-unknown", help="Take names that no client has so far; it may come later.")
+    ] = False,
+) -> None:
+    """Let other rules hold from the next round on, without a restart; the change is recorded with its round.
+
+    A running server takes them over before its next round, a stopped one when it is started again. What is wrong with
+    them is said now, and then nothing changes.
+
+    Examples: fedcohort rules apply run.sqlite rules.toml; fedcohort rules apply run.sqlite --block kiosk-7;
+    fedcohort rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
+    """
+    order = Order(
+        rules=None if file is None else _rules_in(file),
+        block=block or [],
+        unblock=unblock or [],
+        pin=pin or [],
+        unpin=unpin or [],
+        pause=dict(map(_pause, pause or [])),
+        resume=resume or [],
+    )
+    if file is None and not order.names:
+        raise typer.BadParameter("there is nothing to change: name a FILE, or --block, --pin, --pause, ...")
+    with closing(read_journal(journal)) as record:
+        if not allow_unknown:
+            _check_names(order, record)
+        round_ = next_round(record)[0]
+        before = _after_waiting(record, journal)
+        rules = order.carried_out(before, round_)  # raises when they cannot hold together
+        _check_feasible(rules, record, round_)
+        how = run_state(record)
+    give(journal, order)
+    if how.presence is not None and how.state in ("running", "waiting"):
+        say(out(), "The running server takes this over before it chooses its next cohort.")
+    elif how.state == "running":
+        say(out(), "The program that has the journal open takes this over when it next calls fedcohort.orders.take.")
+    else:
+        say(out(), f"Nobody is at work on the journal ({how.state}): this takes effect when the run is started again.")
+
+
+@rules_app.command("show")
+def show_rules(journal: JournalArgument, format: FormatOption = Format.TABLE) -> None:
+    """Print the rules in force as TOML, as `apply` takes it, and say how many changes have not been taken over yet.
+
+    Example: fedcohort rules show run.sqlite > rules.toml
+    """
+    with closing(read_journal(journal)) as record:
+        rules = record.meta().get("rules") or {}
+    pending = waiting(journal)
+    if format is Format.JSON:
+        print_json({"rules": rules, "waiting": len(pending)})
+        return
+    typer.echo(to_toml({"rules": rules}), nl=False)
+    if pending:
+        typer.echo(f"# changes that wait to be taken over: {len(pending)}", err=True)
+
+
+def _rules_in(file: Path) -> dict[str, Any]:
+    found = read_table(file)
+    inner = found.get("rules", found)
+    if not isinstance(inner, dict):
+        raise InputError(f"The rules in {file} must be a table. Got {shown(inner)}.")
+    known = [info.name for info in parameters(Rules)]
+    for key in inner:
+        if key not in known:
+            near = nearest(key, known)
+            raise InputError(
+                f"There is no rule {key!r}, which {file} names. Known: {', '.join(known)}.",
+                hint=None if near is None else f"did you mean {near!r}?",
+            )
+    return Rules(**inner).to_dict()
+
+
+def _pause(text: str) -> tuple[str, int]:
+    name, _, rounds = text.rpartition("=")
+    if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
+        raise typer.BadParameter(f"--pause is a client and a number of rounds, as clinic-b=20. Got {text!r}.")
+    return name, int(rounds)
+
+
+def _after_waiting(record: Journal, journal: Path) -> Rules | None:
+    """Return the rules there will be when the changes before this one have been taken over."""
+    known = record.meta().get("rules")
+    rules = None if known is None else Rules.recorded(known)
+    for earlier in waiting(journal):
+        rules = earlier.carried_out(rules, next_round(record)[0])
+    return rules
+
+
+def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
+    """Refuse rules that cannot be kept by the clients so far, where the host said how large its cohorts are."""
+    settings, rounds = record.events("settings")[-1:], planned(record)
+    size = settings[0].get("cohort-size") if settings else None
+    if isinstance(size, int) and rounds is not None and rounds > round_:
+        rules.check_feasible(spent(record), size, rounds - round_)
+
+
+def _check_names(order: Order, record: Journal) -> None:
+    table, _ = record.table()
+    strangers = [name for name in order.names if name not in table]
+    if not strangers:
+        return
+    said = []
+    for name in strangers[:8]:
+        near = difflib.get_close_matches(name, table.names, n=3, cutoff=0.6)
+        said.append(f"{name!r} (near: {', '.join(map(repr, near))})" if near else repr(name))
+    raise InputError(
+        f"No client of this journal is called {', '.join(said)}.",
+        hint="--allow-unknown takes the name of a client that is still to come",
+    )
