@@ -50,7 +50,8 @@ def test_everything_exported_is_called():
         "Selector": "abstract", "LabelOpener": "a protocol", "Signal": "an enumeration", "Status": "an enumeration",
         "Slate": "made by sessions, checks nothing", "Outcome": "made by sessions", "Failure": "made by failures",
         "per_client": "takes nothing", "register": "called as get",
-        "EncryptedLabels": "needs a key", "EvaluationKey": "needs a key", "KeyHolder": "needs a key",
+        "EncryptedLabels": "needs a key", "LabelSeal": "needs a key", "KeyHolder": "needs a key",
+        "ClientKey": "is a key",
         "KeyHolderServer": "listens", "PublicKey": "needs a key", "RemoteKeyHolder": "connects", "make_keys": "slow",
         "ServerValidation": "holds two things, checks nothing", "client_name": "is given a context by Flower",
     }  # fmt: skip

@@ -59,5 +59,5 @@ def test_it_says_what_it_needs(installed):
     (metadata,) = installed.glob("fedcohort-*.dist-info/METADATA")
     text = metadata.read_text()
     assert "License-Expression: Apache-2.0" in text and "Requires-Python: >=3.11" in text
-    for extra in ("sim", "flower", "he", "report", "dev"):
+    for extra in ("sim", "flower", "keyholder", "report", "dev"):
         assert f"Provides-Extra: {extra}" in text

@@ -1,68 +1,177 @@
-"""A server that does not follow the protocol, against the real key holder behind its wire."""
+"""A server that does not follow the protocol, against the real key holder behind its wire.
+
+It has all that a server has: the token, every statement that clients send, the public key, and as much time as it
+wants. What it may get is S of what clients signed; each attack here is refused, or ends with a part of S.
+"""
 
 from __future__ import annotations
 
-import struct
-import threading
+import http.client
+import json
+import random
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tenseal")
+pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
-from fedcohort.privacy.keyholder import KeyHolder
-from fedcohort.privacy.products import Row
-from fedcohort.privacy.scheme import DEGREE, capacity, dumped, largest_count, loaded, make_keys, scheme, sealapi
-from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder
+from fedcohort.errors import InputError, UnknownNameError
+from fedcohort.privacy.scheme import ClientKey, LabelSeal, make_keys
+from fedcohort.privacy.service import RemoteKeyHolder
 
-CLASSES, DIGITS = 10, 25  # 3^25 < t: so many coefficients of the key fit into one number
+COUNTS = np.random.default_rng(3).multinomial(300, np.full(10, 0.1), 40)
 
 
-def test_one_request_takes_the_secret_key() -> None:
-    """Rows with chosen polynomials in the place of products, sizes the server states itself, no diagonal: 328 rows."""
-    secret, evaluation = make_keys(CLASSES)
-    names = [f"client-{i}" for i in range(40)]
-    sealed = secret.public.seal("client-0", [3, 1, 4, 1, 5, 9, 2, 6, 5, 3])
-    server = KeyHolderServer(KeyHolder(secret, names), "token")
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        remote = RemoteKeyHolder(server.url, "token", patience=60)
-        t, q = scheme().modulus, int(sealapi().CoeffModulus.Create(DEGREE, [60, 49, 49, 60])[0].value())
-        example = sealapi().Ciphertext(scheme().context)
-        evaluation.public.encryptor.encrypt_zero(example)
-        scheme().evaluator.mod_switch_to_inplace(example, scheme().context.last_parms_id())
-        magic = dumped(example)[:5]
+def raw(remote: RemoteKeyHolder, path: str, body: bytes) -> tuple[int, bytes]:
+    """Send whatever one likes."""
+    host, port = repr(remote).partition("(")[2][:-1].split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection.request("POST", path, body, {"Authorization": "Bearer secret-token"})
+    reply = connection.getresponse()
+    found = reply.status, reply.read()
+    connection.close()
+    return found
 
-        def part(body: bytes) -> bytes:
-            return magic + b"\0\0\0" + struct.pack("<Q", 16 + len(body)) + body
 
-        def chosen(first: int) -> bytes:
-            """(c0, c1) with c0 + c1 s = q/t sum_k 3^k (s_k + 1) in the constant coefficient."""
-            c0, c1 = [0] * DEGREE, [0] * DEGREE
-            for i in range(first, min(first + DIGITS, DEGREE)):
-                value = (3 ** (i - first) * capacity(CLASSES) % t * q + t // 2) // t % q
-                c1[-i % DEGREE] = value if i == 0 else -value % q
-            c0[0] = (sum(3**k for k in range(DIGITS)) * capacity(CLASSES) % t * q + t // 2) // t % q
-            numbers = part(struct.pack("<Q", 2 * DEGREE) + np.array([*c0, *c1], "<u8").tobytes())
-            return part(struct.pack("<4QBQQQdQ", *example.parms_id(), 0, 2, DEGREE, 1, 1.0, 1) + numbers)
+def test_328_chosen_ciphertexts_tell_nothing_of_the_key(federation: Any) -> None:
+    """With homomorphic encryption one request of 328 rows took the secret key; now nobody can choose what is opened."""
+    found = federation(COUNTS)
+    sent = found.statements()
+    bits = random.Random(1)
+    with found.served() as remote:
+        rows = [{"client": a, "block": 0, "bytes": 131_200} for a, _ in list(combinations(found.names, 2))[:328]]
+        head = json.dumps({"blocks": [found.names[:1]], "rows": rows, "sizes": dict.fromkeys(found.names, 6_630_000)})
+        status, _ = raw(remote, "/v1/open", head.encode() + b"\n" + bytes(1000))
+        assert status == 404
+        answers = set()
+        for first in range(0, 328, 40):  # the boxes that clients sent, each with another bit turned
+            for keys in (
+                {n: ClientKey.fresh() for n in found.names},
+                found.keys,
+            ):  # of the server; of clients that help
+                turned = {}
+                for name in found.names[: min(40, 328 - first)]:
+                    box = bytearray(sent[name].partition(b"\n")[2])
+                    place = bits.randrange(8 * len(box))
+                    box[place // 8] ^= 1 << place % 8
+                    turned[name] = found.forged(name, b"", 300, keys[name], bytes(box))
+                refused = remote.admit(turned)
+                assert refused.keys() == turned.keys()
+                answers |= {why.replace(repr(name), "NAME") for name, why in refused.items()}
+        assert answers == {  # always the same two words, whatever is in the box
+            "The statement of client NAME is not signed with the key it is enrolled with.",
+            "The sealed label counts of client NAME cannot be opened.",
+        }
+        with pytest.raises(UnknownNameError):
+            remote.products(found.names[:1], found.names[:1])
 
-        firsts = range(0, DEGREE, DIGITS)
-        rows = [Row(a, (b,), chosen(first)) for first, (a, b) in zip(firsts, combinations(names, 2), strict=False)]
-        assert len(rows) == 328
-        opened = remote.open(rows, dict.fromkeys(names, CLASSES * largest_count(CLASSES)))
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    key = [value // 3**k % 3 - 1 for (value,) in opened for k in range(DIGITS)][:DEGREE]
-    assert set(key) == {-1, 0, 1}
-    ciphertext = loaded("Ciphertext", sealed.partition(b"\n")[2], "what a client sent")
-    scheme().evaluator.mod_switch_to_inplace(ciphertext, scheme().context.last_parms_id())
-    numbers = [int(ciphertext.dyn_array().at(i)) for i in range(2 * DEGREE)]
-    found = []
-    for i in range(0, CLASSES * capacity(CLASSES), capacity(CLASSES)):
-        mixed = sum(numbers[DEGREE + j] * (key[i - j] if j <= i else -key[DEGREE + i - j]) for j in range(DEGREE))
-        found.append(((numbers[i] + mixed) % q * t + q // 2) // q % t)
-    assert found == [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+def test_puppets_in_the_place_of_clients_are_refused(federation: Any) -> None:
+    """One class each: with ten such clients the server would read everybody's counts by class."""
+    found = federation(COUNTS)
+    puppets = found.names[30:]
+    sent = found.statements()
+    for name, row in zip(puppets, 300 * np.eye(10, dtype=int), strict=True):
+        sent[name] = LabelSeal(found.public, ClientKey.fresh()).seal(name, row)
+    with found.served() as remote:
+        refused = remote.admit({**sent, "one-more": sent[puppets[0]]})
+        assert refused.keys() == {*puppets, "one-more"}
+        for name in puppets:
+            with pytest.raises(UnknownNameError, match=name):
+                remote.products([name], found.names[:30])
+
+
+def test_sizes_are_the_clients_own(federation: Any) -> None:
+    found = federation(COUNTS)
+    statement = found.statement("client-0")
+    with found.served() as remote:
+        for size in (b"0", b"299", b"100000", b"6630000", b"-1", b"1e2", b'"300"', b"null"):
+            changed = statement.replace(b'"size": 300', b'"size": ' + size)
+            assert changed != statement
+            assert remote.admit({"client-0": changed}).keys() == {"client-0"}
+        assert remote.admit({"client-0": statement}) == {}
+
+
+def test_replays_and_other_keys_open_nothing(federation: Any) -> None:
+    """A statement is for one client and one key; repeated, it is the same entry of S."""
+    found = federation(COUNTS)
+    before = federation(COUNTS[::-1], names=found.names)  # the same clients under the key before
+    for name in found.names:
+        before.keys[name] = found.keys[name]
+    sent = found.statements()
+    with found.served() as remote:
+        assert remote.admit(before.statements()).keys() == set(found.names)  # nothing of another epoch
+        assert remote.admit({"client-1": sent["client-0"]}).keys() == {"client-1"}  # nor of another client
+        assert remote.admit(sent) == {}
+        once = remote.products(found.names, found.names)
+        later = {name: found.statement(name, row) for name, row in zip(found.names, COUNTS[::-1], strict=True)}
+        for _ in range(3):  # not even a client that signs again and again is opened twice
+            assert remote.admit(later) == {}
+            assert np.array_equal(remote.products(found.names, found.names), once)
+        # A key of the server's own is another fingerprint to every client and to the key holder.
+        mine = LabelSeal(make_keys(10).public, found.keys["client-0"]).seal("client-0", COUNTS[0])
+        assert "for the key" in remote.admit({"client-0": mine})["client-0"]
+
+
+def test_every_set_tells_a_part_of_the_same_matrix(federation: Any) -> None:
+    """Sets that differ by one client, rows without the diagonal, newcomers one by one: S, and nothing but S."""
+    found = federation(COUNTS[:7])
+    rng = random.Random(5)
+    told: dict[tuple[str, str], set[int]] = {}
+    with found.served() as remote:
+        for number, name in enumerate(found.names, start=1):
+            remote.admit(found.statements(name))
+            there = found.names[:number]
+            for _ in range(10):
+                rows = rng.sample(there, rng.randint(1, number))
+                columns = rng.sample(there, rng.randint(1, number))
+                for i, row in zip(rows, remote.products(rows, columns), strict=True):
+                    for j, value in zip(columns, row, strict=True):
+                        told.setdefault((min(i, j), max(i, j)), set()).add(int(value))
+        with pytest.raises(InputError, match="different names"):
+            remote.products(["client-0", "client-0"], ["client-1"])
+    assert all(len(values) == 1 for values in told.values())
+    place = found.names.index
+    assert all(values == {found.gram[place(i), place(j)]} for (i, j), values in told.items())
+    assert len(told) <= 7 * 8 // 2  # so many pairs there are, and so much there is to know
+
+
+def test_clients_see_who_else_is_in_the_set(federation: Any) -> None:
+    """A server that keeps a client out, or shows it another federation's set, is seen when clients compare."""
+    found = federation(COUNTS[:4])
+    with found.served() as remote:
+        remote.admit(found.statements())
+        words = remote.confirm(found.names)
+        sets = {
+            name: found.seal(name).confirm(name, row, words[name])
+            for name, row in zip(found.names, COUNTS, strict=False)
+        }
+        assert len(set(sets.values())) == 1
+        with pytest.raises(InputError, match="of client 'client-1'"):
+            found.seal("client-0").confirm("client-0", COUNTS[0], words["client-1"])
+        with pytest.raises(InputError, match="not signed by the key holder"):
+            found.seal("client-0").confirm(
+                "client-0", COUNTS[0], words["client-0"].replace(b'"clients": 4', b'"clients": 9')
+            )
+
+
+@pytest.mark.parametrize(("most_samples", "classes_read"), [(20_000, 3), (16_000, 2), (128, 1)])
+def test_what_one_client_that_lies_reads_is_bounded_by_its_size(
+    federation: Any, most_samples: int, classes_read: int
+) -> None:
+    """With counts 1, 128, 16384 one liar reads three classes of everybody, if it may have so many samples."""
+    counts = np.random.default_rng(1).multinomial(100, np.full(10, 0.1), 12)
+    lie = [128**k if k < classes_read else 0 for k in range(10)]
+    counts[0] = lie
+    found = federation(counts, most_samples=most_samples)
+    assert found.holder.admit(found.statements()) == {}
+    products = found.holder.products(found.names[1:], ["client-0"]).ravel()
+    read = np.array([[int(p) // 128**k % 128 for k in range(classes_read)] for p in products])
+    assert np.array_equal(read, counts[1:, :classes_read])
+    greedy = [*lie[:classes_read], 128**classes_read, *lie[classes_read + 1 :]]
+    with pytest.raises(InputError, match="at most"):
+        found.statement("client-0", greedy)
+    plain = bytes(32) + np.array(greedy, "<u8").tobytes()
+    assert "samples. Got" in found.holder.admit({"client-0": found.forged("client-0", plain, sum(greedy))})["client-0"]

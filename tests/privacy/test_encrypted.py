@@ -1,7 +1,8 @@
-"""Inner products under encryption against the products of the counts, and everything that must be refused."""
+"""Sealed label counts against the products of the counts, and everything that must be refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,309 +10,217 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("tenseal")
+pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
-from fedcohort.errors import CiphertextError, InputError, UnknownNameError
-from fedcohort.privacy.attacks import from_sybils, sybil_counts
-from fedcohort.privacy.keyholder import ClientRefusedError, KeyHolder
-from fedcohort.privacy.products import Row, SealedLabels, read_products
+from fedcohort.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
+from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.scheme import (
-    CIPHERTEXT_LIMIT,
-    EvaluationKey,
+    LARGEST_SIZE,
+    STATEMENT_LIMIT,
+    ClientKey,
+    LabelSeal,
     PublicKey,
     SecretKey,
-    capacity,
-    dumped,
-    largest_count,
-    loaded,
+    enrolled,
     make_keys,
-    polynomial,
-    scheme,
-    sealapi,
     wrapped,
 )
 
-KEYS: dict[int, tuple[SecretKey, EvaluationKey]] = {}
+
+@pytest.mark.parametrize("classes", [2, 10, 62, 1024])
+def test_products_are_exact(federation: Any, classes: int) -> None:
+    counts = np.random.default_rng(classes).integers(0, LARGEST_SIZE // classes, (6, classes))
+    counts[0], counts[1] = LARGEST_SIZE // classes, 0
+    found = federation(counts, most_samples=LARGEST_SIZE)
+    assert found.holder.admit(found.statements()) == {}
+    assert np.array_equal(found.holder.products(found.names, found.names), counts @ counts.T)
+    assert (counts @ counts.T).max() < 2**53
+    assert max(map(len, found.statements().values())) < STATEMENT_LIMIT
 
 
-def keys(classes: int) -> tuple[SecretKey, EvaluationKey]:
-    if classes not in KEYS:
-        KEYS[classes] = make_keys(classes)
-    return KEYS[classes]
-
-
-class Federation:
-    """The three roles, apart: each holds only its own part of the keys."""
-
-    def __init__(self, counts: Any) -> None:
-        self.counts = np.asarray(counts, np.int64)
-        secret, evaluation = keys(self.counts.shape[1])
-        self.public = PublicKey.from_bytes(secret.public.to_bytes())
-        self.names = [f"client-{i}" for i in range(len(self.counts))]
-        self.sizes = {name: int(row.sum()) for name, row in zip(self.names, self.counts, strict=True)}
-        self.server = SealedLabels(EvaluationKey.from_bytes(evaluation.to_bytes()))
-        self.holder = KeyHolder(SecretKey.from_bytes(secret.to_bytes()), self.names)
-        self.sealed = {n: self.public.seal(n, c) for n, c in zip(self.names, self.counts, strict=True)}
-
-    def forged(self, client: int, coefficients: dict[int, int], public: PublicKey | None = None) -> bytes:
-        """What a client could send that does not use our code: any polynomial behind a flawless header."""
-        ciphertext = sealapi().Ciphertext(scheme().context)
-        (public or self.public).encryptor.encrypt(polynomial(coefficients), ciphertext)
-        fields = {"key": self.public.name, "classes": self.public.classes, "client": self.names[client]}
-        return wrapped("sealed labels", fields, dumped(ciphertext))
-
-    def counts_as(self, values: Any) -> dict[int, int]:
-        stride, modulus = capacity(self.public.classes), scheme().modulus
-        return {b * stride: int(v) % modulus for b, v in enumerate(values)}
-
-    def run(self) -> Any:
-        self.holder.open(self.server.rows(self.sealed), self.sizes)
-        return self.holder.known(self.names, self.names)
-
-
-@pytest.mark.parametrize("classes", [2, 3, 10, 16, 17, 62])
-def test_products_are_exact(classes: int) -> None:
-    rng = np.random.default_rng(classes)
-    counts = rng.integers(0, 100_001, (7, classes))
-    counts[0], counts[1] = 100_000, 0
-    federation = Federation(counts)
-    assert np.array_equal(federation.run(), counts @ counts.T)
-
-
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_any_counts(classes: int, clients: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    counts = rng.integers(0, largest_count(classes), (clients, classes)) * (rng.random((clients, classes)) < 0.5)
-    assert np.array_equal(Federation(counts).run(), counts @ counts.T)
-
-
-def test_more_clients_than_fit_one_block() -> None:
-    classes = 600  # 8 clients share a ciphertext
-    counts = np.random.default_rng(0).integers(0, 9, (11, classes))
-    assert capacity(classes) == 8
-    federation = Federation(counts)
-    rows = federation.server.rows(federation.sealed)
-    assert len(rows) == 8 * 2 + 3  # the second block's products with the first are known from the first's
-    federation.holder.open(rows, federation.sizes)
-    assert np.array_equal(federation.holder.known(federation.names, federation.names), counts @ counts.T)
-
-
-def test_a_newcomer_costs_its_own_row() -> None:
-    counts = np.random.default_rng(5).integers(0, 1000, (15, 4))
-    federation = Federation(counts)
-    first = {n: federation.sealed[n] for n in federation.names[:5]}
-    federation.holder.open(federation.server.rows(first), federation.sizes)
-    for at, name in enumerate(federation.names[5:]):
-        rows = federation.server.rows({name: federation.sealed[name]})
-        assert {row.client for row in rows} == {name}
-        assert len(rows) <= 10  # blocks are packed anew before they become many
-        assert sum(len(row.block) for row in rows) == 5 + at + 1
-        federation.holder.open(rows, federation.sizes)
-    assert np.array_equal(federation.holder.known(federation.names, federation.names), counts @ counts.T)
-
-
-def test_the_key_holder_sees_products_and_noise() -> None:
-    """Everything in an opened row but the products is uniform: the same products twice share nothing else."""
-    federation = Federation([[3, 4, 0], [1, 0, 6]])
-    secret = keys(3)[0]
-    plains = []
-    for _ in range(2):
-        row = SealedLabels(keys(3)[1]).rows(federation.sealed)[0]
-        plain = sealapi().Plaintext()
-        secret.decryptor.decrypt(loaded("Ciphertext", row.body, "row"), plain)
-        assert read_products(plain, 2, 3) == [25, 3]
-        plains.append(np.array([plain.data(i) for i in range(plain.coeff_count())], np.float64))
-    shortest = min(map(len, plains))
-    same = np.flatnonzero(plains[0][:shortest] == plains[1][:shortest])
-    assert len(same) == 2
-    scaled = np.delete(plains[0], same) / scheme().modulus
-    assert abs(scaled.mean() - 0.5) < 0.02 and abs(scaled.std() - 12**-0.5) < 0.01
+    counts = rng.integers(0, 5000, (clients, classes)) * (rng.random((clients, classes)) < 0.5)
+    secret = make_keys(classes)
+    keys = {f"c{i}": ClientKey.fresh() for i in range(clients)}
+    holder = KeyHolder(secret, enrolled(f"{n} {k.public}" for n, k in keys.items()))
+    sent = {n: LabelSeal(secret.public, k).seal(n, row) for (n, k), row in zip(keys.items(), counts, strict=True)}
+    assert holder.admit(sent) == {}
+    assert np.array_equal(holder.products(list(keys), list(keys)), counts @ counts.T)
 
 
 @pytest.mark.parametrize(
-    "bad", [[-1, 3, 3], [0.5, 1, 1], [np.nan, 1, 1], [np.inf, 1, 1], [1, 2], [1e9, 0, 0], ["a", 1, 1]]
+    "bad", [[-1, 3, 3], [0.5, 1, 1], [np.nan, 1, 1], [np.inf, 1, 1], [1, 2], [1e9, 0, 0], ["a", 1, 1], [8, 5, -3]]
 )
-def test_counts_that_cannot_be_sealed(bad: Any) -> None:
+def test_counts_that_cannot_be_sealed(federation: Any, bad: Any) -> None:
     with pytest.raises(InputError, match="counts"):
-        keys(3)[0].public.seal("anna", bad)
+        federation([[1, 1, 1], [2, 2, 2]]).statement("client-0", bad)
 
 
-def refused(federation: Federation, name: str, sealed: bytes, match: str) -> None:
-    before = federation.server.names
-    with pytest.raises(CiphertextError, match=match):
-        federation.server.rows({**federation.sealed, name: sealed})
-    assert federation.server.names == before
-
-
-def test_ciphertexts_the_server_refuses() -> None:
-    federation = Federation([[3, 4, 0], [1, 0, 6], [2, 2, 2]])
-    good = federation.sealed["client-0"]
-    refused(federation, "client-0", good[:-100], "truncated")
-    refused(federation, "client-0", good[:20], "not a sealed labels")
-    refused(federation, "client-0", b"", "not a sealed labels")
-    refused(federation, "client-0", good[:-1] + bytes([good[-1] ^ 1]), "damaged")
-    refused(federation, "client-0", good + b"\0" * CIPHERTEXT_LIMIT, "oversize")
-    refused(federation, "client-0", federation.sealed["client-1"], "sealed for client 'client-1'")
-    refused(federation, "client-0", make_keys(3)[0].public.seal("client-0", [1, 1, 1]), "sealed with the key")
-    refused(federation, "client-0", keys(4)[0].public.seal("client-0", [1, 1, 1, 1]), "4 classes")
-    refused(federation, "client-0", good.replace(b'"client": "client-0"', b'"client": "client-9"'), "'client-9'")
-    # Another's ciphertext under one's own name.
-    copied = federation.sealed["client-1"].replace(b"client-1", b"client-0", 1)
-    refused(federation, "client-0", copied, "copy of another")
-    garbage = wrapped("sealed labels", {"key": federation.public.name, "classes": 3, "client": "client-0"}, b"x" * 5000)
-    refused(federation, "client-0", garbage, "cannot be read")
-    transparent = sealapi().Ciphertext(scheme().context)
-    transparent.resize(scheme().context, 2)
-    empty = wrapped(
-        "sealed labels", {"key": federation.public.name, "classes": 3, "client": "client-0"}, dumped(transparent)
-    )
-    refused(federation, "client-0", empty, r"not a fresh ciphertext|cannot be read")
-    assert np.array_equal(federation.run(), federation.counts @ federation.counts.T)  # nothing was lost on the way
-    with pytest.raises(CiphertextError, match="already"):  # and a client that comes again opens nothing again
-        federation.server.rows({"client-0": federation.public.seal("client-0", [5, 1, 1])})
-
-
-def test_a_client_cannot_write_into_the_places_of_others() -> None:
-    federation = Federation(np.random.default_rng(2).integers(0, 500, (6, 4)))
-    honest = federation.counts_as(federation.counts[2])
-    junk = dict.fromkeys((1, 2, 3, 7, 8191, 4097, capacity(4) + 1), 12345)
-    federation.sealed["client-2"] = federation.forged(2, {**honest, **junk})
-    rows = federation.server.rows(federation.sealed)
-    others = [0, 1, 3, 4, 5]
-    secret = keys(4)[0]
-    for row in rows:
-        plain = sealapi().Plaintext()
-        secret.decryptor.decrypt(loaded("Ciphertext", row.body, "row"), plain)
-        i = federation.names.index(row.client)
-        found = np.array(read_products(plain, 6, 4))
-        if i != 2:  # nobody's row is moved, not even at the one who tried
-            assert np.array_equal(found, federation.counts @ federation.counts[i])
-    assert len(rows) == len(others) + 1
+def numbers(*values: int) -> bytes:
+    return bytes(32) + np.array([value % 2**64 for value in values], "<u8").tobytes()
 
 
 @pytest.mark.parametrize(
-    "lie",
+    ("plain", "size", "why"),
     [
-        [-5, 10, 5],  # sums to its size, but its products with clients of class 0 are negative
-        [10**9, 0, 0],
-        [2**41, 7, 7],
-        [3, 3, 5],  # 11 samples, not 10: the sum of squares is odd
-        [0, 0, 0],
+        (numbers(8, 5, -3), 10, "do not sum to the 10 samples"),
+        (numbers(8, 5, 2**64 - 3), 10, "do not sum"),  # it would, if sums wrapped around
+        (numbers(2**63, 2**63, 10), 10, "do not sum"),
+        (numbers(3, 3, 5), 10, "do not sum"),
+        (numbers(0, 0, 0), 10, "do not sum"),
+        (numbers(3, 3, 4, 0), 10, "are not 3 numbers"),  # a value where nothing belongs
+        (numbers(5, 5), 10, "are not 3 numbers"),
+        (b"", 10, "are not 3 numbers"),
+        (numbers(1, 128, 16384), 16513, "0 to 10000 samples. Got 16513"),
+        (numbers(3, 3, 4), -10, "0 to 10000 samples. Got -10"),
     ],
 )
-def test_lies_are_named_and_change_nothing(lie: list[int]) -> None:
-    federation = Federation([[9, 1, 0], [10, 0, 0], [3, 3, 4], [0, 5, 5], [2, 2, 6]])
-    federation.sealed["client-2"] = federation.forged(2, federation.counts_as(lie))
-    rows = federation.server.rows(federation.sealed)
-    with pytest.raises(ClientRefusedError, match="'client-2'") as caught:
-        federation.holder.open(rows, federation.sizes)
-    assert caught.value.client == "client-2"
-    assert np.isnan(federation.holder.known(federation.names, federation.names)).all()
-    federation.server.forget(["client-2"])
-    rest = [n for n in federation.names if n != "client-2"]
-    federation.server.forget(rest)
-    federation.holder.open(federation.server.rows({n: federation.sealed[n] for n in rest}), federation.sizes)
-    kept = np.delete(federation.counts, 2, axis=0)
-    assert np.array_equal(federation.holder.known(rest, rest), kept @ kept.T)
+def test_a_client_that_lies_in_its_box_is_named_and_the_others_go_on(
+    federation: Any, plain: bytes, size: int, why: str
+) -> None:
+    found = federation([[9, 1, 0], [10, 0, 0], [3, 3, 4], [0, 5, 5]], most_samples=10_000)
+    sent = found.statements()
+    sent["client-2"] = found.forged("client-2", plain, size)
+    refused = found.holder.admit(sent)
+    assert refused.keys() == {"client-2"} and why in refused["client-2"]
+    rest = [name for name in found.names if name != "client-2"]
+    kept = np.delete(found.counts, 2, axis=0)
+    assert np.array_equal(found.holder.products(rest, rest), kept @ kept.T)
+    with pytest.raises(UnknownNameError, match="'client-2' has stated nothing"):
+        found.holder.products(["client-2"], rest)
+    assert found.holder.admit(found.statements("client-2")) == {}  # when it sends what is true it may take part
 
 
-def test_another_key_behind_a_flawless_header_is_found() -> None:
-    federation = Federation([[9, 1, 0], [10, 0, 0], [3, 3, 4]])
-    other = make_keys(3)[0].public
-    federation.sealed["client-1"] = federation.forged(1, federation.counts_as([10, 0, 0]), other)
-    with pytest.raises(CiphertextError, match="another one"):
-        federation.run()
-    alone = [SealedLabels(keys(3)[1]).rows({n: federation.sealed[n]})[0] for n in federation.names]
-    assert federation.holder.readable(alone) == [True, False, True]
+def test_statements_that_are_refused(federation: Any) -> None:
+    found = federation([[3, 4, 0], [1, 0, 6], [2, 2, 2]])
+    good = found.statement("client-0")
+    other = federation(found.counts)
+    four = federation([[1, 1, 1, 1]] * 2)
+    head, _, body = good.partition(b"\n")
+    for bad, why in (
+        (good[:-100], "truncated"),
+        (good[:20], "not a sealed label counts"),
+        (b"", "not a sealed label counts"),
+        (b"[" * 3000 + b"\n", "not a sealed label counts"),
+        (good[:-1] + bytes([good[-1] ^ 1]), "damaged"),
+        (good + b"\0" * STATEMENT_LIMIT, "oversize"),
+        (found.statement("client-1"), "made by client 'client-1'"),
+        (other.statement("client-0"), f"for the key {other.public.name}; the federation's is {found.public.name}"),
+        (four.statement("client-0"), "for the key"),
+        (head.replace(b'"classes": 3', b'"classes": 4') + b"\n" + body, "4 classes"),
+        (head.replace(b'"size": 7', b'"size": 8') + b"\n" + body, "not signed"),
+        (head.replace(b'"size": 7', b'"size": true') + b"\n" + body, "samples. Got True"),
+        (head.replace(b'"signature": "', b'"signature": "zz') + b"\n" + body, "not signed"),
+        (head.replace(b'"signature": "', b'"signature": 7, "was": "') + b"\n" + body, "not signed"),
+        (found.forged("client-0", b"", 7, box=b""), "cannot be opened"),
+        (found.forged("client-0", b"", 7, box=body[:-1] + bytes([body[-1] ^ 1])), "cannot be opened"),
+    ):
+        assert why in found.holder.admit({"client-0": bad})["client-0"], why
+    assert "not enrolled" in found.holder.admit({"eve": good})["eve"]
+    # Another's box in a statement of one's own, truly signed.
+    theirs = found.statement("client-1").partition(b"\n")[2]
+    assert (
+        "cannot be opened" in found.holder.admit({"client-0": found.forged("client-0", b"", 7, box=theirs)})["client-0"]
+    )
+    assert found.holder.admit(found.statements()) == {}
+    assert np.array_equal(found.holder.products(found.names, found.names), found.gram)
 
 
-def test_what_the_key_holder_refuses() -> None:
-    federation = Federation([[9, 1, 0], [10, 0, 0], [3, 3, 4], [0, 5, 5]])
-    rows = federation.server.rows(federation.sealed)
-    with pytest.raises(UnknownNameError, match="not agreed to client 'eve'"):
-        federation.holder.open([Row("eve", rows[0].block, rows[0].body)], {**federation.sizes, "eve": 10})
-    with pytest.raises(CiphertextError, match="names a client twice"):
-        federation.holder.open([Row("client-0", ("client-1", "client-1"), rows[0].body)], federation.sizes)
-    # A client's own ciphertext is not a product, not even when it is made to look like one.
-    fresh = loaded("Ciphertext", federation.sealed["client-0"].partition(b"\n")[2], "fresh")
-    scheme().evaluator.mod_switch_to_next_inplace(fresh)
-    with pytest.raises(CiphertextError, match=r"made ready|oversize"):
-        federation.holder.open([Row("client-0", ("client-0",), dumped(fresh))], federation.sizes)
-    scheme().evaluator.mod_switch_to_inplace(fresh, scheme().context.last_parms_id())
-    with pytest.raises(ClientRefusedError, match="impossible"):
-        federation.holder.open([Row("client-0", ("client-0",), dumped(fresh))], federation.sizes)
-    with pytest.raises(CiphertextError, match="oversize"):
-        federation.holder.open([Row("client-0", rows[0].block, rows[0].body * 2)], federation.sizes)
-    with pytest.raises(CiphertextError, match="cannot be read"):
-        federation.holder.open([Row("client-0", rows[0].block, rows[0].body[:5000])], federation.sizes)
-    with pytest.raises(CiphertextError, match="size of client 'client-0'"):
-        federation.holder.open(rows, {**federation.sizes, "client-0": -3})
-    swapped = [Row("client-0", rows[1].block, rows[1].body), Row("client-1", rows[0].block, rows[0].body), *rows[2:]]
-    with pytest.raises(ClientRefusedError):
-        federation.holder.open(swapped, federation.sizes)
-    federation.holder.open(rows, federation.sizes)
-    with pytest.raises(CiphertextError, match="opened before"):
-        federation.holder.open([rows[0]], federation.sizes)
-    other = Federation(federation.counts)
-    with pytest.raises(CiphertextError, match="opened before"):  # nor something else under the same names
-        federation.holder.open(other.server.rows(other.sealed)[:1], federation.sizes)
+def test_the_first_statement_stands(federation: Any) -> None:
+    """Sealing again, after a restart of the client, opens nothing again; other counts change nothing."""
+    found = federation([[3, 4, 0], [1, 0, 6]])
+    assert found.holder.admit(found.statements()) == {}
+    assert found.holder.admit(found.statements()) == {}
+    assert found.holder.admit({"client-0": found.statement("client-0", [0, 0, 7])}) == {}
+    assert np.array_equal(found.holder.products(found.names, found.names), found.gram)
+    more = found.holder.admit({"client-0": found.statement("client-0", [3, 4, 1])})
+    assert "stated 7 samples" in more["client-0"] and "now states 8" in more["client-0"]
+    assert np.array_equal(found.holder.products(found.names, found.names), found.gram)
 
 
-def test_what_was_opened_outlives_the_process(tmp_path: Any) -> None:
-    federation = Federation([[9, 1, 0], [10, 0, 0], [3, 3, 4]])
-    rows = federation.server.rows(federation.sealed)
-    secret = keys(3)[0]
-    holder = KeyHolder(secret, federation.names, tmp_path / "opened.sqlite")
-    holder.open(rows, federation.sizes)
-    holder.close()
-    again = KeyHolder(secret, [*federation.names, "dora"], tmp_path / "opened.sqlite")
-    assert np.array_equal(again.known(federation.names, federation.names), federation.counts @ federation.counts.T)
-    assert np.isnan(again.known(["dora"], federation.names)).all()
-    with pytest.raises(CiphertextError, match="opened before"):
-        again.open(rows[:1], federation.sizes)
+def test_statements_outlive_the_process(federation: Any, tmp_path: Path) -> None:
+    found = federation([[9, 1, 0], [10, 0, 0], [3, 3, 4]], record=tmp_path / "statements.sqlite")
+    found.holder.admit(found.statements("client-0", "client-1"))
+    found.holder.close()
+    stored = (tmp_path / "statements.sqlite").read_bytes()
+    assert numbers(9, 1, 0)[32:] not in stored  # sealed, as they came
+    again = KeyHolder(found.secret, enrolled(found.lines), tmp_path / "statements.sqlite")
+    assert np.array_equal(again.products(["client-1"], ["client-0"]), [[90]])
+    again.admit(found.statements("client-2"))
+    assert np.array_equal(again.products(["client-2"], found.names), found.gram[[2]])
+    again.close()
+    fewer = KeyHolder(found.secret, enrolled(found.lines[1:]), tmp_path / "statements.sqlite")
+    with pytest.raises(UnknownNameError, match="'client-0'"):  # who is no longer enrolled is no longer told about
+        fewer.products(["client-1"], ["client-0"])
+    fewer.close()
+    other = make_keys(3)
+    with pytest.raises(
+        KeyHolderError, match=f"of the key {found.public.name}; the key holder's is {other.public.name}"
+    ):
+        KeyHolder(other, enrolled(found.lines), tmp_path / "statements.sqlite")
 
 
-def test_numbers_that_are_no_gram_matrix_are_refused() -> None:
-    """A server that opens something else in the place of a product is found out by the rank of the whole."""
-    federation = Federation(np.random.default_rng(3).integers(20, 40, (8, 3)))
-    first = {n: federation.sealed[n] for n in federation.names[:7]}
-    federation.holder.open(federation.server.rows(first), federation.sizes)
-    with_others, with_itself = federation.server.rows({"client-7": federation.sealed["client-7"]})
-    changed = federation.public.seal("client-7", federation.counts[7] + np.array([2, 0, -2]))
-    (counterfeit,) = SealedLabels(keys(3)[1]).rows({"client-7": changed})
-    assert counterfeit.block == with_itself.block
-    with pytest.raises(CiphertextError, match="not inner products"):
-        federation.holder.open([with_others, counterfeit], federation.sizes)
-    federation.holder.open([with_others, with_itself], federation.sizes)
+def test_clients_check_what_was_opened(federation: Any) -> None:
+    found = federation([[9, 1, 0], [10, 0, 0], [3, 3, 4]])
+    found.holder.admit(found.statements("client-0", "client-1"))
+    words = found.holder.confirm(["client-0", "client-1"])
+    sets = {found.seal(n).confirm(n, found.counts[found.names.index(n)], word) for n, word in words.items()}
+    assert len(sets) == 1  # everybody sees the same set
+    seal, counts = found.seal("client-0"), found.counts[0]
+    with pytest.raises(CiphertextError, match="other counts than client 'client-0' has"):
+        seal.confirm("client-0", [8, 2, 0], words["client-0"])  # same size, other counts
+    with pytest.raises(CiphertextError, match="of 10 samples of client 'client-0'; here are 11"):
+        seal.confirm("client-0", [9, 1, 1], words["client-0"])
+    with pytest.raises(CiphertextError, match="of client 'client-1'"):
+        seal.confirm("client-0", counts, words["client-1"])
+    with pytest.raises(CiphertextError, match="not signed by the key holder"):
+        seal.confirm("client-0", counts, words["client-0"].replace(b'"clients": 2', b'"clients": 3'))
+    other = federation(found.counts)
+    other.holder.admit(other.statements())
+    with pytest.raises(CiphertextError, match=f"by the key {other.public.name}"):
+        seal.confirm("client-0", counts, other.holder.confirm(["client-0"])["client-0"])
+    with pytest.raises(CiphertextError, match="not a confirmed label counts"):
+        seal.confirm("client-0", counts, b"junk")
+    found.holder.admit(found.statements("client-2"))
+    assert seal.confirm("client-0", counts, found.holder.confirm(["client-0"])["client-0"]) not in sets
 
 
-def test_noise_is_drowned_and_leaves_room() -> None:
-    """The noise a product leaves would tell the key holder about counts; what covers it is over 2^30 times larger."""
-    largest = largest_count(10)
-    federation = Federation(np.full((40, 10), largest))
-    rows = federation.server.rows(federation.sealed)
-    server, budget = federation.server, keys(10)[0].decryptor.invariant_noise_budget
-    product = server.product("client-0", server.blocks[0])
-    before, after = budget(product), budget(server.covered(product, 40))
-    assert before - after >= 30
-    assert after >= 10
-    assert min(budget(loaded("Ciphertext", row.body, "row")) for row in rows) >= 5  # and it still decrypts
+def test_confirmations_tell_nobody_else_anything(federation: Any) -> None:
+    """Equal counts of two clients, or the counts an outsider guesses, do not show in what they are confirmed by."""
+    found = federation([[9, 1, 0], [9, 1, 0]])
+    found.holder.admit(found.statements())
+    words = found.holder.confirm(found.names)
+    commitments = [word.partition(b'"commitment": "')[2][:64] for word in words.values()]
+    assert len(set(commitments)) == 2
 
 
-def test_a_server_that_lies_needs_no_accomplice() -> None:
-    """It puts ciphertexts of its own in the place of as many clients as there are classes: every check holds."""
-    federation = Federation([[9, 1, 0], [2, 2, 6], [0, 5, 5], [4, 4, 2], [3, 3, 4], [1, 0, 9]])
-    puppets = federation.names[3:]
-    made_up = np.array(sybil_counts(3, 10))
-    for name, counts in zip(puppets, made_up, strict=True):
-        federation.sealed[name] = federation.server.key.public.seal(name, counts)
-    opened = federation.run()
-    found = from_sybils(opened[3:, :3], made_up)
-    assert np.array_equal(np.rint(found.counts), federation.counts[:3])
+def test_clients_file() -> None:
+    keys = [ClientKey.fresh() for _ in range(2)]
+    lines = [f"anna {keys[0].public}", "", f"  St. Mary's North   {keys[1].public}  "]
+    assert list(enrolled(lines)) == ["anna", "St. Mary's North"]
+    for bad in ("anna", "anna abc", keys[0].public, f"anna {keys[0].public[:-4]}"):
+        with pytest.raises(InputError, match="client-key"):
+            enrolled([bad])
+    with pytest.raises(InputError, match="twice"):
+        enrolled([lines[0], f"anna {keys[1].public}"])
+    with pytest.raises(InputError, match="twice"):  # one client under two names
+        enrolled([lines[0], f"ben {keys[0].public}"])
 
 
-def test_secret_key_does_not_show_itself() -> None:
-    secret, evaluation = keys(3)
-    assert "body" not in repr(secret) and len(repr(secret)) < 60
-    assert secret.body not in evaluation.to_bytes() and secret.body not in secret.public.to_bytes()
+def test_keys_as_files() -> None:
+    secret = make_keys(3, 500)
+    assert SecretKey.from_bytes(secret.to_bytes()).public == secret.public
+    assert PublicKey.from_bytes(secret.public.to_bytes()) == secret.public
+    assert secret.body not in secret.public.to_bytes() and len(repr(secret)) < 60
+    key = ClientKey.fresh()
+    assert ClientKey.from_bytes(key.to_bytes()) == key and key.body.hex() not in repr(key)
+    assert str(key.body) not in repr(key)
+    assert make_keys(3, 500).public.name != secret.public.name
+    with pytest.raises(CiphertextError, match="not a label key of this version"):
+        PublicKey.from_bytes(wrapped("public key", {"classes": 3}, b"of an earlier version"))
+    for classes, most in ((1, 10), (2000, 10), (3, 0), (3, LARGEST_SIZE + 1)):
+        with pytest.raises(InputError):
+            make_keys(classes, most)

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tenseal")
+pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
 from fedcohort import ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, create
 from fedcohort.clients import LabelGramRows
-from fedcohort.errors import CiphertextError, InputError
-from fedcohort.privacy.keyholder import ClientRefusedError, KeyHolder
-from fedcohort.privacy.openers import EncryptedLabels, NoisyLabels, RotatedLabels, noisy_labels
+from fedcohort.errors import CiphertextError, InputError, KeyHolderError
+from fedcohort.privacy.openers import ClientRefusedError, EncryptedLabels, NoisyLabels, RotatedLabels, noisy_labels
 from fedcohort.privacy.rotation import SecretRotation
-from fedcohort.privacy.scheme import make_keys
 
 CLASSES = 4
-SECRET, EVALUATION = make_keys(CLASSES)
 COUNTS = np.random.default_rng(8).integers(0, 60, (9, CLASSES))
 NAMES = [f"c{i}" for i in range(9)]
 SIZES = {n: int(c.sum()) for n, c in zip(NAMES, COUNTS, strict=True)}
 
 
-def sealed(*clients: int) -> dict[str, bytes]:
-    return {NAMES[i]: SECRET.public.seal(NAMES[i], COUNTS[i]) for i in clients}
+@pytest.fixture
+def nine(federation: Any) -> Any:
+    return federation(COUNTS, NAMES)
 
 
-def test_grows_by_rows_and_chooses_as_with_counts() -> None:
-    opener = EncryptedLabels(EVALUATION, KeyHolder(SECRET, NAMES))
+def test_grows_by_rows_and_chooses_as_with_counts(nine: Any) -> None:
+    opener = EncryptedLabels(nine.public, nine.holder)
     steps = [(range(5), ()), ((5,), NAMES[:5]), ((6, 7, 8), NAMES[:6])]
     sessions: list[Session] = []
     for private in (True, False):
         for new, before in steps:
             names = [NAMES[i] for i in new]
-            labels = opener.open(sealed(*new), SIZES, before) if private else LabelCounts(COUNTS[list(new)])
+            labels = opener.open(nine.statements(*names), SIZES, before) if private else LabelCounts(COUNTS[list(new)])
             clients = ClientTable(names=names, sizes=[SIZES[n] for n in names], labels=labels)
             if before:
                 sessions[-1].join(clients)
@@ -67,67 +64,73 @@ def test_rows_alone_choose_nothing() -> None:
         LabelGramRows([[np.nan]], 2)
 
 
-def test_one_liar_is_named_and_the_rest_go_on() -> None:
-    opener = EncryptedLabels(EVALUATION, KeyHolder(SECRET, NAMES))
-    lie = {**sealed(0, 1, 2, 3), NAMES[2]: SECRET.public.seal(NAMES[2], [200, 0, 0, 0])}
-    with pytest.raises(ClientRefusedError) as caught:
-        opener.open(lie, SIZES, ())
-    assert caught.value.client == NAMES[2]
-    labels = opener.open({n: s for n, s in lie.items() if n != NAMES[2]}, SIZES, ())
-    kept = COUNTS[[0, 1, 3]]
-    assert isinstance(labels, LabelGram) and np.array_equal(labels.gram, kept @ kept.T)
+def test_who_cannot_be_used_is_named_at_once_and_the_rest_go_on(nine: Any) -> None:
+    opener = EncryptedLabels(nine.public, nine.holder)
+    sent = nine.statements(*NAMES[:5])
+    sent["c2"] = nine.forged("c2", bytes(32 + 8 * CLASSES), SIZES["c2"])
+    sent["c3"] = sent["c3"][:-1]
+    sent["eve"] = sent["c4"]
+    with pytest.raises(ClientRefusedError, match="So were 3 others") as caught:
+        opener.open(sent, {**SIZES, "c4": 7}, ())
+    refused = caught.value.refused
+    assert refused.keys() == {"c2", "c3", "c4", "eve"}
+    assert "do not sum" in refused["c2"] and "truncated" in refused["c3"] and "made by client 'c4'" in refused["eve"]
+    assert "tells the server 7 samples" in refused["c4"]
+    labels = opener.open({n: sent[n] for n in ("c0", "c1")}, SIZES, ())
+    assert isinstance(labels, LabelGram) and np.array_equal(labels.gram, COUNTS[:2] @ COUNTS[:2].T)
 
 
-def test_one_with_another_key_is_named() -> None:
-    other = make_keys(CLASSES)[0].public.seal(NAMES[1], COUNTS[1])
-    with pytest.raises(CiphertextError, match="sealed with the key"):
-        EncryptedLabels(EVALUATION, KeyHolder(SECRET, NAMES)).check(NAMES[1], other)
-    header, _, body = other.partition(b"\n")
-    own = sealed(1)[NAMES[1]].partition(b"\n")[0]
-    forged = {**json.loads(header), "key": json.loads(own)["key"]}
-    opener = EncryptedLabels(EVALUATION, KeyHolder(SECRET, NAMES))
-    with pytest.raises(ClientRefusedError, match="'c1' are of another key"):
-        opener.open({**sealed(0, 2), NAMES[1]: json.dumps(forged).encode() + b"\n" + body}, SIZES, ())
+def test_another_key_is_one_error_with_both_names(nine: Any, federation: Any) -> None:
+    """New keys at the key holder, or an old public.key at the server: nobody's fault but said once."""
+    renewed = federation(COUNTS, NAMES)
+    for public, sent in ((nine.public, nine.statements()), (nine.public, renewed.statements())):
+        with pytest.raises(KeyHolderError) as caught:
+            EncryptedLabels(public, renewed.holder).open(sent, SIZES, ())
+        assert nine.public.name in caught.value.message and renewed.public.name in caught.value.message
+    with pytest.raises(CiphertextError, match=f"{renewed.public.name}; the federation's is {nine.public.name}"):
+        EncryptedLabels(nine.public, nine.holder).check("c1", renewed.statement("c1"))
 
 
-def test_a_restarted_server(tmp_path: Path) -> None:
-    holder = KeyHolder(SECRET, NAMES)
-    first = EncryptedLabels(EVALUATION, holder, store=tmp_path / "sealed")
-    before = first.open(sealed(0, 1, 2), SIZES, ())
-    (tmp_path / "evaluation.key").write_bytes(EVALUATION.to_bytes())
-    again = EncryptedLabels(tmp_path / "evaluation.key", holder, store=tmp_path / "sealed")
-    # Nothing is opened twice: what is on record is returned, whatever is sent.
-    same = again.open(sealed(0, 1, 2), SIZES, ())
+def test_a_restarted_server(nine: Any, tmp_path: Path) -> None:
+    """The key holder remembers; the server keeps nothing that could be lost or be cut short."""
+    before = EncryptedLabels(nine.public, nine.holder).open(nine.statements(*NAMES[:3]), SIZES, ())
+    (tmp_path / "public.key").write_bytes(nine.public.to_bytes())
+    again = EncryptedLabels(tmp_path / "public.key", nine.holder)
+    same = again.open(nine.statements(*NAMES[:3]), SIZES, ())
     assert isinstance(before, LabelGram) and isinstance(same, LabelGram) and np.array_equal(before.gram, same.gram)
-    rows = again.open(sealed(3), SIZES, NAMES[:3])
+    rows = again.open(nine.statements("c3"), SIZES, NAMES[:3])
     assert isinstance(rows, LabelGramRows)
     assert np.array_equal(rows.rows, COUNTS[[3]] @ COUNTS[:4].T)
-    forgetful = EncryptedLabels(EVALUATION, holder)
-    with pytest.raises(InputError, match="not here"):
-        forgetful.open(sealed(4), SIZES, NAMES[:4])
+
+
+def test_a_key_holder_that_forgot_the_federation_blames_nobody(nine: Any) -> None:
+    with pytest.raises(KeyHolderError, match=r"does not know everybody.*'c0'"):
+        EncryptedLabels(nine.public, nine.holder).open(nine.statements("c4"), SIZES, NAMES[:4])
 
 
 class Broken:
     """A key holder whose machine is gone until it is mended."""
 
-    def __init__(self, holder: KeyHolder) -> None:
-        self.known, self.readable, self.holder = holder.known, holder.readable, holder
+    def __init__(self, holder: Any) -> None:
+        self.public, self.confirm, self.products, self.holder = holder.public, holder.confirm, holder.products, holder
         self.gone = True
 
-    def open(self, rows: Any, sizes: Any) -> Any:
+    def admit(self, statements: Any) -> Any:
         if self.gone:
-            raise ConnectionError("gone")
-        return self.holder.open(rows, sizes)
+            raise KeyHolderError("gone")
+        return self.holder.admit(statements)
 
 
-def test_a_key_holder_that_is_gone_changes_nothing() -> None:
-    holder = Broken(KeyHolder(SECRET, NAMES))
-    opener = EncryptedLabels(EVALUATION, holder)
-    with pytest.raises(ConnectionError):
-        opener.open(sealed(0, 1), SIZES, ())
+def test_a_key_holder_that_is_gone_changes_nothing(nine: Any) -> None:
+    holder = Broken(nine.holder)
+    opener = EncryptedLabels(nine.public, holder)
+    with pytest.raises(KeyHolderError):
+        opener.open(nine.statements("c0", "c1"), SIZES, ())
+    assert opener.confirmations(["c0"]) == {}
     holder.gone = False
-    labels = opener.open(sealed(0, 1), SIZES, ())
+    labels = opener.open(nine.statements("c0", "c1"), SIZES, ())
     assert isinstance(labels, LabelGram) and np.array_equal(labels.gram, COUNTS[:2] @ COUNTS[:2].T)
+    nine.seal("c0").confirm("c0", COUNTS[0], opener.confirmations(["c0", "c1"])["c0"])
 
 
 def test_rotated_and_noisy() -> None:
@@ -139,7 +142,8 @@ def test_rotated_and_noisy() -> None:
     assert np.allclose(factor @ factor.T, COUNTS @ COUNTS.T)
     with pytest.raises(ClientRefusedError) as caught:
         opener.open(sent, {**SIZES, "c4": 7}, ())
-    assert caught.value.client == "c4"
+    assert caught.value.refused.keys() == {"c4"}
+    assert opener.confirmations(["c0"]) == {}
     noisy = NoisyLabels(CLASSES)
     assert noisy.open({"a": noisy_labels("a", [1.5, 0, 2, 3])}, {}, ()).counts.tolist() == [[1.5, 0.0, 2.0, 3.0]]
     for bad, match in (([1, 2], "2 classes"), ([1, -2, 0, 0], "not negative"), ([np.nan, 0, 0, 0], "finite")):

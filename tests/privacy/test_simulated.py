@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tenseal")
+pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
 from fedcohort.errors import SignalError
 from fedcohort.privacy.sharing import LABEL_SHARING
@@ -57,7 +57,7 @@ def test_costs_are_booked_with_the_first_round(results: Any) -> None:
     assert all(row["query_bytes_up"] == 0 for row in later)
     assert first["counts-s0"]["query_bytes_up"] == 0
     assert first["rotated-s0"]["query_bytes_up"] == first["noisy-s0"]["query_bytes_up"] == 30 * 10 * 8
-    assert 30 * 300_000 < first["encrypted-s0"]["query_bytes_up"] < 30 * 400_000
+    assert 30 * 1_000 < first["encrypted-s0"]["query_bytes_up"] < 30 * 2_000
     assert 0.01 < first["encrypted-s0"]["query_seconds"] < 300
 
 

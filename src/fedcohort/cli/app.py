@@ -44,6 +44,7 @@ app = typer.Typer(
 
 # Which extra brings what, by the module that is missing without it.
 EXTRAS = {
+    "cryptography": "keyholder",
     "fastapi": "report",
     "flwr": "flower",
     "pandas": "notebook",
@@ -52,7 +53,7 @@ EXTRAS = {
     "ray": "ray",
     "safetensors": "flower",
     "sklearn": "sim",
-    "tenseal": "he",
+    "starlette": "keyholder",
     "torch": "sim",
     "uvicorn": "report",
 }

@@ -1,4 +1,4 @@
-"""``fedcohort keyholder``: make keys for encrypted class balance, and serve them."""
+"""``fedcohort keyholder``: make the keys of sealed label counts, and serve a key holder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ import typer
 
 from fedcohort.cli.output import err, say
 
-keyholder_app = typer.Typer(
-    help="Hold the key of encrypted class balance, in a process of its own.", no_args_is_help=True
-)
+keyholder_app = typer.Typer(help="Hold the key of sealed label counts, in a process of its own.", no_args_is_help=True)
 FolderArgument = Annotated[Path, typer.Argument(help="The key holder's folder.", file_okay=False)]
+
+
+@keyholder_app.command()
+def client_key(
+    path: Annotated[Path, typer.Argument(help="Where the client's key is written.", dir_okay=False)],
+    name: Annotated[str, typer.Option("--name", help="The client's name in the federation.")],
+) -> None:
+    """Make a client's key, at the client; print the line that enrols it with the key holder.
+
+    Example: fedcohort keyholder client-key client.key --name hospital-north
+    """
+    from fedcohort.privacy.service import make_client_key
+
+    typer.echo(make_client_key(path, name))
+    say(err(), f"made {path}, which stays with the client; the key holder adds the line to its clients.txt")
 
 
 @keyholder_app.command()
@@ -20,12 +33,16 @@ def new(
     folder: FolderArgument,
     classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")],
     clients: Annotated[
-        Path, typer.Option("--clients", help="A file with the agreed clients' names, one per line.", dir_okay=False)
+        Path,
+        typer.Option("--clients", help="A file with the line of each client's client-key command.", dir_okay=False),
     ],
+    most_samples: Annotated[
+        int, typer.Option("--most-samples", min=1, help="How many samples a client may state.")
+    ] = 100_000,
 ) -> None:
-    """Make keys, a token and the list of agreed clients.
+    """Make keys, a token and the list of enrolled clients.
 
-    Give public.key to the clients, evaluation.key and token to the server; secret.key stays.
+    Give public.key to clients and server and the token to the server; secret.key stays.
 
     Example: fedcohort keyholder new holder --classes 10 --clients clients.txt
     """
@@ -33,9 +50,9 @@ def new(
     from fedcohort.privacy.service import make_folder
 
     if not clients.exists():
-        raise InputError(f"There is no file {clients} with the agreed clients' names.")
-    make_folder(folder, classes, clients.read_text().splitlines())
-    say(err(), f"made {folder}: secret.key stays here, public.key for clients, evaluation.key and token for the server")
+        raise InputError(f"There is no file {clients} with the clients' names and keys.")
+    public = make_folder(folder, classes, clients.read_text().splitlines(), most_samples)
+    say(err(), f"made {folder}, key {public.name}: secret.key stays here, public.key is for clients and server")
 
 
 @keyholder_app.command()
@@ -47,19 +64,17 @@ def serve(
         Path | None, typer.Option("--certificate", help="PEM file; needed unless on 127.0.0.1.", dir_okay=False)
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="The certificate's private key.", dir_okay=False)] = None,
-    per_minute: Annotated[int, typer.Option("--per-minute", min=1, help="Requests answered a minute.")] = 60,
 ) -> None:
-    """Open inner products of the agreed clients' label counts, each once, and nothing else.
+    """Tell inner products of what the enrolled clients stated and signed, and nothing else.
 
     Example: fedcohort keyholder serve holder --host 0.0.0.0 --certificate server.pem --key server.key
     """
     from fedcohort.privacy.service import KeyHolderServer, open_folder
 
     holder, token = open_folder(folder)
-    server = KeyHolderServer(holder, token, (host, port), certificate=certificate, key=key, per_minute=per_minute)
-    say(err(), f"key {holder.key_name} for {len(holder.agreed)} clients at {server.url}")
+    server = KeyHolderServer(holder, token, (host, port), certificate=certificate, key=key)
+    say(err(), f"key {holder.public.name} for {len(holder.enrolled)} clients at {server.url}")
     try:
         server.serve_forever()
     finally:
-        server.server_close()
         holder.close()

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
@@ -24,10 +24,11 @@ from flwr.client.mod import LocalDpMod as LegacyLocalDpMod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
-from fedcohort.arrays import FloatArray
-from fedcohort.errors import InputError, ParameterError
+from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.errors import FedcohortError, InputError, ParameterError
 from fedcohort.flower.wire import (
     COMMITMENT,
+    CONFIRMATION,
     DESCRIBE,
     GRADIENT_SIGNALS,
     LOSSES,
@@ -35,11 +36,13 @@ from fedcohort.flower.wire import (
     Attribute,
     Description,
     asked_signals,
+    composed,
     only_arrays,
     plain,
     report_record,
 )
 from fedcohort.guard import guarded
+from fedcohort.privacy.scheme import LabelSeal
 from fedcohort.protocol import Losses, Trial
 from fedcohort.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 
@@ -117,6 +120,9 @@ class Answers:
     noised : bool
         Whether labels and losses carry noise of their own, as those of ``torch_answers(private=...)`` do. Beside
         Flower's ``LocalDpMod`` nothing else may leave the client.
+    confirm : callable, optional
+        ``confirm(context, confirmation)`` checks what the key holder says it opened of this client's sealed labels
+        and returns the digest of the set of clients (``LabelSeal.confirm``). When it raises, the client does not train.
     """
 
     facts: Callable[[Context], Facts] | None = None
@@ -125,6 +131,7 @@ class Answers:
     gradient: GradientFunction | None = None
     name: Callable[[Context], str] = client_name
     noised: bool = False
+    confirm: Callable[[Context, bytes], str] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "signals", frozenset(Signal(s) for s in self.signals))
@@ -249,6 +256,8 @@ class _CohortClient(ClientApp):
         wanted = asked_signals(question)
         if COMMITMENT in question:  # kept, it shows later whether the server's journal is the one it was
             log.info("the server is committed to %s", question[COMMITMENT])
+        if self._answers.confirm is not None:
+            self._confirm(self._answers.confirm, question.get(CONFIRMATION), context)
         received = only_arrays(message.content)
         # Mods of Flower's own refuse a message with a second ConfigRecord, and the app has no use for it.
         message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
@@ -269,6 +278,17 @@ class _CohortClient(ClientApp):
                 values.update({after[signal]: value for signal, value in measured.items()})
             reply.content[RECORD] = report_record(self._answers.name(context), values, seconds, gradient)
         return reply
+
+    def _confirm(self, confirm: Callable[[Context, bytes], str], word: object, context: Context) -> None:
+        if not isinstance(word, bytes):
+            log.warning("the server shows no confirmation of the key holder's; nobody can tell what it opened")
+            return
+        try:
+            digest = confirm(context, word)
+        except FedcohortError as error:
+            log.error("this client does not train: %s", error)
+            raise
+        log.info("the key holder opened this client's labels as sealed, in the set of clients %s", digest)
 
 
 _LABELS = ("label", "labels", "target", "targets", "y")
@@ -305,6 +325,13 @@ def _batch(batch: Any) -> tuple[Any, Any]:
     return inputs, labels
 
 
+class Seal(Protocol):
+    """How label counts leave a client; :class:`~fedcohort.privacy.LabelSeal` also checks what became of them."""
+
+    def seal(self, client: str, counts: Any) -> bytes:
+        """Return a client's label counts as they may travel."""
+
+
 @guarded
 def torch_answers(
     model: Callable[[Context], torch.nn.Module],
@@ -314,7 +341,7 @@ def torch_answers(
     validation: Callable[[Context], tuple[Any, Any]] | None = None,
     robust: LocalTraining | None = None,
     share_labels: bool = True,
-    seal: Callable[[str, Any], bytes] | None = None,
+    seal: Seal | None = None,
     private: Private | None = None,
     attributes: Callable[[Context], Mapping[str, Attribute]] | None = None,
     batch_size: int = 1024,
@@ -338,9 +365,9 @@ def torch_answers(
         Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be reported.
     share_labels : bool
         Whether label counts may leave the client in the clear.
-    seal : callable, optional
-        ``seal(name, counts)`` returns label counts as they may leave the client instead: ``PublicKey.seal`` or
-        ``SecretRotation.seal`` of ``fedcohort.privacy``.
+    seal : LabelSeal or SecretRotation, optional
+        Its ``seal(name, counts)`` returns label counts as they may leave the client instead. With a ``LabelSeal`` the
+        client also checks what the key holder made of them before it trains.
     private : Private, optional
         Noise on label counts and losses and the ledger that books them; gradients are then not told.
     attributes : callable, optional
@@ -350,6 +377,8 @@ def torch_answers(
     name : callable
         ``name(context)`` returns the stable name.
     """
+    if seal is not None and not hasattr(seal, "seal"):
+        raise ParameterError(f"'seal' must be a LabelSeal or a SecretRotation of fedcohort.privacy. Got {seal!r}.")
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -359,17 +388,25 @@ def torch_answers(
         x, y = _pair(source(context))
         return torch.as_tensor(x).detach(), torch.as_tensor(y).detach().long()
 
+    def labels_of(context: Context) -> IntArray:
+        return samples(data, context)[1].cpu().numpy().astype(np.int64)
+
     def facts(context: Context) -> Facts:
-        labels = samples(data, context)[1].cpu().numpy()
+        labels = labels_of(context)
         told = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
         if classes is None:
             return told
-        counts = np.bincount(labels.astype(np.int64), minlength=classes)
+        counts = np.bincount(labels, minlength=classes)
         if private is not None:
-            return replace(told, sealed_labels=private.sealed(context, name(context), counts))
+            return replace(told, sealed_labels=private.sealed(context, composed(name(context)), counts))
         if seal is not None:
-            return replace(told, sealed_labels=seal(name(context), counts))
+            return replace(told, sealed_labels=seal.seal(composed(name(context)), counts))
         return replace(told, label_counts=counts if share_labels else None)
+
+    def confirm(context: Context, confirmation: bytes) -> str:
+        assert isinstance(seal, LabelSeal)
+        counts = np.bincount(labels_of(context), minlength=classes or 0)
+        return seal.confirm(name(context), counts, confirmation)
 
     def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
         module = model(context)
@@ -432,4 +469,7 @@ def torch_answers(
         sources, measured = {"train": data}, {Signal.LOSS: measured[Signal.LOSS]}
         tells = losses if private.losses is not None else None
         return Answers(facts=facts, losses=tells, signals=frozenset(measured), name=name, noised=True)
-    return Answers(facts=facts, losses=losses, signals=frozenset(measured), gradient=gradient, name=name)
+    confirms = confirm if isinstance(seal, LabelSeal) and classes is not None else None
+    return Answers(
+        facts=facts, losses=losses, signals=frozenset(measured), gradient=gradient, name=name, confirm=confirms
+    )

@@ -22,8 +22,7 @@ from fedcohort.flower.roster import Card, Roster, natural
 from fedcohort.flower.wire import LOSSES, RECORD, Description, ask_record, reported
 from fedcohort.journal import read_journal
 from fedcohort.participation import REGISTERED
-from fedcohort.privacy.keyholder import ClientRefusedError
-from fedcohort.privacy.openers import LabelOpener
+from fedcohort.privacy.openers import ClientRefusedError, LabelOpener
 from fedcohort.protocol import Losses
 from fedcohort.rules import Rules
 from fedcohort.signals import TABLE_SIGNALS, Signal
@@ -119,13 +118,12 @@ class Population:
         self._patience = patience
         self._labels = labels
         self._registered_only = registered_only
-        self._read: dict[str, bytes | None] = {}  # sealed labels that were checked
+        self._checked: dict[str, tuple[bytes, str | None]] = {}  # sealed labels, and why they cannot be used
         self._roster = Roster.of(grid, clock, sleep)
         self._roster.describe_every = describe_every
         self.debts = Debts()
-        self._refused: set[str] = set()
-        self._left_out: set[str] = set()  # whose facts nobody can read
-        self._flawed: dict[str, str] = {}  # whose label counts cannot be right, and why, as it was last logged
+        self._refused: set[str] = set()  # who could not join
+        self._unfit: dict[str, str] = {}  # who takes no part, and why, as it was last logged
         self._impostors: set[int] = set()
         self._keyed: frozenset[str] | None = None  # names that were ever bound to a key, by the journal
         self._facts: dict[str, Description] = {}  # what the table says about each, as it was described
@@ -143,32 +141,54 @@ class Population:
         at = self._version
         if at == self._fit_at:
             return self._fit
-        sealed = self._labels is not None
-        labelled = bool(self._required & _LABELS)
         most = self.most_classes()
-        fit = {}
+        fit: dict[str, Card] = {}
+        unfit: dict[str, str] = {}
         for name, card in self._named.items():
-            flaw = _flaw(card, most) if labelled and not sealed else None
-            if flaw is not None:
-                if self._flawed.get(name) != flaw:
-                    self._flawed[name] = flaw
-                    log.warning("client %r takes no part: %s", name, flaw)
-                continue
-            self._flawed.pop(name, None)
-            lacking = card.lacks(self._required, sealed)
-            if name in self._left_out or not self._can_be_read(card):
-                continue
-            if self._keyed and name in self._keyed and not card.registered:
+            why = self._flaw(card, most)
+            if why is not None:
+                unfit[name] = why
+            elif self._keyed and name in self._keyed and not card.registered:
                 if card.node not in self._impostors:
                     self._impostors.add(card.node)
                     log.warning("node %d takes no part: %r is the name of a registered node", card.node, name)
-            elif not lacking:
+            else:
                 fit[name] = card
-            elif name not in self._refused:
-                self._refused.add(name)
-                log.warning("client %r takes no part: it cannot supply %s", name, ", ".join(f"'{s}'" for s in lacking))
+        news: dict[str, list[str]] = {}
+        for name, why in unfit.items():
+            if self._unfit.get(name) != why:
+                news.setdefault(why, []).append(name)
+        for why, (first, *rest) in news.items():  # what is wrong with all of them is said once
+            more = f" (the same holds for {listed(rest)})" if rest else ""
+            log.warning("client %r takes no part: %s%s", first, why, more)
+        self._unfit = unfit
         self._fit_at, self._fit, self._supplied = at, fit, None
         return fit
+
+    def _flaw(self, card: Card, classes: int | None) -> str | None:
+        """Return why a client cannot take part, as far as can be told without opening its labels, or None."""
+        lacking = card.lacks(self._required, self._sealed)
+        if self._labels is None and self._required & _LABELS:
+            flaw = _flaw(card, classes)
+            if flaw is not None:
+                return flaw
+        if self._labels is not None and card.description.sealed_labels is not None:
+            sealed, flaw = self._checked.get(card.name, (None, None))
+            if sealed != card.description.sealed_labels:
+                flaw = self._check(self._labels, card.name, card.description.sealed_labels)
+            if flaw is not None:
+                return flaw
+        return f"it cannot supply {', '.join(repr(s.value) for s in lacking)}" if lacking else None
+
+    def _check(self, opener: LabelOpener, client: str, sealed: bytes) -> str | None:
+        """Return why sealed labels cannot be used, as far as can be told without opening them, or None."""
+        try:
+            opener.check(client, sealed)
+        except FedcohortError as error:
+            self._checked[client] = (sealed, short(error.message))
+        else:
+            self._checked[client] = (sealed, None)
+        return self._checked[client][1]
 
     def most_classes(self) -> int | None:
         """Return how many classes a client may name; None where nobody names any.
@@ -211,22 +231,6 @@ class Population:
     def _version(self) -> _Version:
         return self._roster.version, self._demands
 
-    def _can_be_read(self, card: Card) -> bool:
-        """Whether what a client sent about its labels is sound, as far as can be told without opening it."""
-        sealed = card.description.sealed_labels
-        if self._labels is None or sealed is None or self._read.get(card.name) == sealed:
-            return True
-        try:
-            self._labels.check(card.name, sealed)
-        except FedcohortError as error:
-            if card.name not in self._refused:
-                self._refused.add(card.name)
-                log.warning("client %r takes no part: %s", card.name, error)
-            return False
-        self._refused.discard(card.name)
-        self._read[card.name] = sealed
-        return True
-
     def refresh(self) -> None:
         """Look who is online now."""
         self._roster.refresh()
@@ -245,15 +249,8 @@ class Population:
                 # Whoever keeps silent keeps the others waiting for a while, and never ends the run.
                 if not self._roster.unanswered or now - enough_since > _SETTLE or now - begun > self._patience:
                     return
-            elif not self._roster.unanswered and len(self._named) >= count:
-                self._raise_unfit(len(online), count)
             if now - begun > self._patience:
-                raise FederationTimeoutError(
-                    f"Waited {self._patience:g} s for {count} clients; {len(online)} are there "
-                    f"({', '.join(list(online)[:10]) or 'none'}), "
-                    f"{'; '.join([f'{self._roster.nodes} nodes are online', *self.absent()])}.",
-                    hint="start more SuperNodes, lower min_available_nodes or wait_for, or raise patience",
-                )
+                raise self._too_few(count)
             self._waits(self._awaited(count))
             if now - told > 10:
                 told = now
@@ -272,30 +269,40 @@ class Population:
     def absent(self) -> list[str]:
         """Return in words who is connected and cannot take part, and why."""
         found: dict[str, list[str]] = {}
-        named = self._named
-        for name, card in self._roster.online.items():
-            if name not in self.online:
-                lacking = card.lacks(self._required, self._labels is not None)
-                why = f"cannot supply {', '.join(repr(s.value) for s in lacking)}" if lacking else "refused"
-                why = self._flawed.get(name, why)
+        online, named = self.online, self._named
+        for name in self._roster.online:
+            if name not in online:
+                why = self._unfit.get(name, "refused")
                 if name not in named:
                     why = "not registered under a name (registered_only=True)"
                 found.setdefault(why, []).append(name)
         if self._roster.silent:
             found["have not said who they are"] = self._roster.silent
-        return [f"{why}: {listed(names)}" for why, names in found.items()]
+        return [f"{why.rstrip('.')}: {listed(names)}" for why, names in found.items()]
 
-    def _raise_unfit(self, fit: int, count: int) -> None:
-        unfit = [(n, c.lacks(self._required, self._labels is not None)) for n, c in self._named.items()]
-        name, lacking = next(((n, lack) for n, lack in unfit if lack), ("", []))
-        if not lacking:
-            return  # they are kept out for what they are, not for what they lack: others may come
-        raise SignalError(
-            f"{len(self._named)} clients are online, but only {fit} of the {count} needed can supply what the "
-            f"selector requires. The first of the others is {name!r}, which lacks "
-            f"{', '.join(f'{s.value!r} ({s.meaning})' for s in lacking)}.",
-            hint="wrap the ClientApp with fedcohort.flower.cohort_client and give it the Answers that are missing",
+    def _too_few(self, count: int) -> FedcohortError:
+        """Return the error of a run that cannot begin, with what keeps clients from taking part."""
+        online = self.online
+        waited = (
+            f"Waited {self._patience:g} s for {count} clients; {len(online)} are there "
+            f"({', '.join(list(online)[:10]) or 'none'}), "
+            f"{'; '.join([f'{self._roster.nodes} nodes are online', *self.absent()])}."
         )
+        everyone = self._named.items()
+        lacking = {s for name, card in everyone if name not in online for s in card.lacks(self._required, self._sealed)}
+        if lacking:
+            meant = ", ".join(f"{s.value!r} is {s.meaning}" for s in sorted(lacking))
+            return SignalError(
+                f"{waited} ({meant}.)",
+                hint="wrap the ClientApp with fedcohort.flower.cohort_client and give it the Answers that are missing",
+            )
+        return FederationTimeoutError(
+            waited, hint="start more SuperNodes, lower min_available_nodes or wait_for, or raise patience"
+        )
+
+    @property
+    def _sealed(self) -> bool:
+        return self._labels is not None
 
     # -- the table ------------------------------------------------------------------------------------------------
 
@@ -307,7 +314,7 @@ class Population:
 
     def known(self) -> frozenset[Signal]:
         """Return what can be known about every client that is online."""
-        signals = [card.signals(self._labels is not None) for card in self.online.values()]
+        signals = [card.signals(self._sealed) for card in self.online.values()]
         return frozenset.intersection(*signals) if signals else frozenset()
 
     def supplied(self) -> frozenset[Signal]:
@@ -340,21 +347,39 @@ class Population:
         known = {**self._facts, **{card.name: card.description for card in cards}}
         sizes = {name: description.size for name, description in known.items() if description.size is not None}
         while True:
+            sealed = {card.name: card.description.sealed_labels or b"" for card in cards}
             try:
-                return cards, opener.open({c.name: c.description.sealed_labels or b"" for c in cards}, sizes, before)
+                return cards, opener.open(sealed, sizes, before)
             except ClientRefusedError as error:
-                if len(cards) == 1:
-                    raise
-                log.warning("client %r takes no part: %s", error.client, short(error.message))
-                self._left_out.add(error.client)
+                # Until they send something else they take no part.
+                self._checked.update({n: (sealed[n], short(why)) for n, why in error.refused.items() if n in sealed})
                 self._demands += 1
-                cards = [card for card in cards if card.name != error.client]
+                left = [card for card in cards if card.name not in error.refused]
+                if len(left) in (0, len(cards)):
+                    raise
+                cards = left
 
-    def first_table(self) -> ClientTable:
-        """Return the table of everybody online, whose number of classes is the federation's from now on."""
-        table = self.table(list(self.online.values()))
-        self.adopt(table)
-        return table
+    def first_table(self, count: int) -> ClientTable:
+        """Return the table of everybody online, whose number of classes is the federation's from now on.
+
+        When labels turn out to be unusable as they are opened, it waits until there are ``count`` others.
+        """
+        while True:
+            cards = self.online
+            try:
+                table = self.table(list(cards.values()))
+            except ClientRefusedError:
+                if self.online == cards:
+                    raise
+            else:
+                if table.n >= count or self._labels is None:
+                    self.adopt(table)
+                    return table
+            self.assemble(count)
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return what clients are shown, so that each can check what was made of its sealed labels."""
+        return {} if self._labels is None else self._labels.confirmations(clients)
 
     def welcome(self, session: Session) -> None:
         """Let clients that were never seen before join the session."""
@@ -387,6 +412,8 @@ class Population:
         except KeyHolderError as error:
             log.warning("%s must wait: %s", ", ".join(card.name for card in cards), short(error.message))
             self._demands += 1
+            return []
+        except ClientRefusedError:  # all of them, and each is named when it is next looked at who is fit
             return []
         except Exception as error:  # what others say about themselves may make anything fail
             if len(cards) > 1:

@@ -285,7 +285,7 @@ class Rounds:
         self.population.require(selector.requires)
         return Session(
             selector,
-            self.population.first_table(),
+            self.population.first_table(self.least),
             seed=settings.seed,
             signals=self.population.supplied(),
             journal=settings.journal,
@@ -579,6 +579,7 @@ class Rounds:
         forget_round(self.inner, server_round)  # of a run in this process that was cut off
         required = session.requires & METRIC_SIGNALS
         self.training.commitment = session.journal.commitment
+        self.training.confirmations = self.population.confirmations(session.table.names_of(cohort.clients))
         trained = self.training.train(
             cohort,
             self.population.online,

@@ -15,7 +15,7 @@ from fedcohort.flower.exchange import Debts, Outbox, Reply, with_ttl
 from fedcohort.flower.inner import GridView, addressed, grows, keys, offered
 from fedcohort.flower.replies import Checked, Checker, agreeing
 from fedcohort.flower.roster import Card
-from fedcohort.flower.wire import RECORD, SEED, WORK, ask_record
+from fedcohort.flower.wire import CONFIRMATION, RECORD, SEED, WORK, ask_record
 from fedcohort.protocol import Cohort, Status
 from fedcohort.signals import Signal
 
@@ -78,6 +78,7 @@ class Training:
         self._weight_key, self._config_key = keys(strategy)
         self._grows = grows(strategy)
         self.commitment: str | None = None  # told to the clients with every message
+        self.confirmations: Mapping[str, bytes] = {}  # of a key holder's, shown to each client with its message
 
     def checker(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
         """Return the checks of replies to ``arrays``."""
@@ -104,13 +105,14 @@ class Training:
             messages = addressed(strategy, written, nodes)
         ask = ask_record(report, self.commitment)
         # Equal contents stay one object: Flower then hashes and uploads them once.
-        variants: dict[tuple[int, float | None, bool], tuple[RecordDict, RecordDict]] = {}
+        variants: dict[tuple[int, float | None, bool, bytes | None], tuple[RecordDict, RecordDict]] = {}
         found: dict[str, Message] = {}
         for name, card in cards.items():
             message = found[name] = messages[card.node]
             original = message.content
             factor = work.get(name)
-            variant = (id(original), factor, card.answers)
+            confirmation = self.confirmations.get(name)
+            variant = (id(original), factor, card.answers, confirmation)
             known = variants.get(variant)
             if known is None:
                 content = RecordDict(dict(original))
@@ -119,7 +121,7 @@ class Training:
                 # A copy: the strategy goes on writing into its own, while this message is on its way.
                 content[self._config_key] = ConfigRecord({**theirs, **ours})
                 if card.answers:
-                    content[RECORD] = ask
+                    content[RECORD] = ask if confirmation is None else ConfigRecord({**ask, CONFIRMATION: confirmation})
                 # The original is held, or its id could be given out again.
                 known = variants[variant] = (original, content)
             message.content = known[1]

@@ -26,6 +26,7 @@ RECORD = "fedcohort"
 WORK = "fedcohort.work"  # local work as a multiple of the default; absent where the cohort says nothing
 SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a trial that is thrown away
 COMMITMENT = "commitment"  # the newest link of the server's chained journal
+CONFIRMATION = "labels-confirmed"  # a key holder's signed word for what it opened of this client's labels
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
 _LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53

@@ -1,6 +1,6 @@
 """Class balance without anybody's labels leaving them: encryption, rotation, noise, estimates, attacks, audits.
 
-What clients need (:class:`PublicKey`, :class:`SecretRotation`, :class:`Ledger` and the noise), what a server needs
+What clients need (:class:`LabelSeal`, :class:`SecretRotation`, :class:`Ledger` and the noise), what a server needs
 (:class:`EncryptedLabels`, :class:`RotatedLabels`, :class:`NoisyLabels`, :class:`RemoteKeyHolder`), what a key holder is
 (:class:`KeyHolder`), and what there is to doubt: :func:`audit` and :func:`verify`.
 """
@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedcohort.privacy.audited import verify
-    from fedcohort.privacy.keyholder import ClientRefusedError, KeyHolder
+    from fedcohort.privacy.keyholder import KeyHolder
     from fedcohort.privacy.ledger import Ledger
     from fedcohort.privacy.meter import audit
     from fedcohort.privacy.noise import CountNoise, LossNoise
-    from fedcohort.privacy.openers import EncryptedLabels, LabelOpener, NoisyLabels, RotatedLabels
+    from fedcohort.privacy.openers import ClientRefusedError, EncryptedLabels, LabelOpener, NoisyLabels, RotatedLabels
     from fedcohort.privacy.rotation import SecretRotation
-    from fedcohort.privacy.scheme import EvaluationKey, PublicKey, make_keys
+    from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, make_keys
     from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder
 
 __all__ = [
+    "ClientKey",
     "ClientRefusedError",
     "CountNoise",
     "EncryptedLabels",
-    "EvaluationKey",
     "KeyHolder",
     "KeyHolderServer",
     "LabelOpener",
+    "LabelSeal",
     "Ledger",
     "LossNoise",
     "NoisyLabels",
@@ -41,13 +42,13 @@ __all__ = [
 # A client needs none of the server's modules, and a simulation none of either.
 _HOMES = {
     "audited": ("verify",),
-    "keyholder": ("ClientRefusedError", "KeyHolder"),
+    "keyholder": ("KeyHolder",),
     "ledger": ("Ledger",),
     "meter": ("audit",),
     "noise": ("CountNoise", "LossNoise"),
-    "openers": ("EncryptedLabels", "LabelOpener", "NoisyLabels", "RotatedLabels"),
+    "openers": ("ClientRefusedError", "EncryptedLabels", "LabelOpener", "NoisyLabels", "RotatedLabels"),
     "rotation": ("SecretRotation",),
-    "scheme": ("EvaluationKey", "PublicKey", "make_keys"),
+    "scheme": ("ClientKey", "LabelSeal", "PublicKey", "make_keys"),
     "service": ("KeyHolderServer", "RemoteKeyHolder"),
 }
 

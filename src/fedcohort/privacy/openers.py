@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray
+from fedcohort.arrays import FloatArray, IntArray
 from fedcohort.clients import LabelCounts, LabelFactor, LabelGram, LabelGramRows, LabelInfo
-from fedcohort.errors import CiphertextError, InputError
+from fedcohort.errors import CiphertextError, FedcohortError, KeyHolderError, UnknownNameError
 from fedcohort.guard import guarded
-from fedcohort.privacy.keyholder import ClientRefusedError
-from fedcohort.privacy.products import Row, SealedLabels
 from fedcohort.privacy.rotation import rotated_row
-from fedcohort.privacy.scheme import EvaluationKey, unsealed_form, unwrapped, wrapped
+from fedcohort.privacy.scheme import PublicKey, stated, unwrapped, wrapped
+
+log = logging.getLogger("flwr.fedcohort")
+
+
+class ClientRefusedError(CiphertextError):
+    """What some clients sent about their labels cannot be used. Leave them out; it concerns nobody else.
+
+    Parameters
+    ----------
+    refused : mapping of str to str
+        Whom to leave out, and why.
+    """
+
+    def __init__(self, refused: Mapping[str, str]) -> None:
+        first, why = next(iter(refused.items()))
+        others = f" So were {len(refused) - 1} others." if len(refused) > 1 else ""
+        super().__init__(f"Client {first!r} is refused: {why}{others}", hint="leave them out; the others can go on")
+        self.refused = dict(refused)
 
 
 class LabelOpener(Protocol):
@@ -42,106 +58,104 @@ class LabelOpener(Protocol):
         Raises
         ------
         ClientRefusedError
-            Names one client to leave out; nothing was changed.
+            Names the clients to leave out. Asking again without them is safe.
         """
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return what to show clients, so that each can check what was made of its labels; of some or of none."""
 
 
 class Holder(Protocol):
     """The key holder as the server sees it: in the same process, or behind a wire."""
 
-    def open(self, rows: Sequence[Row], sizes: Mapping[str, int]) -> list[list[int]]:
-        """Return the inner products in rows."""
+    @property
+    def public(self) -> PublicKey:
+        """The public key."""
 
-    def known(self, rows: Sequence[str], columns: Sequence[str]) -> FloatArray:
-        """Return what was opened before, NaN elsewhere."""
+    def admit(self, statements: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Take statements; return whose were refused, and why."""
 
-    def readable(self, rows: Sequence[Row]) -> list[bool]:
-        """Return for each row whether the key fits."""
+    def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
+        """Return inner products of clients who have stated their counts."""
+
+    def confirm(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return what was taken from each client, signed."""
 
 
 @guarded(methods=True, plugins=True)
 class EncryptedLabels:
-    """Class balance from ciphertexts: the server multiplies, the key holder opens S.
+    """Class balance from sealed label counts: the server passes them on, the key holder tells S.
 
     Parameters
     ----------
-    key : EvaluationKey or path
-        The key holder's ``evaluation.key``.
+    public : PublicKey or path
+        The key holder's ``public.key``, the one the clients have.
     holder : KeyHolder or RemoteKeyHolder
-    store : path, optional
-        A folder to keep the clients' ciphertexts in, so that clients can still join after the server was started
-        again. Default: they are kept in memory.
     """
 
-    def __init__(self, key: EvaluationKey | str | Path, holder: Holder, store: str | Path | None = None) -> None:
-        self._key = key if isinstance(key, EvaluationKey) else EvaluationKey.from_bytes(Path(key).read_bytes())
+    def __init__(self, public: PublicKey | str | Path, holder: Holder) -> None:
+        self._public = public if isinstance(public, PublicKey) else PublicKey.from_bytes(Path(public).read_bytes())
         self._holder = holder
-        self._labels = SealedLabels(self._key)
-        self._store = None if store is None else Path(store)
-        if self._store is not None:
-            self._store.mkdir(parents=True, exist_ok=True)
-            kept = {path: path.read_bytes() for path in sorted(self._store.glob("*.sealed"))}
-            if kept:
-                self._labels.admit({_client_of(path, data): data for path, data in kept.items()})
+        self._same_key = False
+        self._confirmed: dict[str, bytes] = {}
 
     @property
     def classes(self) -> int:
         """Number of classes B."""
-        return self._labels.classes
+        return self._public.classes
 
     def check(self, client: str, sealed: bytes) -> None:
-        """Raise CiphertextError when a ciphertext cannot be used, for every reason that needs no secret key."""
-        unsealed_form(self._key.public, client, sealed)
+        """Raise CiphertextError when a statement cannot be used, for every reason that needs no secret key."""
+        stated(self._public, client, sealed)
 
     def open(
         self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]
     ) -> LabelGram | LabelGramRows:
         """Return S of the first clients, or the rows of those who join; see :class:`LabelOpener`."""
-        names = list(sealed)
-        columns = [*before, *names]
-        values = self._holder.known(names, columns)
-        if np.isnan(values).any():
-            values = self._opened(sealed, sizes, before)
-        if before:
-            return LabelGramRows(values, self.classes)
-        return LabelGram(values, self.classes)
-
-    def _opened(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> FloatArray:
-        lacking = set(before) - set(self._labels.names)
-        if lacking:
-            raise InputError(
-                f"The ciphertexts of {len(lacking)} clients of the federation are not here ({sorted(lacking)[0]!r} is "
-                "one), so the products of new clients with them cannot be computed.",
-                hint="keep ciphertexts over restarts: EncryptedLabels(..., store='sealed')",
-            )
-        names = list(sealed)
-        rows = self._labels.rows(sealed)
-        try:
-            self._holder.open(rows, sizes)
-        except CiphertextError as error:
-            self._labels.forget(names)
-            if not isinstance(error, ClientRefusedError):
-                self._name_unreadable(sealed)
-            raise
-        except BaseException:
-            self._labels.forget(names)
-            raise
-        if self._store is not None:
-            for name, data in sealed.items():
-                path = self._store / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.sealed"
-                path.write_bytes(data)
-        return self._holder.known(names, [*before, *names])
-
-    def _name_unreadable(self, sealed: Mapping[str, bytes]) -> None:
-        """Find whose ciphertext spoils a block: it is of another key, whatever its header says."""
+        self._compare_keys()
+        refused = {}
         for name, data in sealed.items():
-            alone = SealedLabels(self._key).rows({name: data})
-            if not all(self._holder.readable(alone)):
-                raise ClientRefusedError(name, f"The sealed label counts of client {name!r} are of another key.")
+            try:
+                size = stated(self._public, name, data)
+            except CiphertextError as error:
+                refused[name] = error.message
+                continue
+            if sizes.get(name, size) != size:
+                refused[name] = f"It tells the server {sizes[name]} samples and states {size} to the key holder."
+        refused.update(self._holder.admit({name: data for name, data in sealed.items() if name not in refused}))
+        if refused:
+            raise ClientRefusedError(refused)
+        try:
+            values = self._holder.products(list(sealed), [*before, *sealed]).astype(np.float64)
+        except UnknownNameError as error:  # of a client of before: the new ones were just admitted
+            raise KeyHolderError(
+                f"The key holder does not know everybody of this federation. {error.message}",
+                hint="keep the key holder's folder as long as the journal; new keys need a new journal",
+            ) from error
+        self._confirmed = {}  # the set is another one now
+        return LabelGramRows(values, self.classes) if before else LabelGram(values, self.classes)
 
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return the key holder's signed word to each client; of none while the key holder cannot be asked."""
+        unknown = [name for name in clients if name not in self._confirmed]
+        if unknown:
+            try:
+                self._confirmed.update(self._holder.confirm(unknown))
+            except FedcohortError as error:
+                log.warning("clients are shown no confirmation of the key holder's: %s", error.message)
+        return {name: self._confirmed[name] for name in clients if name in self._confirmed}
 
-def _client_of(path: Path, data: bytes) -> str:
-    return str(unwrapped("sealed labels", data, f"The file {path}")[0]["client"])
+    def _compare_keys(self) -> None:
+        """Refuse a key holder with another key at once, instead of refusing one client after the other."""
+        if self._same_key:
+            return
+        theirs = self._holder.public.name
+        if theirs != self._public.name:
+            raise KeyHolderError(
+                f"The key holder has the key {theirs}; this server's public.key is {self._public.name}.",
+                hint="after new keys, server and clients need the new public.key, and the run a new journal",
+            )
+        self._same_key = True
 
 
 @guarded(methods=True)
@@ -162,13 +176,19 @@ class RotatedLabels:
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelFactor:
         """Return the factor; see :class:`LabelOpener`."""
-        rows = []
+        rows, refused = [], {}
         for name, data in sealed.items():
             try:
                 rows.append(rotated_row(name, data, self.classes, sizes.get(name)))
             except CiphertextError as error:
-                raise ClientRefusedError(name, error.message) from error
+                refused[name] = error.message
+        if refused:
+            raise ClientRefusedError(refused)
         return LabelFactor(rows, self.classes)
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return nothing: there is no key holder."""
+        return {}
 
 
 @guarded(methods=True)
@@ -190,6 +210,10 @@ class NoisyLabels:
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelCounts:
         """Return the counts; see :class:`LabelOpener`."""
         return LabelCounts([noisy_row(name, data, self.classes) for name, data in sealed.items()])
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return nothing: there is no key holder."""
+        return {}
 
 
 def noisy_labels(client: str, counts: Iterable[float]) -> bytes:

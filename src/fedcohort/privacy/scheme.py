@@ -1,30 +1,26 @@
-r"""BFV as it is used here: parameters, keys in three parts, one ciphertext per client.
+"""Label counts in a sealed, signed statement: keys, how a client makes one, how the key holder opens it.
 
-A plaintext is a polynomial of Z_t[x] / (x^n + 1). A client with counts :math:`c_0 \dots c_{B-1}` encrypts
-:math:`\sum_b c_b\, y^b` with :math:`y = x^{n/P}`, P the next power of two of B. The product of one client's polynomial
-with another's, in which y was replaced by 1/y, has the inner product of the two counts as its constant coefficient.
-Counts are integers and t has 42 bits, so products are exact as long as B * largest^2 < t, which is checked before
-anything is encrypted.
+A statement says in the clear who states it, how many samples there are and for which key; the counts are in a box that
+only the key holder opens (HPKE, RFC 9180, with X25519 and ML-KEM-768 together). What is said in the clear is bound to
+the box, and the client signs both (Ed25519). So whoever carries a statement can withhold it, but neither change it,
+nor make one, nor put somebody else's box into it; a box that was tampered with opens to nothing at all.
 
-Keys come in three parts, made once by the key holder: the public key for clients, the evaluation key for the server
-(with the public key inside, because the server hides what it computes), the secret key for nobody else.
-
-Encryption is always with the public key. The smaller seeded ciphertexts of symmetric encryption would need the secret
-key at every client, and one client that colludes with the server would then open everybody's counts.
+The box also holds a random-looking salt, derived from the client's own key. Salt and counts have a digest, the
+client's commitment: the same for the same counts, and telling nobody else anything. The key holder confirms it with a
+signature of its own, so that a client sees what was opened in its name and with how many others.
 """
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import functools
 import hashlib
+import hmac
 import json
-import os
-import secrets
-import tempfile
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,109 +30,31 @@ from fedcohort.arrays import IntArray
 from fedcohort.errors import CiphertextError, InputError, MissingExtraError
 from fedcohort.guard import guarded
 
-DEGREE = 8192
-"""n; with 218 bits of coefficient modulus this is SEAL's 128-bit security."""
-_MODULUS_BITS = [60, 49, 49, 60]
-_PLAIN_BITS = 42
 MOST_CLASSES = 1024
-_HEADER_LIMIT = 2048
-CIPHERTEXT_LIMIT = 2 * DEGREE * 3 * 8 + 4096
-"""Bytes of the largest ciphertext anybody has a reason to send."""
+LARGEST_SIZE = 1 << 26
+"""Up to here every inner product is an exact float64."""
+STATEMENT_LIMIT = 1 << 14
+"""Bytes of the largest statement anybody has a reason to send."""
+_HEADER_LIMIT = 4096
 _VERSION = 1
-
-
-def sealapi() -> ModuleType:
-    """Return TenSEAL's binding of SEAL."""
-    try:
-        import tenseal.sealapi as api
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Encrypted label counts need TenSEAL, which is not installed ({error}).",
-            hint="pip install 'fedcohort[he]'",
-        ) from error
-    return api  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """SEAL's context and the tools that need no key."""
-
-    context: Any
-    evaluator: Any
-    encoder: Any
-    modulus: int  # t
+_SALT = 32
+_STATEMENT, _CONFIRMATION = "sealed label counts", "confirmed label counts"
 
 
 @functools.cache
-def scheme() -> Scheme:
-    """Return the one parameter set everybody uses."""
-    api = sealapi()
-    parameters = api.EncryptionParameters(api.SCHEME_TYPE.BFV)
-    parameters.set_poly_modulus_degree(DEGREE)
-    parameters.set_coeff_modulus(api.CoeffModulus.Create(DEGREE, _MODULUS_BITS))
-    plain = api.PlainModulus.Batching(DEGREE, _PLAIN_BITS)
-    parameters.set_plain_modulus(plain)
-    context = api.SEALContext(parameters, True, api.SEC_LEVEL_TYPE.TC128)
-    return Scheme(context, api.Evaluator(context), api.BatchEncoder(context), int(plain.value()))
-
-
-def period(classes: int) -> int:
-    """Return P, the power of two not below the number of classes.
-
-    >>> [period(b) for b in (2, 10, 16, 62)]
-    [2, 16, 16, 64]
-    """
-    if not 2 <= classes <= MOST_CLASSES:
-        raise InputError(f"Encrypted label counts are for 2 to {MOST_CLASSES} classes. Got {classes}.")
-    return 1 << (classes - 1).bit_length()
-
-
-def capacity(classes: int) -> int:
-    """Return how many clients share one packed ciphertext, n / P."""
-    return DEGREE // period(classes)
-
-
-def largest_count(classes: int) -> int:
-    """Return the largest count per class for which every inner product is below t."""
-    return int(((scheme().modulus - 1) // classes) ** 0.5)
+def _crypto() -> Any:
+    """Return what is used of the cryptography package, which clients without encryption do not need."""
+    try:
+        from fedcohort.privacy import primitives
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Sealed label counts need the package cryptography, from version 47 on ({error}).",
+            hint="pip install 'fedcohort[keyholder]'",
+        ) from error
+    return primitives
 
 
 # -- bytes --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _file(data: bytes = b"") -> Iterator[str]:
-    """SEAL reads and writes by path; give it one that never touches a disk where the system can."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("fedcohort")
-        with os.fdopen(descriptor, "wb", buffering=0) as stream:
-            stream.write(data)
-            yield f"/proc/self/fd/{descriptor}"
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "seal")
-            with open(path, "wb") as stream:
-                stream.write(data)
-            yield path
-
-
-def dumped(thing: Any) -> bytes:
-    """Return a SEAL object as bytes."""
-    with _file() as path:
-        thing.save(path)
-        with open(path, "rb") as stream:
-            return stream.read()
-
-
-def loaded(kind: str, data: bytes, what: str) -> Any:
-    """Return the SEAL object of class ``kind`` in ``data``, which SEAL validates against the parameters."""
-    thing = getattr(sealapi(), kind)() if kind != "Ciphertext" else sealapi().Ciphertext(scheme().context)
-    with _file(data) as path:
-        try:
-            thing.load(scheme().context, path)
-        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
-            raise CiphertextError(f"{what} cannot be read: {error}.") from error
-    return thing
 
 
 def wrapped(kind: str, fields: Mapping[str, Any], body: bytes) -> bytes:
@@ -150,7 +68,7 @@ def unwrapped(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]
     line, newline, body = data[: _HEADER_LIMIT + 1].partition(b"\n")
     try:
         header = json.loads(line) if newline else None
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("fedcohort") != kind or header.get("version") != _VERSION:
         raise CiphertextError(f"{what} is not a {kind} of this version.")
@@ -162,102 +80,65 @@ def unwrapped(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]
     return header, body
 
 
+def _said(kind: str, *fields: Any) -> bytes:
+    """Return what is signed: always the same bytes for the same fields, and never those of another kind."""
+    return json.dumps([f"fedcohort {kind}", _VERSION, *fields]).encode()
+
+
 # -- keys ---------------------------------------------------------------------------------------------------------
 
 
 @guarded(methods=True)
 @dataclass(frozen=True)
 class PublicKey:
-    """What a client needs to seal its counts.
+    """The key holder's public key: what a client needs to seal its counts, and a server to recognise them.
 
     Parameters
     ----------
     classes : int
         B.
+    most_samples : int
+        How many samples a client may state.
     body : bytes
-        SEAL's public key.
+        The keys for boxes and for the key holder's signatures.
     """
 
     classes: int
+    most_samples: int
     body: bytes
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.classes <= MOST_CLASSES:
+            raise InputError(f"Sealed label counts are for 2 to {MOST_CLASSES} classes. Got {self.classes}.")
+        if not 1 <= self.most_samples <= LARGEST_SIZE:
+            raise InputError(
+                f"The most samples a client may state must be from 1 to {LARGEST_SIZE}. Got {self.most_samples}."
+            )
 
     @functools.cached_property
     def name(self) -> str:
-        """A fingerprint; every ciphertext carries it."""
-        return hashlib.sha256(b"%d:" % self.classes + self.body).hexdigest()[:32]
+        """The fingerprint; every statement carries it."""
+        return hashlib.sha256(_said("label key", self.classes, self.most_samples) + self.body).hexdigest()[:32]
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        return wrapped("public key", {"classes": self.classes}, self.body)
+        return wrapped("label key", {"classes": self.classes, "most_samples": self.most_samples}, self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PublicKey:
         """Read what :meth:`to_bytes` wrote."""
-        header, body = unwrapped("public key", data, "The public key")
-        return cls(int(header["classes"]), body)
-
-    @functools.cached_property
-    def encryptor(self) -> Any:
-        """SEAL's encryptor with this key."""
-        return sealapi().Encryptor(scheme().context, loaded("PublicKey", self.body, "The public key"))
-
-    def seal(self, client: str, counts: ArrayLike) -> bytes:
-        """Return a client's label counts encrypted, as they travel.
-
-        Parameters
-        ----------
-        client : str
-            Its name in the federation.
-        counts : (B,) array of whole numbers
-        """
-        values = checked_counts(counts, self.classes)
-        stride = capacity(self.classes)
-        ciphertext = sealapi().Ciphertext(scheme().context)
-        self.encryptor.encrypt(polynomial({b * stride: int(c) for b, c in enumerate(values)}), ciphertext)
-        fields = {"key": self.name, "classes": self.classes, "client": client}
-        return wrapped("sealed labels", fields, dumped(ciphertext))
-
-
-@guarded(methods=True)
-@dataclass(frozen=True)
-class EvaluationKey:
-    """What the server needs to multiply ciphertexts: it opens nothing.
-
-    Parameters
-    ----------
-    public : PublicKey
-    relinearization, galois : bytes
-        SEAL's keys.
-    """
-
-    public: PublicKey
-    relinearization: bytes
-    galois: bytes
-
-    def to_bytes(self) -> bytes:
-        """Return the key as a file's content."""
-        parts = [self.public.body, self.relinearization, self.galois]
-        fields = {"classes": self.public.classes, "parts": [len(part) for part in parts]}
-        return wrapped("evaluation key", fields, b"".join(parts))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> EvaluationKey:
-        """Read what :meth:`to_bytes` wrote."""
-        header, body = unwrapped("evaluation key", data, "The evaluation key")
-        first, second, third = (int(length) for length in header["parts"])
-        public = PublicKey(int(header["classes"]), body[:first])
-        return cls(public, body[first : first + second], body[first + second : first + second + third])
+        header, body = unwrapped("label key", data, "The public key")
+        return cls(int(header["classes"]), int(header["most_samples"]), body)
 
 
 @dataclass(frozen=True)
 class SecretKey:
-    """What opens ciphertexts. It stays with the key holder.
+    """What opens boxes and signs confirmations. It stays with the key holder.
 
     Parameters
     ----------
     public : PublicKey
     body : bytes
-        SEAL's secret key.
     """
 
     public: PublicKey
@@ -268,115 +149,307 @@ class SecretKey:
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        fields = {"classes": self.public.classes, "parts": [len(self.public.body), len(self.body)]}
-        return wrapped("secret key", fields, self.public.body + self.body)
+        fields = {"classes": self.public.classes, "most_samples": self.public.most_samples}
+        return wrapped("label secret", fields, self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SecretKey:
         """Read what :meth:`to_bytes` wrote."""
-        header, body = unwrapped("secret key", data, "The secret key")
-        first = int(header["parts"][0])
-        return cls(PublicKey(int(header["classes"]), body[:first]), body[first:])
-
-    @functools.cached_property
-    def decryptor(self) -> Any:
-        """SEAL's decryptor with this key."""
-        return sealapi().Decryptor(scheme().context, loaded("SecretKey", self.body, "The secret key"))
-
-
-def projections(classes: int) -> list[int]:
-    """Return the Galois elements that fix y and, one after the other, sum everything else away."""
-    first = period(classes).bit_length()  # 2^first is the least power that moves x and not y
-    return [(1 << power) + 1 for power in range(first, DEGREE.bit_length())]
-
-
-INVERSION = 2 * DEGREE - 1
-"""The Galois element that replaces x by 1/x."""
+        header, body = unwrapped("label secret", data, "The secret key")
+        public = _crypto().public_of(body)
+        return cls(PublicKey(int(header["classes"]), int(header["most_samples"]), public), body)
 
 
 @guarded
-def make_keys(classes: int) -> tuple[SecretKey, EvaluationKey]:
-    """Return fresh keys for a federation with ``classes`` classes; ``secret.public`` is for the clients."""
-    api = sealapi()
-    elements = [*projections(classes), INVERSION]
-    generator = api.KeyGenerator(scheme().context)
-    public, relinearization, galois = api.PublicKey(), api.RelinKeys(), api.GaloisKeys()
-    generator.create_public_key(public)
-    generator.create_relin_keys(relinearization)
-    generator.create_galois_keys(elements, galois)
-    shared = PublicKey(classes, dumped(public))
-    secret = SecretKey(shared, dumped(generator.secret_key()))
-    return secret, EvaluationKey(shared, dumped(relinearization), dumped(galois))
+def make_keys(classes: int, most_samples: int = 100_000) -> SecretKey:
+    """Return a key holder's fresh keys for a federation; ``.public`` is for clients and server.
+
+    Parameters
+    ----------
+    classes : int
+    most_samples : int
+        How many samples a client may state: as few as honest clients have. A client that lies sees the more of the
+        others' counts in its products the larger its own may be.
+    """
+    body = _crypto().fresh_secret()
+    return SecretKey(PublicKey(classes, most_samples, _crypto().public_of(body)), body)
 
 
-# -- plaintexts and ciphertexts -----------------------------------------------------------------------------------
+@guarded(methods=True)
+@dataclass(frozen=True)
+class ClientKey:
+    """A client's own key, with which it signs what it states.
+
+    Parameters
+    ----------
+    body : bytes
+        32 secret bytes; :meth:`fresh` draws them.
+    """
+
+    body: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.body) != 32:
+            raise InputError(f"A client's key has 32 bytes. Got {len(self.body)}.")
+
+    def __repr__(self) -> str:
+        return f"ClientKey({self.public})"
+
+    @classmethod
+    def fresh(cls) -> ClientKey:
+        """Return a new key."""
+        return cls(_crypto().fresh_signer())
+
+    @functools.cached_property
+    def public(self) -> str:
+        """The public half, as it stands behind the client's name in ``clients.txt``."""
+        return base64.b64encode(_crypto().verifier_of(self.body)).decode()
+
+    def to_bytes(self) -> bytes:
+        """Return the key as a file's content."""
+        return wrapped("client key", {}, self.body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ClientKey:
+        """Read what :meth:`to_bytes` wrote."""
+        return cls(unwrapped("client key", data, "The client's key")[1])
 
 
-def polynomial(coefficients: Mapping[int, int]) -> Any:
-    """Return a plaintext with these coefficients."""
-    terms = [f"{value:X}x^{power}" for power, value in sorted(coefficients.items(), reverse=True) if value]
-    return sealapi().Plaintext(" + ".join(terms) or "0")
+@guarded
+def enrolled(lines: Iterable[str]) -> dict[str, bytes]:
+    """Return the clients of ``clients.txt``: a name and the public half of the client's key on each line."""
+    found: dict[str, bytes] = {}
+    keys: set[bytes] = set()
+    for line in lines:
+        if not line.strip():
+            continue
+        name, _, text = line.strip().rpartition(" ")
+        name = _composed(name.strip())
+        try:
+            key = base64.b64decode(text, validate=True)
+        except ValueError:
+            key = b""
+        if not name or len(key) != 32:
+            raise InputError(
+                f"A line of the clients' file must be a name and the client's public key. Got {line.strip()[:200]!r}.",
+                hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+            )
+        if name in found or key in keys:
+            raise InputError(f"The clients' file has client {name!r}, or its key, twice; each is one client.")
+        found[name] = key
+        keys.add(key)
+    return found
 
 
-def random_polynomial() -> Any:
-    """Return a plaintext whose coefficients are uniform below t: uniform slots, and encoding is one-to-one."""
-    modulus = scheme().modulus
-    mask = np.uint64((1 << modulus.bit_length()) - 1)
-    values = np.frombuffer(os.urandom(8 * DEGREE), np.uint64) & mask
-    numbers = values.tolist()
-    for i in np.flatnonzero(values >= modulus).tolist():
-        numbers[i] = secrets.randbelow(modulus)
-    plain = sealapi().Plaintext()
-    scheme().encoder.encode(numbers, plain)
-    return plain
+# -- statements ---------------------------------------------------------------------------------------------------
 
 
-def coefficient(plain: Any, power: int) -> int:
-    """Return one coefficient; SEAL leaves out leading zeros."""
-    return int(plain.data(power)) if power < plain.coeff_count() else 0
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """What a client stated, opened.
+
+    Parameters
+    ----------
+    client : str
+    size : int
+    counts : (B,) int array
+    commitment : str
+    """
+
+    client: str
+    size: int
+    counts: IntArray
+    commitment: str
 
 
-def checked_counts(counts: ArrayLike, classes: int) -> IntArray:
-    """Return label counts as whole numbers that can be sealed; anything else is refused before it is encrypted."""
+@guarded(methods=True)
+class LabelSeal:
+    """How a client tells the key holder its label counts, and checks what the key holder makes of them.
+
+    Parameters
+    ----------
+    public : PublicKey or path
+        The key holder's ``public.key``, from a channel that the server does not control.
+    key : ClientKey or path
+        The client's own key; its public half is in the key holder's ``clients.txt``.
+    """
+
+    def __init__(self, public: PublicKey | str | Path, key: ClientKey | str | Path) -> None:
+        self.public = public if isinstance(public, PublicKey) else PublicKey.from_bytes(Path(public).read_bytes())
+        self._key = key if isinstance(key, ClientKey) else ClientKey.from_bytes(Path(key).read_bytes())
+
+    def seal(self, client: str, counts: ArrayLike) -> bytes:
+        """Return a client's label counts sealed and signed, as they travel.
+
+        Parameters
+        ----------
+        client : str
+            Its name in the federation and in ``clients.txt``.
+        counts : (B,) array of whole numbers
+        """
+        values, client = self._checked(counts), _composed(client)
+        about = _said(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
+        box = _crypto().sealed(self.public.body, about, self._salt() + _packed(values))
+        fields = {
+            "key": self.public.name,
+            "classes": self.public.classes,
+            "client": client,
+            "size": sum(values),
+            "signature": _crypto().signature(self._key.body, about + hashlib.sha256(box).digest()).hex(),
+        }
+        return wrapped(_STATEMENT, fields, box)
+
+    def confirm(self, client: str, counts: ArrayLike, confirmation: bytes) -> str:
+        """Return the digest of the set of clients whose products the key holder opens; see :meth:`KeyHolder.confirm`.
+
+        Raises
+        ------
+        CiphertextError
+            When the confirmation is not the key holder's, or says something else than this client would state.
+        """
+        values, client = self._checked(counts), _composed(client)
+        fields, signature = unwrapped(_CONFIRMATION, confirmation, "The key holder's confirmation")
+        told = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
+        if told[0] != self.public.name:
+            raise CiphertextError(
+                f"The confirmation is by the key {told[0]}; client {client!r} was given {self.public.name}."
+            )
+        if not _crypto().is_signed(_crypto().verifier_in(self.public.body), _said(_CONFIRMATION, *told), signature):
+            raise CiphertextError("The confirmation is not signed by the key holder whose public key this client has.")
+        about = _said(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
+        if told[1:4] != [client, sum(values), _commitment(about, self._salt(), _packed(values))]:
+            raise CiphertextError(
+                f"The key holder opens products of other counts than client {client!r} has: of {told[2]} samples of "
+                f"client {told[1]!r}; here are {sum(values)}.",
+                hint="if the data changed, the federation needs new keys; if not, somebody else has this client's key",
+            )
+        return str(told[5])
+
+    def _checked(self, counts: ArrayLike) -> list[int]:
+        return checked_counts(counts, self.public.classes, self.public.most_samples)
+
+    def _salt(self) -> bytes:
+        return hmac.digest(self._key.body, _said("salt", self.public.name), "sha256")
+
+
+def checked_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int]:
+    """Return label counts as whole numbers that can be sealed; anything else is refused."""
     try:
         values = np.asarray(counts, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"Label counts must be numbers. Got {error}.") from None
     if values.shape != (classes,):
         raise InputError(f"The key is for {classes} classes, so there must be {classes} counts. Got {values.shape}.")
-    bad = ~np.isfinite(values) | (values < 0) | (values != np.floor(values)) | (values > largest_count(classes))
+    bad = ~np.isfinite(values) | (values < 0) | (values != np.floor(values))
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
+        raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]!r} for class {where}.")
+    if values.sum() > most_samples:
         raise InputError(
-            f"Label counts must be whole numbers from 0 to {largest_count(classes)}. Got {values[where]!r} for class "
-            f"{where}."
+            f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
+            hint="new keys can allow more: fedcohort keyholder new --most-samples",
         )
-    return values.astype(np.int64)
+    return [int(value) for value in values]
 
 
-def unsealed_form(public: PublicKey, client: str, sealed: bytes) -> Any:
-    """Return the ciphertext a client sent, after every check that needs no secret key.
+def stated(public: PublicKey, client: str, data: bytes) -> int:
+    """Return the size a client states, after every check that needs no other key.
 
     Raises
     ------
     CiphertextError
-        When it is oversize, truncated, damaged, of another key, client or number of classes, or not a fresh ciphertext.
+        When the statement is oversize, truncated, damaged, or of another key, client or number of classes.
     """
-    what = f"The sealed label counts of client {client!r}"
-    if len(sealed) > CIPHERTEXT_LIMIT + _HEADER_LIMIT:
-        raise CiphertextError(f"{what} are oversize: {len(sealed)} bytes, at most {CIPHERTEXT_LIMIT} are possible.")
-    header, body = unwrapped("sealed labels", sealed, what)
-    if header.get("classes") != public.classes:
-        raise CiphertextError(f"{what} are of {header.get('classes')} classes; the federation has {public.classes}.")
+    what = f"The statement of client {client!r}"
+    if len(data) > STATEMENT_LIMIT:
+        raise CiphertextError(f"{what} is oversize: {len(data)} bytes, at most {STATEMENT_LIMIT} are possible.")
+    header, _ = unwrapped(_STATEMENT, data, what)
     if header.get("key") != public.name:
-        raise CiphertextError(
-            f"{what} were sealed with the key {header.get('key')}; this federation's is {public.name}.",
-            hint="give the client the key holder's public.key of this federation",
+        theirs = str(header.get("key"))[:40]
+        raise CiphertextError(  # the same words for everybody, so that a host says it once where it is all of them
+            f"The label counts were sealed for the key {theirs}; the federation's is {public.name}.",
+            hint="give clients and server the same public.key of the key holder",
         )
+    if header.get("classes") != public.classes:
+        raise CiphertextError(f"{what} is of {header.get('classes')} classes; the federation has {public.classes}.")
     if header.get("client") != client:
-        raise CiphertextError(f"{what} were sealed for client {header.get('client')!r}.")
-    ciphertext = loaded("Ciphertext", body, what)
-    fresh = list(ciphertext.parms_id()) == list(scheme().context.first_parms_id())
-    if ciphertext.size() != 2 or not fresh or ciphertext.is_ntt_form() or ciphertext.is_transparent():
-        raise CiphertextError(f"{what} are not a fresh ciphertext of two polynomials.")
-    return ciphertext
+        raise CiphertextError(f"{what} was made by client {str(header.get('client'))[:200]!r}.")
+    size = header.get("size")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= public.most_samples:
+        raise CiphertextError(f"{what} must be of 0 to {public.most_samples} samples. Got {str(size)[:40]}.")
+    return size
+
+
+def opened(secret: SecretKey, client: str, verifier: bytes | None, data: bytes) -> Statement:
+    """Return a statement of a client, opened.
+
+    Parameters
+    ----------
+    secret : SecretKey
+    client : str
+    verifier : bytes or None
+        The public half of the client's key; None for a statement whose signature was checked before.
+    data : bytes
+
+    Raises
+    ------
+    CiphertextError
+        When it is not the client's, or its counts are not what it states about them.
+    """
+    size = stated(secret.public, client, data)
+    header, box = unwrapped(_STATEMENT, data, client)
+    about = _said(_STATEMENT, secret.public.name, secret.public.classes, client, size)
+    if verifier is not None:
+        try:
+            signature = bytes.fromhex(header.get("signature", ""))
+        except (TypeError, ValueError):
+            signature = b""
+        if not _crypto().is_signed(verifier, about + hashlib.sha256(box).digest(), signature):
+            raise CiphertextError(
+                f"The statement of client {client!r} is not signed with the key it is enrolled with.",
+                hint="the line of clients.txt must be of the key the client uses; else somebody changed the statement",
+            )
+    plain = _crypto().unsealed(secret.body, about, box)
+    what = f"The sealed label counts of client {client!r}"
+    if plain is None:
+        raise CiphertextError(f"{what} cannot be opened.")
+    if len(plain) != _SALT + 8 * secret.public.classes:
+        raise CiphertextError(f"{what} are not {secret.public.classes} numbers.")
+    counts = [int(value) for value in np.frombuffer(plain[_SALT:], "<u8")]
+    if sum(counts) != size:
+        raise CiphertextError(f"{what} do not sum to the {size} samples it states.")
+    return Statement(client, size, np.array(counts, np.int64), _commitment(about, plain[:_SALT], plain[_SALT:]))
+
+
+def confirmed(secret: SecretKey, statement: Statement, clients: int, digest: str) -> bytes:
+    """Return the key holder's word for what it opened: a client's size and commitment, and the set it is one of."""
+    told = {
+        "key": secret.public.name,
+        "client": statement.client,
+        "size": statement.size,
+        "commitment": statement.commitment,
+        "clients": clients,
+        "set": digest,
+    }
+    return wrapped(
+        _CONFIRMATION, told, _crypto().signature_by_holder(secret.body, _said(_CONFIRMATION, *told.values()))
+    )
+
+
+def set_digest(statements: Iterable[Statement]) -> str:
+    """Return the digest of a set of clients: of names, sizes and commitments, in the order of the names."""
+    members = sorted((s.client, s.size, s.commitment) for s in statements)
+    return hashlib.sha256(_said("set of clients", members)).hexdigest()
+
+
+def _composed(name: str) -> str:
+    """Return a name as hosts compare it: what reads the same is the same."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _packed(values: Iterable[int]) -> bytes:
+    return np.array(list(values), "<u8").tobytes()
+
+
+def _commitment(about: bytes, salt: bytes, counts: bytes) -> str:
+    return hashlib.sha256(about + salt + counts).hexdigest()

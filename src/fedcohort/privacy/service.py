@@ -1,21 +1,20 @@
-"""The key holder as a process of its own: HTTPS with a token, three questions, limits on all of them.
-
-It is Python's own ``http.server`` behind ``ssl``: whoever must trust the key holder has SEAL and the standard library
-to trust, no web framework. One request carries all rows of an opening, read and decrypted one after the other, so that
-an opening happens as a whole or not at all.
+"""The key holder as a process of its own: HTTPS with a token, four questions, a limit on what one may weigh.
 
 ======  ================  ===============================================================================
 method  path              meaning
 ======  ================  ===============================================================================
-GET     /v1/key           which key, how many classes
-POST    /v1/known         products that were opened before
-POST    /v1/open          open rows: a JSON line with clients, blocks, sizes and lengths, then the rows
-POST    /v1/readable      of rows in the same form, which the key fits
+GET     /v1/key           the public key
+POST    /v1/admit         take statements of clients; say whose are refused
+POST    /v1/products      inner products of clients who have stated their counts
+POST    /v1/confirm       what was taken from each client, signed, for the client to check
 ======  ================  ===============================================================================
+
+There is no limit on how often one may ask: all answers together are S of the enrolled clients, and no more.
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
 import http.client
 import ipaddress
@@ -23,54 +22,60 @@ import json
 import logging
 import os
 import secrets
+import socket
 import ssl
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray
-from fedcohort.errors import CiphertextError, FedcohortError, InputError, KeyHolderError, UnknownNameError
+from fedcohort.arrays import IntArray
+from fedcohort.errors import FedcohortError, InputError, KeyHolderError, MissingExtraError, UnknownNameError
 from fedcohort.guard import guarded
-from fedcohort.privacy.keyholder import ROW_LIMIT, ClientRefusedError, KeyHolder
-from fedcohort.privacy.products import Row
-from fedcohort.privacy.scheme import SecretKey, capacity, make_keys
+from fedcohort.privacy.keyholder import KeyHolder
+from fedcohort.privacy.scheme import STATEMENT_LIMIT, ClientKey, PublicKey, SecretKey, enrolled, make_keys
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 log = logging.getLogger(__name__)
-_HEADER_LIMIT = 32 << 20
-_REFUSAL = 5  # a refused request counts as so many more
-_ERRORS: dict[str, type[FedcohortError]] = {
-    "CiphertextError": CiphertextError,
-    "UnknownNameError": UnknownNameError,
-    "InputError": InputError,
-}
+_ERRORS: dict[str, type[FedcohortError]] = {"InputError": InputError, "UnknownNameError": UnknownNameError}
 
 
-# -- the key holder's folder ----------------------------------------------------------------------------------------
+# -- files ----------------------------------------------------------------------------------------------------------
 
 
-def make_folder(folder: Path, classes: int, clients: Sequence[str]) -> None:
-    """Write a new key holder's folder: keys, token, agreed clients.
+def make_folder(folder: Path, classes: int, clients: Sequence[str], most_samples: int) -> PublicKey:
+    """Write a new key holder's folder: keys, token, enrolled clients.
 
-    ``public.key`` is for the clients, ``evaluation.key`` and ``token`` for the server; ``secret.key`` never leaves.
+    ``public.key`` is for clients and server, ``token`` for the server; ``secret.key`` never leaves.
     """
-    names = [name.strip() for name in clients if name.strip()]
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise InputError(f"The agreed clients must be at least two, with different names. Got {len(names)}.")
-    folder.mkdir(parents=True, exist_ok=True)
+    names = enrolled(clients)
+    if len(names) < 2:
+        raise InputError(f"There must be at least two clients. Got {len(names)}.")
     if (folder / "secret.key").exists():
-        raise KeyHolderError(f"{folder} holds a key already; a new one would make all ciphertexts useless.")
-    secret, evaluation = make_keys(classes)
+        raise KeyHolderError(f"{folder} holds a key already; a new one would make all statements useless.")
+    secret = make_keys(classes, most_samples)
+    folder.mkdir(parents=True, exist_ok=True)
     _private(folder / "secret.key", secret.to_bytes())
     _private(folder / "token", secrets.token_urlsafe(32).encode())
     (folder / "public.key").write_bytes(secret.public.to_bytes())
-    (folder / "evaluation.key").write_bytes(evaluation.to_bytes())
-    (folder / "clients.txt").write_text("".join(f"{name}\n" for name in names))
+    (folder / "clients.txt").write_text("".join(f"{line.strip()}\n" for line in clients if line.strip()))
+    return secret.public
+
+
+def make_client_key(path: Path, name: str) -> str:
+    """Write a new client's key; return the line that enrols the client with the key holder."""
+    line = f"{name} {(key := ClientKey.fresh()).public}"
+    if list(enrolled([line])) != [name]:
+        raise InputError(f"A client's name must not begin or end with a space. Got {name!r}.")
+    if path.exists():
+        raise KeyHolderError(f"{path} exists already; a client that lost its key must be enrolled anew.")
+    _private(path, key.to_bytes())
+    return line
 
 
 def _private(path: Path, data: bytes) -> None:
@@ -80,7 +85,7 @@ def _private(path: Path, data: bytes) -> None:
 
 
 def open_folder(folder: Path) -> tuple[KeyHolder, str]:
-    """Return the key holder of a folder and its token; clients added to the end of ``clients.txt`` are agreed to."""
+    """Return the key holder of a folder and its token; lines that were added to ``clients.txt`` enrol clients."""
     for name in ("secret.key", "token", "clients.txt"):
         if not (folder / name).exists():
             raise KeyHolderError(f"{folder} has no {name}.", hint="make a folder with: fedcohort keyholder new")
@@ -89,38 +94,18 @@ def open_folder(folder: Path) -> tuple[KeyHolder, str]:
             f"Others can read {folder / 'secret.key'}.", hint=f"chmod 600 {folder / 'secret.key'}, or make new keys"
         )
     secret = SecretKey.from_bytes((folder / "secret.key").read_bytes())
-    clients = [line.strip() for line in (folder / "clients.txt").read_text().splitlines() if line.strip()]
-    if not (folder / "opened.sqlite").exists():
-        _private(folder / "opened.sqlite", b"")  # it will hold S
-    return KeyHolder(secret, clients, folder / "opened.sqlite"), (folder / "token").read_text().strip()
+    clients = enrolled((folder / "clients.txt").read_text().splitlines())
+    if not (folder / "statements.sqlite").exists():
+        _private(folder / "statements.sqlite", b"")
+    return KeyHolder(secret, clients, folder / "statements.sqlite"), (folder / "token").read_text().strip()
 
 
 # -- serving --------------------------------------------------------------------------------------------------------
 
 
-class _Allowance:
-    """So many requests a minute, saved up for at most a minute."""
-
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
-        self._rate, self._most, self._clock = per_minute / 60.0, float(per_minute), clock
-        self._left, self._at = self._most, clock()
-        self._lock = threading.Lock()
-
-    def take(self, amount: float = 1.0, *, must: bool = False) -> float:
-        """Take from the allowance; return 0, or the seconds until it is there. ``must`` takes it in any case."""
-        with self._lock:
-            now = self._clock()
-            self._left = min(self._most, self._left + (now - self._at) * self._rate)
-            self._at = now
-            if must or self._left >= amount:
-                self._left -= amount
-                return 0.0
-            return (amount - self._left) / self._rate
-
-
 @guarded
-class KeyHolderServer(ThreadingHTTPServer):
-    """Serves one key holder.
+class KeyHolderServer:
+    """Serves one key holder, from :meth:`serve_forever` until :meth:`shutdown`.
 
     Parameters
     ----------
@@ -130,11 +115,7 @@ class KeyHolderServer(ThreadingHTTPServer):
     address : tuple of str and int
     certificate, key : path, optional
         For TLS; without them the address must be of this machine.
-    per_minute : int
-        Requests allowed a minute; a refused one counts six times.
     """
-
-    daemon_threads = True
 
     def __init__(
         self,
@@ -144,161 +125,109 @@ class KeyHolderServer(ThreadingHTTPServer):
         *,
         certificate: str | Path | None = None,
         key: str | Path | None = None,
-        per_minute: int = 60,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if certificate is None and not _is_local(address[0]):
             raise KeyHolderError(
                 f"A key holder at {address[0]} must use TLS: everybody on the way would read S and the token.",
                 hint="give --certificate and --key, or serve on 127.0.0.1",
             )
-        self.holder, self.token = holder, token
-        self.allowance, self.strangers = _Allowance(per_minute, clock), _Allowance(per_minute, clock)
-        n = len(holder.agreed)
-        self.most_rows = n * (-(-n // capacity(holder.classes)) + 9)
-        super().__init__(address, _Handler)
-        self.tls = certificate is not None
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.load_cert_chain(str(certificate), None if key is None else str(key))
-            # The handshake is made by the thread of the request, so that a silent peer keeps nobody else waiting.
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        host, port = self.server_address[:2]
-        return f"{'https' if self.tls else 'http'}://{host!s}:{port}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Note a connection that broke."""
-        log.debug("connection from %s broke", client_address, exc_info=True)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: KeyHolderServer
-    protocol_version = "HTTP/1.1"
-    timeout = 60.0
-
-    def log_message(self, format: str, *args: Any) -> None:
-        log.info("%s %s", self.address_string(), format % args)
-
-    def do_GET(self) -> None:
-        self._answer({"/v1/key": self._key})
-
-    def do_POST(self) -> None:
-        self._answer({"/v1/known": self._known, "/v1/open": self._open, "/v1/readable": self._readable})
-
-    def _answer(self, questions: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-        self._left = int(self.headers.get("Content-Length") or 0)
-        given = self.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
-            wait = self.server.strangers.take()
-            self._refuse(429 if wait else 401, "KeyHolderError", "The token is wrong or missing.", wait=wait)
-            return
-        wait = self.server.allowance.take()
-        if wait:
-            self._refuse(
-                429, "KeyHolderError", "Too many requests; the key holder answers so many a minute.", wait=wait
-            )
-            return
-        question = questions.get(self.path)
-        if question is None:
-            self._refuse(404, "KeyHolderError", f"The key holder opens S and answers nothing at {self.path}.")
-            return
         try:
-            self._send(200, question())
+            import uvicorn
+        except ImportError as error:
+            raise MissingExtraError(
+                f"A key holder's service needs starlette and uvicorn ({error}).",
+                hint="pip install 'fedcohort[keyholder]'",
+            ) from error
+        config = uvicorn.Config(
+            _app(holder, token),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            ssl_certfile=None if certificate is None else str(certificate),
+            ssl_keyfile=None if key is None else str(key),
+        )
+        self._server = uvicorn.Server(config)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket = socket.create_server(address, family=family)
+        host, port = self._socket.getsockname()[:2]
+        self.address = (str(host), int(port))
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http{'s' if certificate else ''}://{shown}:{port}"
+
+    def serve_forever(self) -> None:
+        """Answer until :meth:`shutdown`, or until the process is interrupted."""
+        with self._socket:
+            self._server.run(sockets=[self._socket])
+
+    def shutdown(self) -> None:
+        """Stop answering."""
+        self._server.should_exit = True
+
+
+def _app(holder: KeyHolder, token: str) -> Any:
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    # A statement of each enrolled client in base64, and as many names.
+    limit = 4096 + (2 * STATEMENT_LIMIT + 4096) * len(holder.enrolled)
+
+    def refused(code: int, error: str, message: str, hint: str | None = None) -> Response:
+        log.warning("refused: %s", message)
+        return JSONResponse({"error": error, "message": message, "hint": hint}, code)
+
+    async def answered(request: Request, question: Callable[[Any], Any]) -> Response:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            return refused(401, "KeyHolderError", "The token is wrong or missing.")
+        data = bytearray()
+        async for part in request.stream():
+            data += part
+            if len(data) > limit:
+                return refused(413, "InputError", f"The request is oversize; at most {limit} bytes are possible.")
+        try:
+            return JSONResponse(await run_in_threadpool(lambda: question(json.loads(data or b"{}"))))
         except FedcohortError as error:
-            self.server.allowance.take(_REFUSAL, must=True)
-            client = error.client if isinstance(error, ClientRefusedError) else None
             kind = next((name for name, cls in _ERRORS.items() if isinstance(error, cls)), "KeyHolderError")
-            self._refuse(422, kind, error.message, hint=error.hint, client=client)
-        except (ValueError, LookupError, TypeError, OverflowError) as error:
-            self.server.allowance.take(_REFUSAL, must=True)
-            self._refuse(400, "KeyHolderError", f"The request cannot be read: {error!r}.")
+            return refused(422, kind, error.message, error.hint)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            return refused(400, "InputError", f"The request cannot be read: {str(error)[:200]}.")
 
-    def _send(self, code: int, body: dict[str, Any], **headers: str) -> None:
-        data = json.dumps(body).encode()
-        self._skim()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        if self._left:  # what was not read cannot be told from a next request
-            self.close_connection = True
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(data)
+    def admit(body: Any) -> Any:
+        statements = {name: base64.b64decode(data, validate=True) for name, data in body["statements"].items()}
+        return {"refused": holder.admit(statements)}
 
-    def _skim(self) -> None:
-        """Read on a little before a refusal: a peer that is still sending would lose the answer with the connection."""
-        until = time.monotonic() + 5.0
-        while self._left > 0 and time.monotonic() < until:
-            data = self.rfile.read(min(self._left, 1 << 16))
-            if not data:
-                return
-            self._left -= len(data)
+    def products(body: Any) -> Any:
+        return {"products": holder.products(_names(body["rows"]), _names(body["columns"])).tolist()}
 
-    def _refuse(self, code: int, kind: str, message: str, wait: float = 0.0, **more: Any) -> None:
-        log.warning("refused %s from %s: %s", self.path, self.address_string(), message)
-        headers = {"Retry_After": str(int(wait) + 1)} if wait else {}
-        self._send(code, {"error": kind, "message": message, **more}, **headers)
+    def confirm(body: Any) -> Any:
+        return {"confirmed": {name: _text(word) for name, word in holder.confirm(_names(body["clients"])).items()}}
 
-    # -- the questions --------------------------------------------------------------------------------------------
+    questions: dict[tuple[str, str], Callable[[Any], Any]] = {
+        ("GET", "/v1/key"): lambda _: {"public": _text(holder.public.to_bytes())},
+        ("POST", "/v1/admit"): admit,
+        ("POST", "/v1/products"): products,
+        ("POST", "/v1/confirm"): confirm,
+    }
 
-    def _key(self) -> dict[str, Any]:
-        holder = self.server.holder
-        return {"key": holder.key_name, "classes": holder.classes, "clients": len(holder.agreed)}
+    async def asked(request: Request) -> Response:
+        question = questions.get((request.method, request.url.path))
+        if question is None:
+            return refused(404, "KeyHolderError", f"The key holder answers nothing at {request.url.path[:100]!r}.")
+        return await answered(request, question)
 
-    def _read(self, length: int) -> bytes:
-        data = self.rfile.read(length)
-        self._left -= len(data)
-        if len(data) < length:
-            raise CiphertextError(f"The request is truncated: {len(data)} bytes came of {length}.")
-        return data
+    return Starlette(routes=[Route("/{path:path}", asked, methods=["GET", "POST"])])
 
-    def _json_line(self) -> dict[str, Any]:
-        line = self.rfile.readline(min(self._left, _HEADER_LIMIT) + 1)
-        self._left -= len(line)
-        value = json.loads(line)
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-        return value
 
-    def _known(self) -> dict[str, Any]:
-        wanted = self._json_line()
-        values = self.server.holder.known(_names(wanted["rows"]), _names(wanted["columns"]))
-        return {"values": [[None if np.isnan(v) else int(v) for v in row] for row in values]}
-
-    def _rows(self) -> tuple[Iterator[Row], dict[str, int], int]:
-        most = _HEADER_LIMIT + self.server.most_rows * ROW_LIMIT
-        if self._left > most:
-            raise CiphertextError(f"The request is oversize: {self._left} bytes, at most {most} are possible.")
-        head = self._json_line()
-        blocks = [_names(block) for block in head["blocks"]]
-        parts = [(str(r["client"]), blocks[int(r["block"])], int(r["bytes"])) for r in head["rows"]]
-        if len(parts) > self.server.most_rows:
-            raise CiphertextError(f"The request has {len(parts)} rows; at most {self.server.most_rows} are possible.")
-        if any(not 0 <= length <= ROW_LIMIT for _, _, length in parts):
-            raise CiphertextError(f"A row is oversize; at most {ROW_LIMIT} bytes are possible.")
-        if sum(length for _, _, length in parts) != self._left:
-            raise CiphertextError("The request is truncated: the lengths of its rows do not add up.")
-        rows = (Row(client, tuple(block), self._read(length)) for client, block, length in parts)
-        return rows, dict(head.get("sizes", {})), len(parts)
-
-    def _open(self) -> dict[str, Any]:
-        rows, sizes, _ = self._rows()
-        return {"values": self.server.holder.open(rows, sizes)}
-
-    def _readable(self) -> dict[str, Any]:
-        return {"readable": self.server.holder.readable(self._rows()[0])}
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _names(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError("clients must be a list of names")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or len(set(value)) < len(value):
+        raise ValueError("clients must be a list of different names")
     return value
 
 
@@ -327,17 +256,11 @@ class RemoteKeyHolder:
     authority : path, optional
         Certificate authority to trust; default: the system's.
     patience : float
-        Longest time to wait for an answer or for the rate limit, in seconds.
+        Longest time to wait for an answer, in seconds.
     """
 
     def __init__(
-        self,
-        url: str,
-        token: str | Path,
-        *,
-        authority: str | Path | None = None,
-        patience: float = 600.0,
-        sleep: Callable[[float], None] = time.sleep,
+        self, url: str, token: str | Path, *, authority: str | Path | None = None, patience: float = 60.0
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -347,7 +270,7 @@ class RemoteKeyHolder:
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
         self._token = token.read_text().strip() if isinstance(token, Path) else token
         self._authority = authority
-        self._patience, self._sleep = patience, sleep
+        self._patience = patience
 
     def __repr__(self) -> str:
         return f"RemoteKeyHolder({self._host}:{self._port})"
@@ -358,72 +281,43 @@ class RemoteKeyHolder:
         context = ssl.create_default_context(cafile=None if self._authority is None else str(self._authority))
         return http.client.HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)
 
-    def _ask(self, method: str, path: str, parts: Sequence[bytes] = ()) -> dict[str, Any]:
-        waited = 0.0
-        while True:
-            connection = self._connection()
-            try:
-                connection.request(
-                    method,
-                    path,
-                    body=iter(parts) if parts else None,
-                    headers={
-                        "Authorization": f"Bearer {self._token}",
-                        **({"Content-Length": str(sum(map(len, parts)))} if parts else {}),
-                    },
-                )
-                reply = connection.getresponse()
-                body = json.loads(reply.read() or b"{}")
-            except (BrokenPipeError, ConnectionResetError) as error:
-                raise KeyHolderError(f"The key holder at {self._host}:{self._port} hung up: {error}.") from error
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise KeyHolderError(
-                    f"The key holder at {self._host}:{self._port} cannot be asked: {error}.",
-                    hint="is it running (fedcohort keyholder serve), and is its certificate trusted?",
-                ) from error
-            finally:
-                connection.close()
-            if reply.status == 200:
-                return dict(body)
-            wait = float(reply.headers.get("Retry-After") or 0)
-            if reply.status == 429 and wait and waited + wait <= self._patience:
-                self._sleep(wait)
-                waited += wait
-                continue
-            raise _error_of(body)
+    def _ask(self, path: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        connection = self._connection()
+        try:
+            body = None if question is None else json.dumps(question).encode()
+            connection.request(
+                "GET" if body is None else "POST", path, body, {"Authorization": f"Bearer {self._token}"}
+            )
+            reply = connection.getresponse()
+            answer = dict(json.loads(reply.read()))
+        except (OSError, http.client.HTTPException, ValueError, TypeError) as error:
+            raise KeyHolderError(
+                f"The key holder at {self._host}:{self._port} cannot be asked: {error}.",
+                hint="is it running (fedcohort keyholder serve), and is its certificate trusted?",
+            ) from error
+        finally:
+            connection.close()
+        if reply.status == 200:
+            return answer
+        message = str(answer.get("message", f"The key holder refused {path}."))
+        raise _ERRORS.get(str(answer.get("error")), KeyHolderError)(message, hint=answer.get("hint"))
 
-    def key(self) -> dict[str, Any]:
-        """Return the name of the key, the number of classes and of agreed clients."""
-        return self._ask("GET", "/v1/key")
+    @property
+    def public(self) -> PublicKey:
+        """The public key, as the key holder gives it now."""
+        return PublicKey.from_bytes(base64.b64decode(self._ask("/v1/key")["public"]))
 
-    def known(self, rows: Sequence[str], columns: Sequence[str]) -> FloatArray:
-        """Return the products on record, NaN where nothing was opened."""
-        body = json.dumps({"rows": list(rows), "columns": list(columns)}).encode() + b"\n"
-        values = self._ask("POST", "/v1/known", [body])["values"]
-        return np.array([[np.nan if v is None else v for v in row] for row in values], np.float64)
+    def admit(self, statements: Mapping[str, bytes]) -> dict[str, str]:
+        """Hand over clients' statements; return whose were refused, and why."""
+        sent = {name: _text(data) for name, data in statements.items()}
+        return {str(n): str(why) for n, why in self._ask("/v1/admit", {"statements": sent})["refused"].items()}
 
-    def open(self, rows: Sequence[Row], sizes: Mapping[str, int]) -> list[list[int]]:
-        """Return the inner products in rows; see :meth:`KeyHolder.open`."""
-        return [list(map(int, row)) for row in self._ask("POST", "/v1/open", _packed(rows, sizes))["values"]]
+    def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
+        """Return inner products of clients' counts, (rows, columns)."""
+        found = self._ask("/v1/products", {"rows": list(rows), "columns": list(columns)})["products"]
+        return np.array(found, np.int64).reshape(len(rows), len(columns))
 
-    def readable(self, rows: Sequence[Row]) -> list[bool]:
-        """Return for each row whether the key fits."""
-        return [bool(value) for value in self._ask("POST", "/v1/readable", _packed(rows, {}))["readable"]]
-
-
-def _packed(rows: Sequence[Row], sizes: Mapping[str, int]) -> list[bytes]:
-    blocks = list(dict.fromkeys(row.block for row in rows))
-    place = {block: i for i, block in enumerate(blocks)}
-    head = {
-        "blocks": [list(block) for block in blocks],
-        "rows": [{"client": r.client, "block": place[r.block], "bytes": len(r.body)} for r in rows],
-        "sizes": dict(sizes),
-    }
-    return [json.dumps(head).encode() + b"\n", *(row.body for row in rows)]
-
-
-def _error_of(body: Mapping[str, Any]) -> FedcohortError:
-    message, hint = str(body.get("message", "The key holder refused.")), body.get("hint")
-    if body.get("client"):
-        return ClientRefusedError(str(body["client"]), message)
-    return _ERRORS.get(str(body.get("error")), KeyHolderError)(message, hint=hint)
+    def confirm(self, clients: Sequence[str]) -> dict[str, bytes]:
+        """Return what was taken from each client, signed by the key holder."""
+        found = self._ask("/v1/confirm", {"clients": list(clients)})["confirmed"]
+        return {name: base64.b64decode(data) for name, data in found.items()}

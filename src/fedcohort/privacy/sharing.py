@@ -1,7 +1,7 @@
 """How a simulated federation's clients tell about their labels, with the time and bytes it takes.
 
-The simulator runs the same code a live federation runs, in memory: keys are made, counts encrypted, products computed
-and opened; what it took is booked as the cost of a question before the first round.
+The simulator runs the same code a live federation runs, in memory: keys are made, counts sealed, signed and opened,
+products computed; what it took is booked as the cost of a question before the first round.
 """
 
 from __future__ import annotations
@@ -113,24 +113,26 @@ class Noisy(LabelSharing):
 @LABEL_SHARING.register("encrypted")
 @dataclass(frozen=True, kw_only=True)
 class Encrypted(LabelSharing):
-    """Clients encrypt, the server multiplies, a key holder opens S (extra he). Exact."""
+    """Clients seal and sign their counts, a key holder tells S (extra keyholder). Exact."""
 
     def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
-        """Return S, as measured here: encryption by all clients at once, then the server, then the key holder."""
+        """Return S, as measured here: sealing by all clients at once, then the server and the key holder."""
         from fedcohort.privacy.keyholder import KeyHolder
         from fedcohort.privacy.openers import EncryptedLabels
-        from fedcohort.privacy.scheme import make_keys
+        from fedcohort.privacy.scheme import LARGEST_SIZE, ClientKey, LabelSeal, enrolled, make_keys
 
         if not len(counts):
-            raise InputError("There are no clients whose label counts could be encrypted.")
-        names = [str(i) for i in range(len(counts))]
-        secret, evaluation = make_keys(counts.shape[1])
+            raise InputError("There are no clients whose label counts could be sealed.")
+        keys = {str(i): ClientKey.fresh() for i in range(len(counts))}
+        secret = make_keys(counts.shape[1], LARGEST_SIZE)
+        seals = {name: LabelSeal(secret.public, key) for name, key in keys.items()}
+        holder = KeyHolder(secret, enrolled(f"{name} {key.public}" for name, key in keys.items()))
         began = time.perf_counter()
-        sealed = {name: secret.public.seal(name, row) for name, row in zip(names, counts, strict=True)}
+        sealed = {name: seal.seal(name, row) for (name, seal), row in zip(seals.items(), counts, strict=True)}
         clients = time.perf_counter() - began
-        opener = EncryptedLabels(evaluation, KeyHolder(secret, names))
         began = time.perf_counter()
-        labels = opener.open(sealed, {n: int(row.sum()) for n, row in zip(names, counts, strict=True)}, ())
+        sizes = {name: int(row.sum()) for name, row in zip(keys, counts, strict=True)}
+        labels = EncryptedLabels(secret.public, holder).open(sealed, sizes, ())
         server = time.perf_counter() - began
         assert isinstance(labels, LabelGram)
         size = sum(map(len, sealed.values()))
