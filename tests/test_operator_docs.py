@@ -57,6 +57,8 @@ def test_every_command_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest
         done = CliRunner().invoke(app, shlex.split(command)[1:])
         assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception}"
         said[command] = done.output
+        if "rules show" in command:
+            (tmp_path / "rules.toml").write_text(done.stdout)
     first = COMMANDS[0]
     assert "was no candidate in round 12: it does not meet battery >= 30" in " ".join(said[first].split())
     assert any("The rules held in every round" in text for text in said.values())

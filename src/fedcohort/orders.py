@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 REFUSED = "order-refused"  # the event of an order that could not be carried out
 _MOST_BYTES = 1 << 22
+_LISTS = ("block", "unblock", "pin", "unpin", "resume")
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,14 @@ class Order:
         """The clients it names."""
         given = {} if self.rules is None else Rules(**self.rules).to_dict()
         listed = [name for key in ("blocked", "pinned", "paused", "budgets") for name in given.get(key) or ()]
-        changed = [*self.block, *self.unblock, *self.pin, *self.unpin, *self.pause, *self.resume]
-        return list(dict.fromkeys([*listed, *changed]))
+        changed = [name for key in _LISTS for name in getattr(self, key)]
+        return list(dict.fromkeys([*listed, *changed, *self.pause]))
+
+    def renamed(self, name: Callable[[str], str]) -> Order:
+        """Return the same order with the clients it names under other names."""
+        changes: dict[str, Any] = {key: [name(client) for client in getattr(self, key)] for key in _LISTS}
+        changes["rules"] = None if self.rules is None else Rules(**self.rules).renamed(name).to_dict()
+        return replace(self, **changes, pause={name(client): rounds for client, rounds in self.pause.items()})
 
     def carried_out(self, rules: Rules | None, round_: int) -> Rules:
         """Return the rules that hold from ``round_`` on, after those given."""
@@ -196,7 +203,7 @@ def _read(data: bytes) -> Order | None:
     try:
         body = json.loads(data)
         order = Order(**body)
-        for names in (order.block, order.unblock, order.pin, order.unpin, order.resume):
+        for names in (getattr(order, key) for key in _LISTS):
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise InputError(f"An order names clients in lists of texts. Got {shown(names)}.")
         if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):

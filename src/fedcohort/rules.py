@@ -203,7 +203,8 @@ class Rules(Parameterized):
         """Return the same rules with the clients they name under other names."""
         budgets = self.budgets and {name(client): own for client, own in self.budgets.items()}
         blocked, pinned = (tuple(map(name, names)) for names in (self.blocked, self.pinned))
-        return dataclasses.replace(self, blocked=blocked, pinned=pinned, budgets=budgets)
+        paused = self.paused and {name(client): until for client, until in self.paused.items()}
+        return dataclasses.replace(self, blocked=blocked, pinned=pinned, paused=paused, budgets=budgets)
 
     @property
     def by_name(self) -> bool:

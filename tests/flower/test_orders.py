@@ -151,6 +151,16 @@ def test_what_is_wrong_is_said_before_anything_is_ordered(tmp_path: Path) -> Non
         assert session.rules == Rules(blocked=("kiosk-7", "new-1"))
 
 
+def test_a_client_is_found_in_either_form_of_unicode(tmp_path: Path) -> None:
+    path, file = tmp_path / "run.sqlite", tmp_path / "rules.toml"
+    Session(Uniform(), ClientTable(names=["Zu\u0308rich", "K\u00f6ln", "M\u00fcnchen"]), journal=path).close()
+    file.write_text('blocked = ["Ko\u0308ln"]\n')
+    command("apply", path, file, "--pin", "Mu\u0308nchen", "--pause", "Zu\u0308rich=2")
+    with Session.open(path) as session:
+        orders.take(session)
+        assert session.rules == Rules(blocked=("K\u00f6ln",), pinned=("M\u00fcnchen",), paused={"Zu\u0308rich": 2})
+
+
 def test_rules_that_cannot_be_kept_are_refused_before_and_when_they_are_taken(
     fleet: Any, kit: Any, tmp_path: Path
 ) -> None:

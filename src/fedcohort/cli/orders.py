@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from fedcohort.cli.options import FormatOption
 from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.cli.rules import rules_app
+from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.presence import planned, run_state
@@ -73,8 +75,10 @@ def apply_rules(
     if file is None and not order.names:
         raise typer.BadParameter("there is nothing to change: name a FILE, or --block, --pin, --pause, ...")
     with closing(read_journal(journal)) as record:
+        table, _ = record.table()
+        order = order.renamed(lambda name: name if name in table else unicodedata.normalize("NFC", name))
         if not allow_unknown:
-            _check_names(order, record)
+            _check_names(order, table)
         round_ = next_round(record)[0]
         before = _after_waiting(record, journal)
         rules = order.carried_out(before, round_)  # raises when they cannot hold together
@@ -146,8 +150,7 @@ def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
         rules.check_feasible(spent(record), size, rounds - round_)
 
 
-def _check_names(order: Order, record: Journal) -> None:
-    table, _ = record.table()
+def _check_names(order: Order, table: ClientTable) -> None:
     strangers = [name for name in order.names if name not in table]
     if not strangers:
         return
