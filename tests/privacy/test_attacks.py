@@ -52,16 +52,41 @@ def test_reduced_basis_generates_the_same_lattice(dimension: int, vectors: int, 
         assert basis[0] @ basis[0] <= 2 ** (len(basis) - 1) * shortest + 1e-9
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [
-        dirichlet(40, 10, 0),
-        np.random.default_rng(1).integers(0, 1000, (25, 10)),
-        np.eye(10, dtype=int)[np.arange(30) % 10] * 50,  # one class each, all of one size
-        np.eye(5, dtype=int)[np.arange(12) % 5] * np.arange(1, 13)[:, None],
-    ],
-    ids=["dirichlet", "dense", "one class, one size", "one class, sizes"],
-)
+def sized(sizes: Any, classes: int, seed: int, alpha: float = 0.3) -> Any:
+    rng = np.random.default_rng(seed)
+    return np.array([rng.multinomial(int(q), rng.dirichlet(np.full(classes, alpha))) for q in sizes])
+
+
+def shards(counts: list[int]) -> Any:
+    """Each of 50 clients has two of ten classes, so many samples of each."""
+    rng = np.random.default_rng(5)
+    return np.array([np.array(counts) @ np.eye(10, dtype=int)[rng.permutation(10)[:2]] for _ in range(50)])
+
+
+FEDERATIONS = {
+    "dirichlet": dirichlet(40, 10, 0),
+    "dense": np.random.default_rng(1).integers(0, 1000, (25, 10)),
+    "one class, one size": np.eye(10, dtype=int)[np.arange(30) % 10] * 50,
+    "one class, sizes": np.eye(5, dtype=int)[np.arange(12) % 5] * np.arange(1, 13)[:, None],
+    # Sizes with a common factor: no class axis is in the lattice of the counts.
+    "equal sizes": sized([100] * 40, 10, 0),
+    "equal sizes, a prime": sized([97] * 40, 10, 1),
+    "equal sizes, sparse": sized([600] * 40, 10, 2, alpha=0.1),
+    "even sizes": sized(2 * np.random.default_rng(3).integers(15, 100, 40), 10, 3),
+    "sizes by six": sized(6 * np.random.default_rng(4).integers(5, 40, 40), 10, 4),
+    "equal sizes, two classes": sized([50] * 12, 2, 5),
+    "equal sizes, twenty classes": sized([100] * 50, 20, 6),
+    "equal sizes, few clients": sized([100] * 13, 10, 7),
+    "equal sizes, a class nobody has": np.pad(sized([60] * 30, 6, 8), ((0, 0), (0, 2))),
+    # Counts with a common factor as well.
+    "counts by ten": 10 * sized([30] * 40, 10, 9),
+    "shards": shards([20, 20]),
+    "shards, uneven": shards([20, 30]),
+    "one class": np.array([[5, 0], [7, 0]]),
+}
+
+
+@pytest.mark.parametrize("counts", FEDERATIONS.values(), ids=FEDERATIONS)
 def test_products_alone_give_everybody_away(counts: Any) -> None:
     found = from_products(counts @ counts.T, counts.sum(axis=1), counts.shape[1])
     assert found is not None and not found.named

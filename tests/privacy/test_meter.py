@@ -44,6 +44,17 @@ def test_every_option_has_findings_and_one_verdict() -> None:
     assert by["updates in the clear, labels never asked for"].verdict.startswith("Moot: shares of 100%")
 
 
+@pytest.mark.parametrize("factor", [0, 2, 6])
+def test_equal_sizes_and_sizes_with_a_common_factor_hide_nothing(factor: int) -> None:
+    rng = np.random.default_rng(factor)
+    sizes = factor * rng.integers(10, 40, 40) if factor else [100] * 40
+    counts = [rng.multinomial(int(q), rng.dirichlet(np.full(10, 0.3))) for q in sizes]
+    encrypted = audit(counts, rng=rng).exposures[1]
+    server = encrypted.findings[0]
+    assert (server.observer, server.exact_share, server.named) == ("server", 1.0, False)
+    assert "exact counts of 100% of clients" in encrypted.verdict
+
+
 def test_verdicts_follow_the_numbers() -> None:
     counts = federation(4, 12)  # fewer clients than classes: the lattice tells little
     rng = np.random.default_rng(1)

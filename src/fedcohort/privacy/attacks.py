@@ -2,25 +2,29 @@ r"""Attacks on label counts, as somebody would run them who sees S, noisy counts
 
 Fed-CBS's Theorem 3.2 says that counts cannot be derived from S, because a rotation changes counts and not S. Counts are
 whole numbers, and that decides it. The integer combinations of the clients' counts form a lattice, S tells all its
-lengths and angles, and for as few dimensions as there are classes the lattice's shortest vectors are quickly found
-(:func:`from_products`): they are the class axes. Everybody's counts follow exactly, up to the names of the classes.
+lengths and angles, and for as few dimensions as there are classes it is quickly reduced. Of its vectors with sum 0 each
+class takes a whole number, and there are few whole numbers that a class can take (:func:`from_products`): everybody's
+counts follow exactly, up to the names of the classes. Sizes that share a factor, or are all equal, do not help.
 With one client whose counts are known the names follow as well; with B of them one linear system does it
 (:func:`from_sybils`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
-from fedcohort.arrays import BoolArray, FloatArray
+from fedcohort.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.errors import InputError
 
 Matrix = list[list[int]]
+_STEPS = 200_000  # of a search, before it is given up
+_FACTORS = 10_000  # largest factor that all counts are tried to share
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Recovered:
 # -- lattices -----------------------------------------------------------------------------------------------------
 
 
-def reduced_basis(gram: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
+def reduced_basis(gram: Sequence[Sequence[int]], percent: int = 75) -> tuple[Matrix, Matrix]:
     """Return a reduced basis of the lattice that vectors with these inner products generate.
 
     LLL in whole numbers (de Weger's variant), for vectors that may depend on each other (Pohst 1987): those that become
@@ -52,6 +56,8 @@ def reduced_basis(gram: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
     ----------
     gram : (m, m) whole numbers
         Inner products of the generating vectors.
+    percent : int
+        LLL's delta: the nearer to 100, the shorter the basis and the longer it takes.
 
     Returns
     -------
@@ -107,7 +113,7 @@ def reduced_basis(gram: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
             del lam[k:], d[k + 1 :]
             continue
         dependent = d[k + 1] == 0
-        if k > 0 and (dependent or 4 * d[k + 1] * d[k - 1] < 3 * d[k] * d[k] - 4 * lam[k][k - 1] ** 2):
+        if k > 0 and (dependent or 100 * (d[k + 1] * d[k - 1] + lam[k][k - 1] ** 2) < percent * d[k] * d[k]):
             u[k], u[k - 1] = u[k - 1], u[k]
             g[k], g[k - 1] = g[k - 1], g[k]
             for r in g:
@@ -117,14 +123,6 @@ def reduced_basis(gram: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
         else:
             k += 1
     return u, g
-
-
-def _axes(gram: Matrix, coefficients: Matrix) -> tuple[Matrix, list[int]] | None:
-    """Return pairwise orthogonal vectors that span a reduced lattice, and their squared lengths; None without such."""
-    r = len(gram)
-    if all(gram[i][j] == 0 for i in range(r) for j in range(i)):
-        return coefficients, [gram[i][i] for i in range(r)]
-    return None
 
 
 def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int | None = None) -> Recovered | None:
@@ -155,38 +153,155 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int |
     whole = np.rint(s)
     if not np.isfinite(s).all() or (np.abs(s - whole) > 1e-3).any():
         return None  # not products of whole numbers: noise, or an estimate
-    exact = [[int(x) for x in row] for row in whole]
+    known = _Products([[int(x) for x in row] for row in whole], [int(q) for q in total])
     # Small clients make short generators; zero ones none.
-    order = [int(i) for i in np.argsort(np.diag(whole)) if exact[int(i)][int(i)] > 0]
+    order = [int(i) for i in np.argsort(np.diag(whole)) if known.gram[int(i)][int(i)] > 0]
     wanted = min(len(order), use or 2 * classes + 6)
-    while True:
-        chosen = order[:wanted]
-        coefficients, reduced = reduced_basis([[exact[i][j] for j in chosen] for i in chosen])
-        axes = _axes(reduced, coefficients)
-        if axes is not None:
-            found = _along(axes, exact, chosen, total)
-            if found is not None:
-                return Recovered(_padded(found, classes), named=False)
+    while wanted:
+        found = known.solved(order[:wanted])
+        if found is not None and found.shape[1] <= classes:
+            return Recovered(_padded(found, classes), named=False)
         if wanted == len(order):
-            return None
+            break
         wanted = min(len(order), 2 * wanted)
+    return None
 
 
-def _along(axes: tuple[Matrix, list[int]], exact: Matrix, chosen: list[int], sizes: np.ndarray) -> FloatArray | None:
-    """Return everybody's coordinates along the axes if they are counts of the stated sizes."""
-    columns = []
-    for vector, norm in zip(*axes, strict=True):
-        root = round(norm**0.5)
-        if root * root != norm:
+@dataclass(frozen=True)
+class _Products:
+    """S and the sizes, and what lattices of some clients tell about all of them."""
+
+    gram: Matrix
+    sizes: list[int]
+
+    def solved(self, chosen: list[int]) -> FloatArray | None:
+        """Return everybody's counts from the lattice of the chosen clients, or None when it does not tell."""
+        between = [[self.gram[i][j] for j in chosen] for i in chosen]
+        basis, inner = reduced_basis(between)
+        sums = [sum(c * self.sizes[i] for c, i in zip(row, chosen, strict=True)) for row in basis]
+        rank = len(basis)
+        # The squared length of (1, ..., 1) as far as the clients span it: r, if there are as many classes.
+        ones = np.array(sums, np.float64)
+        if abs(float(ones @ np.linalg.solve(np.array(inner, np.float64), ones)) - rank) > 1e-6:
             return None
-        products = [sum(c * exact[i][j] for c, i in zip(vector, chosen, strict=True)) for j in range(len(exact))]
-        columns.append([p / root for p in products])
-    counts = np.array(columns, np.float64).T
-    signs = np.where(counts.sum(axis=0) < 0, -1.0, 1.0)
-    counts = counts * signs
-    if (counts < -1e-9).any() or np.abs(counts.sum(axis=1) - sizes).max(initial=0.0) > 1e-6:
+        level = _sum_zero(basis, sums)
+        turns, inner = reduced_basis(_times(_times(level, between), _transposed(level)), percent=99)
+        level = _times(turns, level)
+        n = len(self.gram)
+        along = np.array(_times(level, [self.gram[i] for i in chosen]), np.float64).reshape(rank - 1, n)
+        quadratic: FloatArray = np.linalg.inv(np.array(inner, np.float64).reshape(rank - 1, rank - 1)).astype(
+            np.float64
+        )
+        # A class takes a whole number n of each vector of sum 0. Its axis, less what it shares with the ones, has the
+        # squared length 1 - 1/r, which is n' inner^-1 n: few n have that. Where all counts share a factor, only its
+        # multiples are tried, or they would be many.
+        for factor in _square_factors(inner):
+            entries = _of_length(factor * factor * quadratic, 1 - 1 / rank)
+            if entries is None:
+                return None
+            counts = self._classes(factor * entries, quadratic, along)
+            if counts is not None:
+                return counts
         return None
-    return counts
+
+    def _classes(self, entries: FloatArray, quadratic: FloatArray, along: FloatArray) -> FloatArray | None:
+        """Return (N, r) counts, if some of the candidates for a class make up all of S and the sizes."""
+        rank = len(quadratic) + 1
+        sizes = np.array(self.sizes, np.float64)
+        counts = entries @ quadratic @ along + sizes / rank
+        possible = (np.abs(counts - np.rint(counts)) < 1e-4).all(axis=1) & (counts > -0.5).all(axis=1)
+        entries, counts = entries[possible], np.rint(counts[possible])
+        apart = np.abs(entries @ quadratic @ entries.T + 1 / rank) < 1e-6
+        frame = _clique(apart, rank)
+        if frame is None:
+            return None
+        columns = counts[frame].T
+        # Whole numbers below 2^53: the comparison is exact.
+        same = np.array_equal(columns @ columns.T, np.array(self.gram, np.float64))
+        return columns if same and np.array_equal(columns.sum(axis=1), sizes) else None
+
+
+def _times(a: Matrix, b: Matrix) -> Matrix:
+    columns = _transposed(b)
+    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in columns] for row in a]
+
+
+def _transposed(a: Matrix) -> Matrix:
+    return [list(column) for column in zip(*a, strict=True)]
+
+
+def _sum_zero(basis: Matrix, sums: list[int]) -> Matrix:
+    """Return a basis of the combinations whose sum is 0, by Euclid's algorithm."""
+    rows = list(zip(basis, sums, strict=True))
+    while len(live := sorted((row for row in rows if row[1]), key=lambda row: abs(row[1]))) > 1:
+        vector, least = live[0]
+        for i, (other, total) in enumerate(rows):
+            if total and other is not vector:
+                q = (2 * total + least) // (2 * least)
+                rows[i] = [a - q * b for a, b in zip(other, vector, strict=True)], total - q * least
+    return [row for row, total in rows if total == 0]
+
+
+def _square_factors(gram: Matrix) -> list[int]:
+    """Return the whole numbers whose square divides all products, largest first: the lattice may be so much larger."""
+    content = math.gcd(*(x for row in gram for x in row))
+    return [m for m in range(min(math.isqrt(content), _FACTORS), 0, -1) if content % (m * m) == 0] or [1]
+
+
+def _of_length(quadratic: FloatArray, length: float) -> FloatArray | None:
+    """Return all whole x with x' quadratic x = length (Fincke and Pohst 1985), or None when they are too many."""
+    n = len(quadratic)
+    upper = np.linalg.cholesky(quadratic).T
+    squares, mixed = np.diag(upper) ** 2, upper / np.diag(upper)[:, None]
+    found: list[list[float]] = []
+    x = np.zeros(n)
+    steps = 0
+    waiting = [_level(n - 1, length + 1e-6, squares, mixed, x)] if n else []
+    while waiting:
+        k, left, centre, values = waiting[-1]
+        value = next(values, None)
+        if value is None:
+            x[k] = 0.0
+            waiting.pop()
+            continue
+        steps += 1
+        if steps > _STEPS:
+            return None
+        x[k] = value
+        rest = left - squares[k] * (value - centre) ** 2
+        if k:
+            waiting.append(_level(k - 1, rest, squares, mixed, x))
+        elif rest < 2e-6:
+            found.append(x.tolist())
+    return np.array(found, np.float64).reshape(-1, n) if n else np.zeros((1, 0))
+
+
+def _level(
+    k: int, left: float, squares: FloatArray, mixed: FloatArray, x: FloatArray
+) -> tuple[int, float, float, Iterator[int]]:
+    """Return what the k-th entry may be when those after it are chosen."""
+    centre = -float(mixed[k, k + 1 :] @ x[k + 1 :])
+    radius = math.sqrt(max(left, 0.0) / squares[k])
+    return k, left, centre, iter(range(math.ceil(centre - radius), math.floor(centre + radius) + 1))
+
+
+def _clique(related: BoolArray, size: int) -> list[int] | None:
+    """Return ``size`` candidates all of which are related, or None when there are none or it takes too long."""
+    steps = 0
+
+    def grown(chosen: list[int], rest: IntArray) -> list[int] | None:
+        nonlocal steps
+        steps += 1
+        if len(chosen) == size:
+            return chosen
+        while len(chosen) + len(rest) >= size and steps < _STEPS:
+            found = grown([*chosen, int(rest[0])], rest[related[rest[0], rest]])
+            if found is not None:
+                return found
+            rest = rest[1:]
+        return None
+
+    return grown([], np.arange(len(related)))
 
 
 def _padded(counts: FloatArray, classes: int) -> FloatArray:

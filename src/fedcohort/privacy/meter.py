@@ -266,6 +266,6 @@ def _products_verdict(server: Finding, sybils: Finding) -> str:
             f"names of the classes; with as many sybils as classes {sybils.exact_share:.0%}, names included."
         )
     return (
-        f"Broken by sybils: S alone leaves shares open to {server.mean_error:.2f}, but as many sybils as classes find "
-        f"the exact counts of {sybils.exact_share:.0%} of clients."
+        f"Broken by sybils: what was tried on S alone leaves an error of {server.mean_error:.2f}, but as many "
+        f"sybils as classes find the exact counts of {sybils.exact_share:.0%} of clients."
     )
