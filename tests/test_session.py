@@ -465,7 +465,7 @@ def test_more_kinds_of_facts_may_become_known_and_none_goes(tmp_path):
         assert session.table.sizes.tolist() == [1, 2, 0] and 2 not in session.ask(RoundRequest(2)).clients
 
 
-@pytest.mark.parametrize("kind", ["abandoned", "rules", "selector", "shadow", "join", "excluded", "cohort"])
+@pytest.mark.parametrize("kind", ["abandoned", "rules", "selector", "shadow", "join", "excluded"])
 def test_notes_cannot_pass_for_events_of_the_session(kind):
     session = named()
     with pytest.raises(InputError, match="session's own"):

@@ -202,7 +202,7 @@ def check(journal: Journal) -> Outcome:
     try:
         for _, step in sorted(steps, key=lambda pair: pair[0]):
             step()
-        _compare_states(journal, replay.playing)
+        compare_states(journal, replay.playing)
     except DoesNotFollow as broken:
         return Outcome(True, replay.rounds, str(broken))
     return Outcome(True, replay.rounds, None)
@@ -257,7 +257,7 @@ def _tell(journal: Journal, replay: Replay, row: CohortRow, given_up: Mapping[in
     replay.tell(row.ticket, blocks, given_up.get(row.ticket))
 
 
-def _compare_states(journal: Journal, session: Session) -> None:
+def compare_states(journal: Journal, session: Session) -> None:
     """Refuse a state on record that is not, bit by bit, the one the rounds lead to."""
     recorded = journal.state("")
     for name, value in state_fields(session.state):

@@ -34,6 +34,7 @@ from fedcohort.journal.database import Commit
 from fedcohort.journal.explain import ABANDONED, recorded_scores
 from fedcohort.journal.place import place
 from fedcohort.journal.position import Position, rewind
+from fedcohort.journal.signing import Signer
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
@@ -88,6 +89,8 @@ class Session(Standing):
         Whether each event is durable when its call returns, or only after :meth:`commit`.
     audit : bool
         Whether to chain the record by digests and to keep answers, for ``fedcohort audit``.
+    sign : path, optional
+        A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest with every event.
 
     Examples
     --------
@@ -113,7 +116,10 @@ class Session(Standing):
         rules: Rules | None = None,
         commit: Commit = "always",
         audit: bool = False,
+        sign: str | Path | None = None,
     ) -> None:
+        if sign is not None and not audit:
+            raise InputError("Only a session with audit=True is signed.", hint="Session(..., audit=True, sign=...)")
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
         watchers.check_names(shadows or {})
@@ -149,7 +155,8 @@ class Session(Standing):
             continuing.CLIENTS: None if journal is None else continuing.digests(clients),
         }
         self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
-        self._journal = Journal.create(None if journal is None else place(journal), meta, commit)
+        signer = None if sign is None else Signer(sign)
+        self._journal = Journal.create(None if journal is None else place(journal), meta, commit, sign=signer)
         try:
             self._journal.set_table(clients, self.active)
             self._record_states(self._states)
@@ -172,6 +179,7 @@ class Session(Standing):
         rules: Rules | None = None,
         commit: Commit = "always",
         at: Position | None = None,
+        sign: str | Path | None = None,
     ) -> Session:
         """Continue a session from its journal, exactly where it stopped.
 
@@ -189,9 +197,12 @@ class Session(Standing):
         commit : "always" or "manual"
         at : Position, optional
             Where the session stood when the host last wrote its own files; what the journal holds beyond is dropped.
+        sign : path, optional
+            The private key of a journal that is signed.
         """
         check = None if at is None else partial(rewind, position=at)
-        journal = Journal.open(place(path), commit)
+        signer = None if sign is None else Signer(sign)
+        journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._check, selector=selector))
         self = cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=check)
         if at is not None:
             self._blind = {name: why for name, why in at.blind.items() if name in self._shadows}
@@ -220,9 +231,25 @@ class Session(Standing):
             raise
 
     @classmethod
+    def _check(cls, journal: Journal, selector: Selector[Any] | None) -> None:
+        """Refuse a journal from which no session could go on; nothing is written."""
+        cls._loaded(journal, selector, {})
+
+    @classmethod
     def _opened(
         cls, journal: Journal, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None
     ) -> Session:
+        self, shadows = cls._loaded(journal, selector, shadows)
+        meta = journal.meta()
+        self._resume_shadows(meta["shadows"], shadows)
+        self._blind = {name: why for name, why in meta.get("blind", {}).items() if name in self._shadows}
+        return self
+
+    @classmethod
+    def _loaded(
+        cls, journal: Journal, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None
+    ) -> tuple[Session, Mapping[str, Selector[Any]] | None]:
+        """Return a session as a journal has it, without its shadows, and the shadows adapted to it."""
         meta = journal.meta()
         self = object.__new__(cls)
         self._journal = journal
@@ -243,9 +270,7 @@ class Session(Standing):
         self._reopen()
         self._prepared = None
         self._host_state = meta["host"]
-        self._resume_shadows(meta["shadows"], shadows)
-        self._blind = {name: why for name, why in meta.get("blind", {}).items() if name in self._shadows}
-        return self
+        return self, shadows
 
     @classmethod
     def open_or_create(
@@ -260,6 +285,7 @@ class Session(Standing):
         rules: Rules | None = None,
         commit: Commit = "always",
         audit: bool = False,
+        sign: str | Path | None = None,
     ) -> Session:
         """Continue the session at ``path`` or, when there is none, start it.
 
@@ -267,7 +293,8 @@ class Session(Standing):
         """
         if not is_blank(place(path)):
             same = partial(continuing.check_same, seed=seed, clients=clients, signals=signals, audit=audit)
-            journal = Journal.open(place(path), commit)
+            signer = None if sign is None else Signer(sign)
+            journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._check, selector=selector))
             return cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,
@@ -279,6 +306,7 @@ class Session(Standing):
             rules=rules,
             commit=commit,
             audit=audit,
+            sign=sign,
         )
 
     def _reopen(self) -> None:

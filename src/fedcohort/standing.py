@@ -24,7 +24,7 @@ from fedcohort.journal.codec import sealed_state, state_fields
 from fedcohort.journal.explain import ABANDONED
 from fedcohort.journal.position import Position
 from fedcohort.journal.reading import EXCLUDED
-from fedcohort.journal.upkeep import FORGOTTEN, RECOVERED, erase
+from fedcohort.journal.upkeep import BLOCKED, FORGOTTEN, PRUNED, RECOVERED, Eraser, erase, keyed
 from fedcohort.membership import Membership
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Cohort, Selector, is_per_client
@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 SELECTOR = "selector"  # the event of a selector that goes on in the place of another
 OWN_EVENTS = frozenset({
     ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, watchers.EVENT,
-    "join", "leave", "rejoin", "facts", "attributes", "pruned",
-    "start", "table", "answer", "cohort", "replies", "close",  # links of an audited journal's chain
+    PRUNED, "join", "leave", "rejoin", "facts", "attributes",
 })  # fmt: skip
 
 
@@ -196,6 +195,12 @@ class Standing:
     def join(self, clients: ClientTable) -> None:
         """Add clients to the federation; they are candidates from the next request on."""
         if clients.has_names:
+            unwanted = self._unwanted(clients.names)
+            if unwanted:
+                raise InputError(
+                    f"The client {unwanted[0]!r} was forgotten, and is blocked from joining again.",
+                    hint="if it is to take part again, let it come under another name",
+                )
             known = [name for name in clients.names if self._membership.knows(name)]
             if known:
                 raise InputError(
@@ -226,6 +231,11 @@ class Standing:
         self._forget_shadows(failed)
         self._guard.grow(self.table.n)
         self._prepared = None
+
+    def _unwanted(self, names: Iterable[str]) -> list[str]:
+        """Return which of these names were forgotten for good."""
+        blocked = self._journal.meta().get(BLOCKED)
+        return [] if blocked is None else [name for name in names if keyed(name, blocked["key"]) in blocked["digests"]]
 
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Take clients out of the federation; what is known about them is kept in case they return."""
@@ -271,7 +281,8 @@ class Standing:
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
-        attributes = {name: _said(name, facts) for name, facts in attributes.items()}
+        unwanted = set(self._unwanted(attributes))
+        attributes = {name: _said(name, facts) for name, facts in attributes.items() if name not in unwanted}
         if self._referee is None or all(self._referee.attributes.get(n) == v for n, v in attributes.items()):
             return
         with self._journal.event():
@@ -289,26 +300,41 @@ class Standing:
         self._set_membership_to(Membership(table, self.active))
         self._prepared = None
 
-    def forget(self, client: str) -> str:
+    def forget(self, client: str, *, block: bool = False) -> str:
         """Remove what is known about a client, for good, and return the name that stands for it from now on.
 
-        It leaves the federation. Name, facts, attributes, reported numbers, scores, reasons and its row in every
-        selector's state go; that somebody took part in these rounds stays, so that participation can be proved.
+        It leaves the federation. Its name in any text, facts, attributes, reported numbers, scores, reasons and its row
+        in every selector's state go; that somebody took part in these rounds stays, so that it can be proved.
+
+        Parameters
+        ----------
+        client : str
+        block : bool
+            Whether a client of that name is kept from joining again. The journal then holds a keyed digest of the name.
         """
         index = self.table.index(client)
-        with self._journal.event():
-            stand_in = erase(self._journal, client)
-            members = Membership(*self._journal.table())
-            states, failed = self._states_without(index, members.table)
-            self._record_states(states)
-            self._record_failed(failed)
-            meta = self._journal.meta()
+        before = self._shadows, self._states, self._blind
+        try:
+            with self._journal.event():
+                eraser = Eraser(client, self.table)
+                erase(self._journal, eraser, block=block)
+                self._shadows = {eraser.text(name): shadow for name, shadow in self._shadows.items()}
+                self._states = {eraser.text(name): state for name, state in self._states.items()}
+                self._blind = {eraser.text(name): why for name, why in self._blind.items()}
+                members = Membership(*self._journal.table())
+                states, failed = self._states_without(index, members.table)
+                self._record_states(states)
+                self._record_failed(failed)
+                meta = self._journal.meta()
+        except BaseException:
+            self._shadows, self._states, self._blind = before
+            raise
         self._set_membership_to(members)
         self._states = states
         self._forget_shadows(failed)
         self._rename(meta)
         self._journal.compact()
-        return stand_in
+        return eraser.stand_in
 
     def _states_without(self, index: int, table: ClientTable) -> tuple[dict[str, Any], dict[str, str]]:
         """Return every selector's state in which a client is as new, and which shadows cannot tell it."""

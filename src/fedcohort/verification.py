@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import fedcohort
 from fedcohort import participation, replay
 from fedcohort.errors import FedcohortError, JournalError
 from fedcohort.journal import Journal
@@ -167,12 +168,7 @@ def _rules(journal: Journal) -> Iterator[Finding]:
 
 def _again(journal: Journal) -> Finding:
     if journal.meta().get("audit") is not None:
-        from fedcohort.privacy.audited import confirm
-
-        verdict = confirm(journal)
-        if verdict.confirmed:
-            return Finding("replay", True, f"the chain holds, and all {verdict.rounds:,} cohorts follow from the seed")
-        return Finding("replay", False, str(verdict.problem))
+        return _audited(journal)
     try:
         outcome = replay.check(journal)
     except FedcohortError as error:
@@ -181,7 +177,31 @@ def _again(journal: Journal) -> Finding:
         return Finding("replay", None, f"not possible: {outcome.problem}")
     if outcome.problem is not None:
         writer = journal.meta().get("fedcohort")
+        if _release(writer) != _release(fedcohort.__version__):
+            return Finding(
+                "replay",
+                None,
+                f"cannot be checked: made by version {writer}, whose selectors had other rules",
+            )
         return Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
     return Finding(
         "replay", True, f"all {outcome.rounds:,} cohorts and the selector's state follow from seed and reports"
     )
+
+
+def _audited(journal: Journal) -> Finding:
+    from fedcohort.privacy.audited import confirm
+
+    try:
+        verdict = confirm(journal)
+    except JournalError as error:
+        return Finding("replay", None, f"not possible: {error.message}")
+    if not verdict.confirmed:
+        return Finding("replay", False if verdict.wrong else None, str(verdict.problem))
+    more = "".join(f"; {remark}" for remark in verdict.remarks)
+    return Finding("replay", True, f"the chain holds, and all {verdict.rounds:,} cohorts follow from the seed{more}")
+
+
+def _release(version: object) -> tuple[str, ...]:
+    """Return what two versions share whose selectors choose alike."""
+    return tuple(str(version).split(".")[:2])

@@ -434,7 +434,7 @@ class Life:
         if not self.manual:
             assert not verify(self.session.journal).breaches
             if self.session.journal.commitment is not None:
-                assert (verdict := audit(self.path)).confirmed, verdict.problem
+                assert not (verdict := audit(self.path)).wrong, verdict.problem
 
 
 def _bytes(array) -> bytes | None:

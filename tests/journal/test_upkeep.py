@@ -14,14 +14,17 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from fedcohort import create
 from fedcohort.cli.app import app
 from fedcohort.clients import ClientTable
-from fedcohort.errors import JournalError
-from fedcohort.journal import Journal, read_journal
+from fedcohort.errors import InputError
+from fedcohort.journal import explain_round, read_journal
 from fedcohort.journal.exposition import METRICS, exposition
 from fedcohort.journal.presence import STATES, Presence
-from fedcohort.journal.upkeep import prune, tables
+from fedcohort.journal.schema import TABLES
+from fedcohort.journal.upkeep import tables
 from fedcohort.participation import verify
+from fedcohort.privacy.audited import verify as confirm
 from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest, Status, is_per_client
 from fedcohort.rules import Rules
 from fedcohort.selectors import ActiveFL
@@ -178,13 +181,79 @@ def test_a_client_is_forgotten_and_its_participation_stays_provable(journal: Pat
         assert "forgotten-1" not in cohort.names
 
 
-def test_a_chained_journal_is_not_changed(tmp_path: Path) -> None:
-    table = ClientTable(names=NAMES, sizes=[1] * 5)
-    session = Session(ActiveFL(), table, journal=tmp_path / "j", audit=True)
-    with closing(session), pytest.raises(JournalError, match="chained"):
-        session.forget("ben")
-    with closing(Journal.open(tmp_path / "j")) as record, pytest.raises(JournalError, match="chained"):
-        prune(record, 3)
+def everything(path: Path) -> str:
+    """All that can be read in a journal: texts, unpacked names and attributes, and the raw file."""
+    with closing(read_journal(path)) as record:
+        rows = [record.database.fetch(f"SELECT * FROM {table}") for table in TABLES]
+        facts = [record.table()[0].names, record.attributes(), record.facts()]
+    return str(rows) + str(facts) + path.read_bytes().decode("latin1")
+
+
+@pytest.mark.parametrize("audit", [False, True])
+def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
+    path = tmp_path / "run.sqlite"
+    names = ["clinic-b", "clinic-b-2", "ben", "reuben"]
+    rules = Rules(blocked=("clinic-b-2",))
+    with Session(
+        create("uniform"),
+        ClientTable(names=names),
+        seed=1,
+        journal=path,
+        rules=rules,
+        audit=audit,
+        shadows={"for clinic-b": create("uniform")},
+    ) as session:
+        session.set_attributes({"clinic-b": {"city": "Ulm"}, "ben": {"partner": "clinic-b"}})
+        cohort = session.ask(RoundRequest(2, available=["clinic-b", "ben"]))
+        session.tell(RoundReport(cohort.ticket, [], complete=False), host={"said": "Clinic-B was slow"})
+        session.note(
+            "flower", {"ticket": 0, "failures": {"clinic-b": "out of memory", "ben": "waited for clinic-b's data"}}
+        )
+        session.abandon(cohort.ticket, "clinic-b is gone; reuben and clinic-b-2 are there")
+        session.note("about clinic-b", {"clinic-b's nurse": "called"})
+        cohort = session.ask(RoundRequest(2))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+        session.record(0, {"accuracy": 0.5, "loss/clinic-b": 0.7, "loss/reuben": 0.2})
+    (tmp_path / "run.log").write_text("clinic-b failed")
+    (tmp_path / "other.log").write_text("clinic-b-2 failed")
+    done = CliRunner().invoke(app, ["journal", "copy", str(path), str(tmp_path / "backup.sqlite")])
+    done = CliRunner().invoke(app, ["journal", "forget", str(path), "clinic-b"])
+    assert done.exit_code == 0, done.output
+    text = everything(path)
+    kept = text.replace("clinic-b-2", "").lower()
+    assert kept.count("clinic-b") == 0 and "Ulm" not in text
+    assert "reuben and clinic-b-2 are there" in text and "loss/reuben" in text and "loss/forgotten" not in text
+    said = " ".join(done.output.split())
+    assert "run.log" in said and "backup.sqlite" in said and "other.log" not in said and "run.sqlite." not in said
+    with closing(read_journal(path)) as record:
+        assert "clinic-b " not in str(explain_round(record, 0)) and record.meta()["host"] == {
+            "said": "forgotten-0 was slow"
+        }
+    if audit:
+        found = confirm(path)
+        assert not found.wrong and "The chain itself holds" in str(found.problem)
+
+
+@pytest.mark.parametrize("audit", [False, True])
+def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audit: bool) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session(
+        create("uniform"), ClientTable(names=NAMES), journal=path, rules=Rules(window=2), audit=audit
+    ) as session:
+        session.forget("ben", block=True)
+        session.forget("cem")
+    with Session.open(path) as session:
+        with pytest.raises(InputError, match="'ben' was forgotten, and is blocked"):
+            session.join(ClientTable(names=["ben"]))
+        session.set_attributes({"ben": {"city": "Ulm"}, "anna": {"city": "Bonn"}})
+        session.join(ClientTable(names=["cem"]))
+        assert session.table.names[-1] == "cem"
+    text = everything(path)
+    assert "ben" not in text.replace("forgotten-1", "") and "Ulm" not in text
+    command = CliRunner().invoke(app, ["journal", "forget", str(path), "cem", "--block"])
+    assert command.exit_code == 0
+    with Session.open(path) as session, pytest.raises(InputError, match="'cem' was forgotten"):
+        session.join(ClientTable(names=["cem"]))
 
 
 def test_a_session_that_goes_on_knows_no_forgotten_name(tmp_path: Path) -> None:

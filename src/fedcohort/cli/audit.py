@@ -23,36 +23,61 @@ def audit(
     client: Annotated[
         str | None, typer.Option("--client", help="Also say how often this client could be picked, and was.")
     ] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option("--public", metavar="KEY", help="The public key the journal must be signed with.", dir_okay=False),
+    ] = None,
     selector: TrustOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Recompute every cohort of a journal; confirm, or name the first round that does not follow.
 
     Trusts neither the server nor the selector's word: the chain of digests is checked, then the session is played again
-    from its seed, candidates, answers and reports. Exits with 1 when something does not follow.
+    from its seed, candidates, answers and reports. Draws that were abandoned, changes of the selector and of the rules,
+    and whom rules excluded are shown; too much of that is not confirmed. Exits with 0 when it is confirmed, with 3 when
+    there are remarks, with 1 when it is not confirmed.
 
-    Example: fedcohort audit server.sqlite --receipts kept.txt --client hospital-north
+    Example: fedcohort audit server.sqlite --receipts kept.txt --public operator.key.pub --client hospital-north
     """
     from fedcohort.errors import UnknownNameError
+    from fedcohort.journal.signing import read_public
     from fedcohort.privacy.audited import read_receipts, verify
 
     import_selectors(selector)
-    found = verify(journal, seed=seed, receipts=None if receipts is None else read_receipts(receipts))
+    found = verify(
+        journal,
+        seed=seed,
+        receipts=None if receipts is None else read_receipts(receipts),
+        public=None if public is None else read_public(public),
+    )
     if client is not None and client not in found.candidate:
         raise UnknownNameError(f"There is no client {client!r} in {journal}.")
     if format is Format.JSON:
-        body: dict[str, object] = {"confirmed": found.confirmed, "rounds": found.rounds, "problem": found.problem}
-        body["commitment"] = found.commitment
+        body: dict[str, object] = {"verdict": found.word, "confirmed": found.confirmed, "problem": found.problem}
+        body |= {"remarks": list(found.remarks), "rounds": found.rounds, "draws": found.draws, "kept": found.kept}
+        body |= {"abandoned": found.abandoned, "unexplained": found.unexplained, "excluded": dict(found.excluded)}
+        body |= {"commitment": found.commitment, "signer": found.signer}
         if client is not None:
             body["client"] = {"candidate": found.candidate[client], "picked": found.picked[client]}
         print_json(body)
     else:
         console = out()
-        word = "confirmed" if found.confirmed else "NOT confirmed"
-        say(console, f"{word}: {found.rounds} rounds follow from seed and inputs; commitment {found.commitment}")
+        draws = f"{found.draws} draws, {found.abandoned} abandoned, {found.kept} kept"
+        say(
+            console, f"{found.word}: {draws}; {found.rounds} follow from seed and inputs; commitment {found.commitment}"
+        )
         if found.problem is not None:
             say(console, found.problem)
+        for remark in found.remarks:
+            say(console, f"- {remark}")
+        if found.signer is not None and found.confirmed:
+            say(
+                console,
+                f"signed with the key {found.signer}" + ("" if public else ", which you should know to be theirs"),
+            )
         if client is not None:
             say(console, f"{client}: candidate in {found.candidate[client]} rounds, picked in {found.picked[client]}")
     if not found.confirmed:
         raise typer.Exit(1)
+    if found.remarks:
+        raise typer.Exit(3)

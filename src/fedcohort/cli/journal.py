@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import FormatOption, TrustOption, import_selectors
+from fedcohort.cli.options import FormatOption, SignOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.errors import InputError, SignalError
-from fedcohort.journal import Journal, read_journal
+from fedcohort.journal import SCHEMA_VERSION, Journal, read_journal
 from fedcohort.journal.opening import copy
-from fedcohort.journal.upkeep import RECOVERED, export, prune
+from fedcohort.journal.signing import Signer, generate
+from fedcohort.journal.upkeep import RECOVERED, copies, export, prune
 from fedcohort.participation import next_round
 from fedcohort.protocol import SELECTORS
 from fedcohort.session import Session
@@ -88,16 +89,19 @@ def copy_journal(
 @journal_app.command("recover")
 def recover(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    sign: SignOption = None,
 ) -> None:
     """Go on from what is there, when a journal's newest commits are lost for good; the loss is put on record.
 
     Example: fedcohort journal recover run.sqlite
     """
-    commits = next((f for f in examine(journal, again=False).findings if f.check == "commits"), None)
-    if commits is not None and commits.sound:
+    found = examine(journal, again=False)
+    commits = next((f for f in found.findings if f.check == "commits"), None)
+    if (commits is not None and commits.sound) or found.version < SCHEMA_VERSION:  # an older one cannot tell
         say(out(), f"{journal} lacks nothing; nothing was changed.")
         return
-    with closing(Journal.open(journal, accept_loss=True)) as record:
+    key = None if sign is None else Signer(sign)
+    with closing(Journal.open(journal, accept_loss=True, sign=key)) as record:
         following, _ = next_round(record)
         with record.event():
             record.add_event(RECOVERED, {"round": following})
@@ -109,13 +113,14 @@ def change_selector(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The selector that goes on, with its defaults.")],
     selector: TrustOption = None,
+    sign: SignOption = None,
 ) -> None:
     """Let another selector go on with a run: it starts from the outcomes the journal holds. The change is recorded.
 
     Example: fedcohort journal selector run.sqlite fedcor
     """
     import_selectors(selector)
-    with Session.open(journal) as session:
+    with Session.open(journal, sign=sign) as session:
         before = selector_name(session.selector)
         try:
             session.change_selector(SELECTORS.create(name))
@@ -143,13 +148,16 @@ def export_tables(
 def prune_details(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     keep: Annotated[int, typer.Option(min=0, help="Of how many of the newest rounds details stay.")],
+    selector: TrustOption = None,
+    sign: SignOption = None,
 ) -> None:
     """Let scores, exclusions and candidates of old rounds go; who was picked and what came of it stays.
 
     Example: fedcohort journal prune run.sqlite --keep 100
     """
-    with closing(Journal.open(journal)) as record:
-        count = prune(record, keep)
+    import_selectors(selector)
+    with Session.open(journal, sign=sign) as session:
+        count = prune(session.journal, keep)
     say(out(), f"The details of {count} cohorts are gone.")
 
 
@@ -157,16 +165,30 @@ def prune_details(
 def forget_client(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    block: Annotated[
+        bool, typer.Option("--block", help="Also keep it from joining again; a keyed digest of the name stays.")
+    ] = False,
     selector: TrustOption = None,
+    sign: SignOption = None,
 ) -> None:
     """Remove a client's name, facts, numbers, scores and state for good; that somebody took part stays provable.
 
-    Example: fedcohort journal forget run.sqlite clinic-b
+    Says which files around the journal still hold the name. Without --block the client is a new one if it comes back.
+
+    Example: fedcohort journal forget run.sqlite clinic-b --block
     """
     import_selectors(selector)
-    with Session.open(journal) as session:
-        stand_in = session.forget(client)
+    with Session.open(journal, sign=sign) as session:
+        stand_in = session.forget(client, block=block)
     say(out(), f"{client} is forgotten; its rounds stand under {stand_in}.")
+    if not block:
+        say(out(), "Should it come again, it joins as a new client; --block keeps it away.")
+    for file in copies(journal, client):
+        say(out(), f"The name is still in {file}.")
+    say(
+        out(),
+        "Not searched: copies elsewhere, compressed files, logs of the clients, models trained with it.",
+    )
 
 
 @journal_app.command()
@@ -175,13 +197,14 @@ def abandon(
     ticket: Annotated[int | None, typer.Option(help="Which pending cohort; default: the oldest.")] = None,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "abandoned by the operator",
     selector: TrustOption = None,
+    sign: SignOption = None,
 ) -> None:
     """Give up a cohort that cannot be finished: its clients are free, and the run chooses anew when it is started.
 
     Example: fedcohort journal abandon run.sqlite --reason "clinic-b is gone"
     """
     import_selectors(selector)
-    with Session.open(journal) as session:
+    with Session.open(journal, sign=sign) as session:
         if not session.pending:
             raise InputError(f"The journal {journal} has no pending cohort.")
         chosen = session.pending[0].ticket if ticket is None else ticket
@@ -191,3 +214,17 @@ def abandon(
             out(),
             f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. Round {session.round} is chosen anew.",
         )
+
+
+@journal_app.command("keygen")
+def keygen(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where the private key goes; the public one is FILE.pub.")
+    ],
+) -> None:
+    """Make a key to sign journals with: Session(..., audit=True, sign=FILE). Give the public part to whoever audits.
+
+    Example: fedcohort journal keygen operator.key
+    """
+    public = generate(file)
+    say(out(), f"{file} is the private key: keep it where nobody else can read it. {public} is for whoever audits.")

@@ -158,4 +158,8 @@ TrustOption = Annotated[
         help="A selector of your own that the journal names; only what is named here is imported. May be repeated.",
     ),
 ]
+SignOption = Annotated[
+    Path | None,
+    typer.Option("--sign", metavar="KEY", help="The private key of a journal that is signed.", dir_okay=False),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="Print a table for people or JSON for machines.")]

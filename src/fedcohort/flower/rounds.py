@@ -54,6 +54,7 @@ from fedcohort.flower.training import Trained, Training
 from fedcohort.flower.wire import plain
 from fedcohort.journal import is_blank
 from fedcohort.journal.explain import ABANDONED
+from fedcohort.privacy.audited import receipt
 from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status, Trial
 from fedcohort.rules import Rules
 from fedcohort.session import Session
@@ -260,7 +261,9 @@ class Rounds:
         before = rules_in(settings.journal)
         # An operator's orders outlast a start with the rules they were given against.
         rules = None if notes.begun_with(settings.journal, settings.rules) else settings.rules
-        session = Session.open(settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual")
+        session = Session.open(
+            settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
+        )
         notes.rules(session, before, settings.rules if session.rules == settings.rules else rules)
         if session.seed != settings.seed:
             session.close()
@@ -294,6 +297,7 @@ class Rounds:
             # A round is made durable twice, when it is chosen and when it is closed; the rest can wait for these.
             commit="manual",
             audit=settings.audit,
+            sign=settings.sign,
         )
 
     def _resumed(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
@@ -578,7 +582,7 @@ class Rounds:
         config = dict(self.config)
         forget_round(self.inner, server_round)  # of a run in this process that was cut off
         required = session.requires & METRIC_SIGNALS
-        self.training.commitment = session.journal.commitment
+        self.training.commitment = receipt(session.journal, cohort.ticket, cohort.round)
         self.training.confirmations = self.population.confirmations(session.table.names_of(cohort.clients))
         trained = self.training.train(
             cohort,

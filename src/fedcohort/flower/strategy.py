@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from scipy.special import logsumexp
 
-from fedcohort.errors import ParameterError
+from fedcohort.errors import InputError, ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
 from fedcohort.flower import notes
 from fedcohort.flower.checkpoint import Checkpoints
@@ -36,6 +36,7 @@ from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
 from fedcohort.flower.wire import composed, plain
 from fedcohort.guard import guarded
+from fedcohort.journal.signing import Signer
 from fedcohort.params import Boolean, Constraint, Interval, Optional
 from fedcohort.privacy.openers import LabelOpener
 from fedcohort.protocol import SELECTORS, Selector
@@ -123,6 +124,8 @@ class CohortStrategy(Strategy):
         ``RotatedLabels`` or ``NoisyLabels``.
     audit : bool
         Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
+    sign : path, optional
+        A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
     rules : Rules, optional
         What every cohort must meet, whatever the selector. Attributes come from the clients' Facts. A journal's rules
         stay when this is None; ``Rules()`` drops them.
@@ -159,6 +162,7 @@ class CohortStrategy(Strategy):
         shadows: Mapping[str, Selector[Any] | str] | None = None,
         labels: LabelOpener | None = None,
         audit: bool = False,
+        sign: str | Path | None = None,
         rules: Rules | None = None,
         registered_only: bool = False,
         json_log: str | Path | None = None,
@@ -219,7 +223,12 @@ class CohortStrategy(Strategy):
         self.min_replies = min_replies
         self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
+        if sign is not None:
+            if not audit:
+                raise InputError("Only a journal with audit=True is signed.", hint="pass audit=True, or no 'sign'")
+            Signer(sign)  # one that cannot be read is named now, not when the clients are there
         self.audit = audit
+        self.sign = sign
         self.rules = None if rules is None else rules.renamed(composed)
         self.registered_only = registered_only
         self.json_log = None if json_log is None else Path(json_log)

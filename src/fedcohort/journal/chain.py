@@ -1,8 +1,12 @@
 """A chain of digests over a journal: whoever keeps one of them can tell later whether anything before it was changed.
 
-Each link is SHA-256 of the link before, what kind of thing was recorded, and its bytes as they are stored. The first
-one commits to the seed (behind a random nonce), the selector and the clients, before anything is chosen; the link of a
-round's inputs comes before the link of its cohort.
+Everything that an audit goes by or a reader is shown has its link: rounds, candidates, answers, reports, scores, notes,
+numbers, events, all with their times. The first link commits to the seed (behind a random nonce), the selector and who
+signs; what a round was chosen from comes before the round.
+
+A link is SHA-256 of the link before, the kind of what was recorded, and a salted digest of it. The salts lie in the
+journal, beside the digests. What is pruned or forgotten loses its salt, and with that its digest says nothing about it
+any more; but the digest stays, and so does every later link, and what others have kept of the chain still fits.
 """
 
 from __future__ import annotations
@@ -10,47 +14,110 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedcohort.arrays import AnyArray
 from fedcohort.journal.codec import pack_many
 from fedcohort.journal.database import Database
+from fedcohort.journal.schema import TABLES
 
-_START = b"fedcohort chain 1"
+VERSION = 2  # 1 left out scores, notes, numbers and times
+START = b"fedcohort chain 2"
+UNCHAINED = frozenset(
+    {"seed", "audit", "signature"}
+)  # keys of meta: the first two are in the first link, behind a nonce
+_CLOSED = "close"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a kind of link is over: some columns of a table's row.
+
+    Attributes
+    ----------
+    table : str
+    columns : tuple of str
+    again : bool
+        Whether it may be recorded again; then the newest link counts.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    again: bool = False
+
+
+def _all_but(table: str, *less: str) -> tuple[str, ...]:
+    return tuple(column for column in TABLES[table].columns if column not in less)
+
+
+PARTS = {
+    "candidates": Part("cohorts", ("ticket", "candidates")),
+    "cohort": Part("cohorts", _all_but("cohorts", "candidates", "told_at")),
+    _CLOSED: Part("cohorts", ("ticket", "told_at")),
+    "scores": Part("scores", _all_but("scores")),
+    "replies": Part("replies", _all_but("replies")),
+    "metrics": Part("metrics", _all_but("metrics"), again=True),
+    "event": Part("events", _all_but("events")),
+    "meta": Part("meta", _all_but("meta"), again=True),
+    "attributes": Part("facts", _all_but("facts"), again=True),
+}
+# The other kinds, "start", "table" and "answer", are over bytes that the chain itself keeps.
 
 
 @dataclass(frozen=True)
 class Link:
     """One link.
 
-    Parameters
+    Attributes
     ----------
     kind : str
-        "start", "table", "answer", "cohort", "replies", "close", or the kind of an event.
-    ref : int
-        The ticket, or the row of the journal's replies.
-    data : bytes or None
+        One of :data:`PARTS`, or "start", "table" or "answer".
+    key : tuple
+        Of the row it is over; of an answer the ticket.
+    digest : bytes
+        Of what was recorded, behind the salt.
+    salt : bytes or None
+        None for what was pruned or forgotten.
+    kept : bytes
         What no other table keeps.
     link : bytes
-        The digest.
+        The digest of this link and all before it.
+    number : int
+        Its place in the table.
     """
 
     kind: str
-    ref: int
-    data: bytes | None
+    key: tuple[Any, ...]
+    digest: bytes
+    salt: bytes | None
+    kept: bytes
     link: bytes
+    number: int
+
+    @property
+    def removed(self) -> bool:
+        """Whether what it is over was pruned or forgotten."""
+        return self.salt is None
+
+    def fits(self, payload: bytes | None) -> bool:
+        """Whether this is what was recorded."""
+        return self.salt is not None and payload is not None and _digest(self.salt, self.key, payload) == self.digest
 
 
-def joined(before: bytes, kind: str, payload: bytes) -> bytes:
+def _digest(salt: bytes, key: Iterable[Any], payload: bytes) -> bytes:
+    return hashlib.sha256(salt + json.dumps(list(key)).encode() + b"\n" + payload).digest()
+
+
+def joined(before: bytes, kind: str, digest: bytes) -> bytes:
     """Return the next link."""
-    return hashlib.sha256(before + kind.encode() + b"\0" + payload).digest()
+    return hashlib.sha256(before + kind.encode() + b"\0" + digest).digest()
 
 
 def start_payload(meta: Mapping[str, Any]) -> bytes:
-    """Return what the first link is over: the hidden seed, the selector, the signals."""
-    known = {key: meta[key] for key in ("selector", "signals")}
+    """Return what the first link is over: the hidden seed, the selector, the signals, who signs."""
+    known = {key: meta.get(key) for key in ("selector", "signals", "signer")}
     return json.dumps([seed_commitment(meta["audit"], int(meta["seed"])), known], sort_keys=True).encode()
 
 
@@ -64,14 +131,18 @@ def new_nonce() -> str:
     return secrets.token_hex(32)
 
 
-def cohort_payload(row: tuple[Any, ...]) -> bytes:
-    """Return the bytes of a recorded cohort: ticket, round, size asked for, candidates, clients, weights, work."""
-    return repr([bytes(x) if isinstance(x, (bytes, memoryview)) else x for x in row]).encode()
+def payload_of(database: Database, link: Link) -> bytes | None:
+    """Return the bytes on record that a link should be over; None where there are none."""
+    if link.kind not in PARTS:
+        return link.kept
+    return _row(database, link.kind, link.key)
 
 
-def replies_payload(ticket: int, late: bool, data: bytes) -> bytes:
-    """Return the bytes of one report's replies."""
-    return f"{ticket} {int(late)} ".encode() + data
+def _row(database: Database, kind: str, key: Iterable[Any]) -> bytes | None:
+    part = PARTS[kind]
+    where = TABLES[part.table].where_key
+    rows = database.fetch(f"SELECT {', '.join(part.columns)} FROM {part.table} WHERE {where}", tuple(key))
+    return repr(rows[0]).encode() if rows else None
 
 
 class Chain:
@@ -86,8 +157,10 @@ class Chain:
     def started(cls, database: Database, meta: Mapping[str, Any]) -> Chain:
         """Start a chain in a new journal."""
         chain = cls(database)
-        chain._tip = _START
-        chain.add("start", 0, start_payload(meta))
+        chain._tip = START
+        chain._add("start", (), start_payload(meta), keep=True)
+        for key in sorted(meta.keys() - UNCHAINED):
+            chain.add("meta", key)
         return chain
 
     @property
@@ -103,43 +176,108 @@ class Chain:
         self._tip = None
         self._facts = {}
 
-    def add(self, kind: str, ref: int, payload: bytes, data: bytes | None = None) -> None:
-        """Add a link over ``payload``."""
-        link = joined(self.tip, kind, payload)
-        self._database.append("chain", kind, ref, data, link)
-        self._tip = link
+    def add(self, kind: str, *key: Any) -> None:
+        """Add a link over a part of a row that has just been written."""
+        payload = _row(self._database, kind, key)
+        assert payload is not None, "a row is chained after it was written"
+        self._add(kind, key, payload)
+
+    def _add(self, kind: str, key: tuple[Any, ...], payload: bytes, *, keep: bool = False) -> None:
+        salt = secrets.token_bytes(16)
+        digest = _digest(salt, key, payload)
+        self._tip = joined(self.tip, kind, digest)
+        header = {"digest": digest.hex(), "salt": salt.hex(), "key": list(key)}
+        number = key[0] if key and isinstance(key[0], int) else 0
+        data = json.dumps(header).encode() + b"\n" + (payload if keep else b"")
+        self._database.append("chain", kind, number, data, self._tip)
 
     def add_answer(self, ticket: int, values: Mapping[str, AnyArray]) -> None:
         """Add what a selector was told before it chose; the chain itself keeps it."""
-        data = pack_many(values)
-        self.add("answer", ticket, data, data)
+        self._add("answer", (ticket,), pack_many(values), keep=True)
 
     def add_table(self, facts: Mapping[str, bytes]) -> None:
         """Add the client table; the chain keeps what is new in it, because the journal only keeps the last one."""
         digests = {name: hashlib.sha256(data).digest() for name, data in facts.items()}
         news = {name: data for name, data in facts.items() if self._facts.get(name) != digests[name]}
-        data = packed_facts(news)
-        self.add("table", 0, data, data)
+        self._add("table", (), _packed_facts(list(facts), news), keep=True)
         self._facts = digests
 
+    def settle(self, facts: Mapping[str, bytes] | None = None) -> None:
+        """Let go of what is no longer on record as it was, and add links over what took its place.
 
-def packed_facts(facts: Mapping[str, bytes]) -> bytes:
-    """Return facts as one block of bytes."""
-    return json.dumps([[name, len(data)] for name, data in facts.items()]).encode() + b"\n" + b"".join(facts.values())
+        Parameters
+        ----------
+        facts : mapping, optional
+            The client table, where what the chain itself keeps of clients is to go as well.
+        """
+        newest: dict[tuple[str, tuple[Any, ...]], Link] = {}
+        for link in links(self._database):
+            if link.removed or link.kind == "start":
+                continue
+            if link.kind not in PARTS:
+                if facts is not None:
+                    self._strip(link)
+                continue
+            place = (link.kind, link.key)
+            if place in newest:
+                self._strip(newest[place])  # of what was recorded again later
+            newest[place] = link
+        for (kind, key), link in newest.items():
+            payload = _row(self._database, kind, key)
+            if not link.fits(payload):
+                self._strip(link)
+                if payload is not None:
+                    self._add(kind, key, payload)
+        for kind, key in list(strays(self._database, links(self._database))):  # rows that got another key
+            self.add(kind, *key)
+        if facts is not None:
+            self._facts = {}
+            self.add_table(facts)
+
+    def _strip(self, link: Link) -> None:
+        data = json.dumps({"digest": link.digest.hex()}).encode() + b"\n"
+        self._database.change("chain", (link.number,), data=data)
 
 
-def unpacked_facts(data: bytes) -> dict[str, bytes]:
-    """Return what :func:`packed_facts` joined."""
+def _packed_facts(names: list[str], news: Mapping[str, bytes]) -> bytes:
+    """Return which facts there are, and those that are new, as one block of bytes."""
+    header = json.dumps([names, [[name, len(data)] for name, data in news.items()]]).encode()
+    return header + b"\n" + b"".join(news.values())
+
+
+def with_news(facts: Mapping[str, bytes], data: bytes) -> dict[str, bytes]:
+    """Return the facts of a client table after a link of the kind "table"."""
     header, _, rest = data.partition(b"\n")
-    found, at = {}, 0
-    for name, length in json.loads(header):
+    names, lengths = json.loads(header)
+    found, at = dict(facts), 0
+    for name, length in lengths:
         found[name] = rest[at : at + length]
         at += length
-    return found
+    return {name: found[name] for name in names}
 
 
 def links(database: Database) -> Iterator[Link]:
-    """Yield the links of a journal in order; none when it has no chain."""
-    if database.fetch("SELECT 1 FROM sqlite_master WHERE name = 'chain'"):  # one of version 2 may have no such table
-        for kind, ref, data, link in database.fetch("SELECT kind, ref, data, link FROM chain ORDER BY id"):
-            yield Link(kind, ref, data, link)
+    """Yield the links of a journal in order; none when it has no chain.
+
+    ValueError, KeyError or TypeError for one that is not what :class:`Chain` writes.
+    """
+    if not database.fetch(
+        "SELECT 1 FROM sqlite_master WHERE name = 'chain'"
+    ):  # one of version 2 may have no such table
+        return
+    for number, kind, data, link in database.fetch("SELECT id, kind, data, link FROM chain ORDER BY id"):
+        header, _, kept = data.partition(b"\n")
+        body = json.loads(header)
+        salt = bytes.fromhex(body["salt"]) if "salt" in body else None
+        yield Link(kind, tuple(body.get("key", ())), bytes.fromhex(body["digest"]), salt, kept, link, number)
+
+
+def strays(database: Database, chained: Iterable[Link]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the kind and key of what is on record and has no link."""
+    known = {(link.kind, link.key) for link in chained if not link.removed}
+    for kind, part in PARTS.items():
+        table = TABLES[part.table]
+        where = {_CLOSED: "WHERE told_at IS NOT NULL", "attributes": "WHERE name = 'attributes'"}.get(kind, "")
+        for key in database.fetch(f"SELECT {', '.join(table.key)} FROM {part.table} {where}"):
+            if (kind, tuple(key)) not in known and not (kind == "meta" and key[0] in UNCHAINED):
+                yield kind, tuple(key)

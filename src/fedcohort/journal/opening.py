@@ -9,7 +9,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedcohort.errors import JournalError
@@ -91,13 +91,18 @@ def _declare(connection: sqlite3.Connection) -> None:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-def open_for_writing(path: Path, commit: Commit, *, accept_loss: bool = False) -> Database:
+def open_for_writing(
+    path: Path, commit: Commit, decide: Callable[[Database, bool], None], *, accept_loss: bool = False
+) -> Database:
     """Return an existing journal, checked and marked as in use; one of version 2 is brought to this version.
 
     Parameters
     ----------
     path : Path
     commit : "always" or "manual"
+    decide : callable
+        Raises where this journal is not to be continued, before anything is changed. It is given the journal for
+        reading, or a copy of one of version 2 that was brought to this version, and whether that is so.
     accept_loss : bool
         Whether to go on although the newest commits are missing.
     """
@@ -114,10 +119,12 @@ def open_for_writing(path: Path, commit: Commit, *, accept_loss: bool = False) -
         with _errors(path):
             connection = connect(file)
             version, seal = check(connection, path, mark, beside, accept_loss=accept_loss)
-            connection.execute("PRAGMA journal_mode = WAL")
             if seal is None:
-                seal = _upgraded(connection, path)
+                seal, connection = _upgraded(connection, file, path, decide)
                 log.info("the journal %s was brought from version %d to %d", path, version, SCHEMA_VERSION)
+            else:
+                _decided(file, path, decide, older=False)
+                connection.execute("PRAGMA journal_mode = WAL")
     except BaseException:
         if connection is not None:
             connection.close()
@@ -130,6 +137,14 @@ def open_for_writing(path: Path, commit: Commit, *, accept_loss: bool = False) -
         database.close()
         raise
     return database
+
+
+def _decided(file: Path, path: Path, decide: Callable[[Database, bool], None], *, older: bool) -> None:
+    database = Database(_connected(file, "mode=ro"), str(path))
+    try:
+        decide(database, older)
+    finally:
+        database.close()
 
 
 def open_for_reading(path: Path) -> Database:
@@ -216,16 +231,48 @@ def _errors(path: Path) -> Iterator[None]:
 # -- from version 2 ---------------------------------------------------------------------------------------------------
 
 
-def _upgraded(connection: sqlite3.Connection, path: Path) -> Seal:
-    """Bring a journal of version 2 to this version, or leave it as it is."""
+def _upgraded(
+    connection: sqlite3.Connection, file: Path, path: Path, decide: Callable[[Database, bool], None]
+) -> tuple[Seal, sqlite3.Connection]:
+    """Put a copy of a journal of version 2, brought to this version, in its place, once all else is settled.
+
+    The copy is made and decided upon beside the journal. Should that fail, the journal is as it was, to the byte.
+    """
+    new = file.with_name(file.name + NEW)
     try:
-        return _with_checksums(Database(connection, str(path), seal=Seal.fresh()))
-    except JournalError as error:
-        raise JournalError(
-            f"The journal {path} could not be brought from version 2 to {SCHEMA_VERSION}, and is as it was: "
-            f"{error.__cause__ or error.message}.",
-            hint="it can be read with read_journal(path)",
-        ) from error
+        for end in ("", *COMPANIONS):  # what an upgrade left that was killed
+            new.with_name(new.name + end).unlink(missing_ok=True)
+        try:
+            with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as copied:
+                connection.backup(copied)
+                copied.execute("PRAGMA journal_mode = DELETE")
+                seal = _with_checksums(Database(copied, str(path), seal=Seal.fresh()))
+        except (JournalError, *ERRORS, OSError) as error:
+            raise JournalError(
+                f"The journal {path} could not be brought from version 2 to {SCHEMA_VERSION}, and is as it was: "
+                f"{error.__cause__ or (error.message if isinstance(error, JournalError) else error)}.",
+                hint="it can be read with read_journal(path)",
+            ) from error
+        _decided(new, path, decide, older=True)
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as copied:
+            copied.execute("PRAGMA journal_mode = WAL")
+        with open(new, "rb+") as written:
+            os.fsync(written.fileno())
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise JournalError(
+                f"The journal {path} is being read, and cannot be brought from version 2 to {SCHEMA_VERSION} meanwhile.",
+                hint="close the dashboard or whatever reads it, and try again",
+            )
+        connection.close()
+        os.replace(new, file)
+        for end in COMPANIONS:  # empty by now; a reader that still has them keeps them
+            file.with_name(file.name + end).unlink(missing_ok=True)
+        sync_folder(file.parent)
+        return seal, connect(file)
+    finally:
+        for end in ("", *COMPANIONS):
+            new.with_name(new.name + end).unlink(missing_ok=True)
 
 
 def _with_checksums(database: Database) -> Seal:

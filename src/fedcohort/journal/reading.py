@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.clients import ClientTable
-from fedcohort.journal.chain import Link, cohort_payload, links, replies_payload, start_payload
+from fedcohort.journal.chain import Link, links, payload_of, strays
 from fedcohort.journal.codec import decode_scalar, inflated, inflated_json, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
@@ -60,7 +60,7 @@ class Record:
 
     def table(self) -> tuple[ClientTable, AnyArray]:
         """Return the client table and the (N,) mask of members."""
-        return table_of(dict(self.database.fetch("SELECT name, data FROM facts")))
+        return table_of(self.facts())
 
     def client_count(self) -> int:
         """Return how many clients there are, whether or not they are members."""
@@ -101,29 +101,21 @@ class Record:
                 value.flags.writeable = False
         return found
 
-    def links(self) -> list[tuple[Link, bytes]]:
-        """Return the links of the chain, each with the bytes on record that it should be over."""
-        found = []
-        for link in links(self.database):
-            match link.kind:
-                case "start":
-                    payload = start_payload(self.meta())
-                case "cohort":
-                    rows = self.database.fetch(
-                        "SELECT ticket, round, wanted, n_candidates, candidates, clients, weights, work FROM cohorts "
-                        "WHERE ticket = ?",
-                        (link.ref,),
-                    )
-                    payload = cohort_payload(rows[0] if rows else ())
-                case "replies":
-                    rows = self.database.fetch("SELECT ticket, late, data FROM replies WHERE id = ?", (link.ref,))
-                    payload = replies_payload(*rows[0]) if rows else b""
-                case "close":
-                    payload = str(link.ref).encode()
-                case _:
-                    payload = link.data or b""
-            found.append((link, payload))
-        return found
+    def links(self) -> list[Link]:
+        """Return the links of the chain, oldest first."""
+        return list(links(self.database))
+
+    def fits(self, link: Link) -> bool:
+        """Whether what a link is over is on record as it was."""
+        return link.fits(payload_of(self.database, link))
+
+    def strays(self, chained: list[Link]) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return the kind and key of what is on record outside the chain."""
+        return list(strays(self.database, chained))
+
+    def facts(self) -> dict[str, bytes]:
+        """Return what is known about the clients, as it is stored."""
+        return dict(self.database.fetch("SELECT name, data FROM facts"))
 
     def cohorts(self, *, round_: int | None = None, pending: bool = False, after: int = -1) -> list[CohortRow]:
         """Return cohorts in order: all, of one round, those not yet told, or those with a ticket above ``after``."""
@@ -163,6 +155,18 @@ class Record:
         where, arguments = ("", ()) if ticket is None else ("WHERE ticket = ?", (ticket,))
         rows = self.database.fetch(f"SELECT ticket, at, late, data FROM replies {where} ORDER BY id", arguments)
         return [ReplyBlock.decoded(t, at, bool(late), data) for t, at, late, data in rows]
+
+    def reply_block(self, number: int) -> ReplyBlock:
+        """Return one report's replies by their number in the chain."""
+        ((t, at, late, data),) = self.database.fetch(
+            "SELECT ticket, at, late, data FROM replies WHERE id = ?", (number,)
+        )
+        return ReplyBlock.decoded(t, at, bool(late), data)
+
+    def numbered_event(self, number: int) -> tuple[float, str, dict[str, Any]]:
+        """Return one event by its number in the chain: when, its kind, its body."""
+        ((at, kind, body),) = self.database.fetch("SELECT at, kind, body FROM events WHERE id = ?", (number,))
+        return at, kind, json.loads(body)
 
     def replies(self, ticket: int | None = None) -> list[ReplyRow]:
         """Return what became of each client, of one cohort or all, ordered by ticket and client."""

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from fedcohort.clients import ClientTable
 from fedcohort.errors import JournalError
 from fedcohort.journal import opening
 from fedcohort.journal.beside import target
-from fedcohort.journal.chain import Chain, cohort_payload, replies_payload
+from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
 from fedcohort.journal.codec import as_json, changed_rows, deflated, encode_scalar, pack, pack_many, state_fields
 from fedcohort.journal.database import Commit, Database
 from fedcohort.journal.reading import EXCLUDED, CohortRow, Record
 from fedcohort.journal.replies import ReplyBlock
+from fedcohort.journal.signing import Signer
 from fedcohort.journal.tables import LABELS, table_facts
 
 _SMALL_FIELD = 1 << 16  # bytes below which a changed array is simply written whole
@@ -46,22 +47,32 @@ class Journal(Record):
         self._saved: dict[str, dict[str, AnyArray | Any]] = {}
         self._durable = (-1, -1)
         self._chain: Chain | None = None
+        self._signer: Signer | None = None
         weakref.finalize(self, database.close)  # also when the program ends without closing it
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: str | Path | None, meta: Mapping[str, Any], commit: Commit = "always") -> Journal:
+    def create(
+        cls,
+        path: str | Path | None,
+        meta: Mapping[str, Any],
+        commit: Commit = "always",
+        *,
+        sign: Signer | None = None,
+    ) -> Journal:
         """Start a journal in a new file; an existing file is never overwritten. :meth:`created` ends it."""
         path = None if path is None else Path(path)
         journal = cls(opening.in_memory(commit) if path is None else opening.create(path, commit), path)
         try:
             with journal.database.errors():
                 everything = {**meta, "fedcohort": fedcohort.__version__, "created": time.time()}
+                if meta.get("audit") is not None:
+                    everything |= {"chain": VERSION, "signer": None if sign is None else sign.public}
                 for key, value in everything.items():
                     journal.set_meta(key, value)
                 if meta.get("audit") is not None:
-                    journal._chain = Chain.started(journal.database, meta)
+                    journal._chain, journal._signer = Chain.started(journal.database, everything), sign
         except BaseException:
             journal.close()
             raise
@@ -70,6 +81,7 @@ class Journal(Record):
     def created(self) -> None:
         """End the first transaction, once the session has written its tables into it; now the file is there."""
         try:
+            self._sign()
             self.database.establish(None if self.path is None else target(self.path))
         except BaseException as error:
             self.close()
@@ -78,7 +90,15 @@ class Journal(Record):
             raise
 
     @classmethod
-    def open(cls, path: str | Path, commit: Commit = "always", *, accept_loss: bool = False) -> Journal:
+    def open(
+        cls,
+        path: str | Path,
+        commit: Commit = "always",
+        *,
+        accept_loss: bool = False,
+        sign: Signer | None = None,
+        fits: Callable[[Journal], None] | None = None,
+    ) -> Journal:
         """Continue an existing journal; it must be whole, ours and of a schema that can be read.
 
         Parameters
@@ -87,12 +107,22 @@ class Journal(Record):
         commit : "always" or "manual"
         accept_loss : bool
             Whether to go on although its newest commits are missing; then that is put on record.
+        sign : Signer, optional
+            Who signs; the one who signed from the start.
+        fits : callable, optional
+            Raises where a journal of an older version, as it would be in this one, cannot be continued.
         """
         path = Path(path)
-        journal = cls(opening.open_for_writing(path, commit, accept_loss=accept_loss), path)
+
+        def decide(database: Database, older: bool) -> None:
+            _check_signer(Record(database, path).meta(), sign, path)
+            if fits is not None and older:
+                fits(cls(database, path))
+
+        journal = cls(opening.open_for_writing(path, commit, decide, accept_loss=accept_loss), path)
         try:
             if journal.meta().get("audit") is not None:
-                journal._chain = Chain(journal.database)
+                journal._chain, journal._signer = Chain(journal.database), sign
             if commit == "manual":
                 journal._mark_durable()
             with journal.database.errors():
@@ -108,11 +138,18 @@ class Journal(Record):
         try:
             with self.database.transaction():
                 yield
+                self._sign()
         except BaseException:
             self._saved.clear()
             if self._chain is not None:
                 self._chain.forget()
             raise
+
+    def _sign(self) -> None:
+        """Put the signature under the newest link in the place of the one before."""
+        if self._chain is not None and self._signer is not None:
+            head = self._chain.tip.hex()
+            self.database.put("meta", "signature", json.dumps([head, self._signer.sign(head)]))
 
     def commit(self) -> None:
         """In manual mode, make everything so far durable."""
@@ -159,13 +196,17 @@ class Journal(Record):
     def set_meta(self, key: str, value: Any) -> None:
         """Store a JSON value under ``key``."""
         self.database.put("meta", key, as_json(value, f"What is stored under {key!r}"))
+        if key not in UNCHAINED:
+            self._link("meta", key)
+
+    def _link(self, kind: str, *key: Any) -> None:
+        if self._chain is not None:
+            self._chain.add(kind, *key)
 
     def add_event(self, kind: str, body: Mapping[str, Any]) -> None:
         """Append something that happened."""
-        text = as_json(body, f"The event {kind!r}")
-        self.database.append("events", time.time(), kind, text)
-        if self._chain is not None:
-            self._chain.add(kind, int(body.get("ticket", -1)), text.encode(), text.encode())
+        number = self.database.append("events", time.time(), kind, as_json(body, f"The event {kind!r}"))
+        self._link("event", number)
 
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
         """Store the client table and who is a member."""
@@ -176,6 +217,11 @@ class Journal(Record):
             self.database.put("facts", name, data)
         if self._chain is not None:
             self._chain.add_table(facts)
+
+    def settle(self, *, clients: bool) -> None:
+        """Let the chain, if there is one, go by what was removed or replaced; ``clients``: also facts about clients."""
+        if self._chain is not None:
+            self._chain.settle(table_facts(*self.table()) if clients else None)
 
     def add_answer(self, ticket: int, answer: Mapping[Any, AnyArray]) -> None:
         """Record what a selector was told before it chose; only a chained journal keeps it."""
@@ -193,30 +239,29 @@ class Journal(Record):
         chosen = (row.wanted, row.n_candidates, mask, pack(row.clients), weights, work)
         notes = as_json(dict(row.notes), "What a selector noted about its cohort")
         self.database.add("cohorts", row.ticket, row.round, row.asked_at, row.told_at, *chosen, notes, row.stop)
-        if self._chain is not None:
-            self._chain.add("cohort", row.ticket, cohort_payload((row.ticket, row.round, *chosen)))
+        for kind in ("candidates", "cohort", *(("close",) if row.told_at is not None else ())):
+            self._link(kind, row.ticket)
 
     def add_scores(self, ticket: int, selector: str, picked: IntArray, scores: bytes | None, note: str | None) -> None:
         """Record what a selector ('' is the session's own) picked and the scores it picked by, as packed arrays."""
         self.database.add("scores", ticket, selector, pack(picked), scores, note)
+        self._link("scores", ticket, selector)
 
     def add_replies(self, block: ReplyBlock) -> None:
         """Record the replies of one report; they take the place of what was recorded for the same clients before."""
-        data = block.encoded()
-        number = self.database.append("replies", block.ticket, block.at, block.late, data)
-        if self._chain is not None:
-            self._chain.add("replies", number, replies_payload(block.ticket, block.late, data))
+        number = self.database.append("replies", block.ticket, block.at, block.late, block.encoded())
+        self._link("replies", number)
 
     def close_cohort(self, ticket: int) -> None:
         """Mark a cohort as told."""
         self.database.change("cohorts", (ticket,), told_at=time.time())
-        if self._chain is not None:
-            self._chain.add("close", ticket, str(ticket).encode())
+        self._link("close", ticket)
 
     def add_metrics(self, round_: int, values: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after a round."""
         for key, value in values.items():
             self.database.put("metrics", round_, key, value)
+            self._link("metrics", round_, key)
 
     def save_state(self, selector: str, state: object) -> None:
         """Record a selector's state, writing only what changed since it was last saved. Not for in-memory journals."""
@@ -266,6 +311,7 @@ class Journal(Record):
             self.add_event("attributes", {"clients": {name: dict(said) for name, said in news.items()}})
         data = deflated(json.dumps(attributes).encode())
         self.database.put("facts", "attributes", data)
+        self._link("attributes", "attributes")
 
     def drop_state(self, selector: str) -> None:
         """Forget a selector's state."""
@@ -280,6 +326,13 @@ class Journal(Record):
         """The newest link of the chain over everything recorded, in hexadecimal; None without a chain."""
         return None if self._chain is None else self._chain.tip.hex()
 
+    @property
+    def signature(self) -> str | None:
+        """The signature under :attr:`commitment`, in hexadecimal; None where nobody signs."""
+        if self._chain is None or self._signer is None:
+            return None
+        return self._signer.sign(self._chain.tip.hex())
+
     def resume_state(self, selector: str, cls: type) -> Any:
         """Return a state object of ``cls`` as last saved, and continue saving from it."""
         fields = self.state(selector)
@@ -287,7 +340,8 @@ class Journal(Record):
         if set(fields) != expected:
             raise JournalError(
                 f"The journal {self.path} holds a state with fields {sorted(fields)}, but {cls.__name__} has "
-                f"{sorted(expected)}: it was written by another version of the selector."
+                f"{sorted(expected)}: it was written by another version of the selector.",
+                hint=f"continue it with fedcohort {self.meta().get('fedcohort')}, which wrote it; this one can read it",
             )
         for name, size in self.database.fetch(
             "SELECT field, SUM(LENGTH(data)) FROM deltas WHERE selector = ? GROUP BY field", (selector,)
@@ -295,6 +349,24 @@ class Journal(Record):
             self._delta_bytes[(selector, name)] = size
         self._saved[selector] = fields
         return cls(**fields)
+
+
+def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> None:
+    """Refuse to continue a journal whose chain could not be continued."""
+    if meta.get("audit") is not None and meta.get("chain") != VERSION:
+        raise JournalError(
+            f"The journal {path} was chained by an earlier fedcohort ({meta.get('fedcohort')}), whose chain leaves out "
+            "scores, notes, numbers and times; it cannot be continued.",
+            hint="it can be read; start a new journal, or continue it with the version that wrote it",
+        )
+    signer = meta.get("signer")
+    if signer != (None if sign is None else sign.public):
+        found = "is not signed" if signer is None else f"is signed with the key whose public part is {signer}"
+        given = "no key is given" if sign is None else f"given is {sign.public}"
+        raise JournalError(
+            f"The journal {path} {found}, and {given}.",
+            hint="give the key it was started with: sign= in Python, --sign on the command line",
+        )
 
 
 def read_journal(path: str | Path) -> Journal:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray, BoolArray
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
-from fedcohort.errors import JournalError
+from fedcohort.errors import FedcohortError, JournalError
 from fedcohort.journal.codec import deflated, inflated_json, pack, unpack
 
 LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has one of these facts at most
@@ -37,6 +37,15 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
 
 def table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
     """Return the client table and the (N,) mask of members that :func:`table_facts` stored."""
+    try:
+        return _table_of(facts)
+    except (ValueError, TypeError, LookupError) as error:
+        if isinstance(error, FedcohortError):
+            raise
+        raise JournalError(f"The table of clients cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def _table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
     n, active = client_count(facts), unpack(facts["active"])
     labels: LabelCounts | LabelFactor | LabelGram | None = None
     if "label_counts" in facts:

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import re
+import secrets
 from collections.abc import Mapping
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcohort.errors import InputError, JournalError, MissingExtraError
+from fedcohort.clients import ClientTable
+from fedcohort.errors import FedcohortError, InputError, MissingExtraError
+from fedcohort.files import open_file
+from fedcohort.journal.beside import COMPANIONS
 from fedcohort.journal.codec import deflated, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.reading import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock
-from fedcohort.journal.store import Journal
+from fedcohort.journal.schema import ERRORS, TABLES
+from fedcohort.journal.store import Journal, read_journal
 from fedcohort.protocol import Status
 
 FORGOTTEN = "forgotten"
+PRUNED = "pruned"  # the event of details that were let go
+BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
 RECOVERED = "recovered"  # the event of a journal that goes on without its newest commits
+_MOST_FILES = 10_000  # that are searched for copies of a name
+_JSON = {("meta", "value"), ("cohorts", "notes"), ("events", "body")}  # columns; other texts are plain
+_OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
 
 
@@ -73,22 +87,12 @@ def export(journal: Journal, folder: str | Path) -> list[Path]:
     return written
 
 
-def _refuse_audited(journal: Journal, what: str) -> None:
-    if journal.meta().get("audit") is not None:
-        raise JournalError(
-            f"The journal {journal.path} is chained by digests; {what} would break the chain, and nothing in it could "
-            "be confirmed any more.",
-            hint="export what you need and start a new journal",
-        )
-
-
 def prune(journal: Journal, keep: int) -> int:
     """Let scores, exclusions and candidates of all but the newest ``keep`` rounds go; return of how many cohorts.
 
     Who was picked and what came of it stays, so resuming and the proof of participation rules do not change. Rounds
-    whose candidates are not known cannot be played again to verify them.
+    whose candidates are not known cannot be played again to verify them; of a chained journal the chain still holds.
     """
-    _refuse_audited(journal, "pruning")
     last, _ = journal.last()
     old = [row.ticket for row in journal.cohorts() if row.round <= last - keep]
     with journal.event():
@@ -98,27 +102,25 @@ def prune(journal: Journal, keep: int) -> int:
             if journal.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
                 journal.database.change("cohorts", (ticket,), candidates=b"")
         if old:
-            journal.add_event("pruned", {"upto": last - keep})
+            journal.settle(clients=False)
+            journal.add_event(PRUNED, {"upto": last - keep})
     journal.compact()
     return len(old)
 
 
-def erase(journal: Journal, client: str) -> str:
-    """Remove what is known about a client and return the name that stands for it from now on; within an event.
+def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
+    """Remove what is known about a client; within an event.
 
-    Its name, facts, attributes, reported numbers, scores and reasons of failure go. That some client took part in these
-    rounds stays, under another name, so that participation rules can still be proved. The selector's state is not
-    touched here, nor is the file written anew: see :meth:`fedcohort.session.Session.forget`.
+    Its name goes from every text, and its facts, attributes, reported numbers, scores and reasons of failure go. That
+    some client took part in these rounds stays, under another name, so that participation rules can still be proved.
+    The selector's state is not touched here, nor is the file written anew: see
+    :meth:`fedcohort.session.Session.forget`.
     """
-    _refuse_audited(journal, "forgetting a client")
     table, active = journal.table()
-    if not table.has_names:
-        raise InputError("The clients of this journal have no names to forget.")
-    index = table.index(client)
-    stand_in = f"{FORGOTTEN}-{index}"
+    client, index = eraser.client, eraser.index
     database = journal.database
-    facts: dict[str, bytes] = dict(database.fetch("SELECT name, data FROM facts"))
-    names = [stand_in if name == client else name for name in table.names]
+    facts = journal.facts()
+    names = [eraser.stand_in if name == client else name for name in table.names]
     changed = {"names": deflated(json.dumps(names).encode())}
     for key in _FACTS:
         if key in facts:
@@ -130,39 +132,145 @@ def erase(journal: Journal, client: str) -> str:
     gone = active.copy()
     gone[index] = False
     changed["active"] = pack(np.packbits(gone))
-    said = journal.attributes()
-    said.pop(client, None)
     if "attributes" in facts:
-        changed["attributes"] = deflated(json.dumps(said).encode())
+        changed["attributes"] = deflated(json.dumps(eraser.value(journal.attributes())).encode())
     for name, data in changed.items():
         database.put("facts", name, data)
     _blank_replies(database, index)
     _blank_scores(database, index)
-    for number, body in database.fetch("SELECT id, body FROM events"):
-        clean = _without(json.loads(body), client, stand_in)
-        text = json.dumps(clean)
-        if text != body:
-            database.change("events", (number,), body=text)
-    for ticket, text in database.fetch("SELECT ticket, notes FROM cohorts"):
-        notes = {k: v for k, v in json.loads(text).items() if client not in str(v)}
-        if len(notes) < len(json.loads(text)):
-            database.change("cohorts", (ticket,), notes=json.dumps(notes))
+    for name in eraser.tables:
+        eraser.table(database, name)
     journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
-    for key, value in journal.meta().items():
-        clean = _without(value, client, stand_in)
-        if clean != value:
-            journal.set_meta(key, clean)
+    if block:
+        known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": []}
+        digests = sorted({*known["digests"], keyed(client, known["key"])})
+        journal.set_meta(BLOCKED, {**known, "digests": digests})
+    journal.settle(clients=True)
     journal.add_event(FORGOTTEN, {"client": index})
-    return stand_in
 
 
-def _without(value: Any, client: str, stand_in: str) -> Any:
-    """Return JSON-like data in which a client's name is another, and what was said under it as a key is gone."""
-    if isinstance(value, Mapping):
-        return {k: _without(v, client, stand_in) for k, v in value.items() if k != client}
-    if isinstance(value, list):
-        return [_without(item, client, stand_in) for item in value]
-    return stand_in if value == client else value
+def keyed(name: str, key: str) -> str:
+    """Return by what a forgotten name is recognised; without the journal's key it says nothing about the name."""
+    return hmac.new(bytes.fromhex(key), name.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
+
+
+class Eraser:
+    """Puts another name in the place of a client's in every text of a journal.
+
+    Parameters
+    ----------
+    client : str
+    table : ClientTable
+        Everybody; a name that contains the client's stays what it is.
+
+    Attributes
+    ----------
+    index : int
+    stand_in : str
+        The name that stands for the client from now on.
+    """
+
+    tables = ("meta", "cohorts", "scores", "states", "deltas", "metrics", "events")
+
+    def __init__(self, client: str, table: ClientTable) -> None:
+        if not table.has_names:
+            raise InputError("The clients of this journal have no names to forget.")
+        self.client, self.index = client, table.index(client)
+        self.stand_in = f"{FORGOTTEN}-{self.index}"
+        longer = sorted((n for n in table.names if client.lower() in n.lower() and n != client), key=len, reverse=True)
+        self._others = set(longer)
+        # Of a longer word that happens to contain it nothing is taken.
+        found = "|".join(map(re.escape, [*longer, client]))
+        self._pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)", re.IGNORECASE)
+
+    def text(self, text: str) -> str:
+        """Return a text without the name, however it is written there."""
+        return self._pattern.sub(lambda m: m[0] if m[0] in self._others else self.stand_in, text)
+
+    def value(self, value: Any) -> Any:
+        """Return JSON-like data without the name; what was said under it as a key is gone."""
+        if isinstance(value, Mapping):
+            return {self.text(k): self.value(v) for k, v in value.items() if k != self.client}
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        return self.text(value) if isinstance(value, str) else value
+
+    def table(self, database: Database, name: str) -> None:
+        """Go through all texts of a table; numbers that are kept under the client's name go."""
+        table = TABLES[name]
+        for row in database.fetch(f"SELECT {table.names} FROM {name}"):
+            before = dict(zip(table.columns, row, strict=True))
+            changes = {}
+            for column, old in before.items():
+                if (name, column) in _JSON:
+                    value = json.loads(old)
+                    clean = self.value(value)
+                    if clean != value:
+                        changes[column] = json.dumps(clean)
+                elif isinstance(old, str) and self.text(old) != old:
+                    changes[column] = self.text(old)
+            if not changes:
+                continue
+            key = [before[column] for column in table.key]
+            if not changes.keys() & set(table.key):
+                database.change(name, key, **changes)
+                continue
+            database.delete(name, table.where_key, key)
+            if name != "metrics":
+                database.put(name, *{**before, **changes}.values())
+
+
+def copies(path: Path, client: str) -> list[Path]:
+    """Return files around a journal that still hold a client's name, as far as it stands in them uncompressed.
+
+    Looked at is the journal's folder, and all of an experiment's where the journal belongs to one: other journals,
+    checkpoints, logs, reports, exports.
+    """
+    journal = path.resolve()
+    folder = journal.parent.parent if journal.parent.name == "journal" else journal.parent
+    with closing(read_journal(journal)) as record:
+        others = [name for name in record.table()[0].names if client in name and name != client]
+    spellings = [form for name in (*sorted(others, key=len, reverse=True), client) for form in _spellings(name)]
+    pattern = re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, spellings)) + rb")(?!\w)")
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
+    found = []
+    for file in islice(files, _MOST_FILES):
+        if file.parent == journal.parent and file.name in (journal.name, *(journal.name + end for end in COMPANIONS)):
+            continue
+        try:
+            if _names_it(file, client) or _holds(file, pattern, set(_spellings(client))):
+                found.append(file)
+        except OSError:  # one that may not be read is not ours
+            continue
+    return found
+
+
+def _spellings(name: str) -> list[bytes]:
+    """Return how a name may stand in a file: as text, and as JSON writes it."""
+    return [name.encode("utf-8", "surrogatepass"), json.dumps(name)[1:-1].encode()]
+
+
+def _names_it(file: Path, client: str) -> bool:
+    """Whether a file is a journal that knows the client; there names are compressed."""
+    with open_file(file) as stream:
+        if stream.read(16) != b"SQLite format 3\0":
+            return False
+    try:
+        with closing(read_journal(file)) as journal:
+            table, _ = journal.table()
+            return table.has_names and client in table.names
+    except (FedcohortError, *ERRORS, ValueError, LookupError, TypeError):
+        return False
+
+
+def _holds(file: Path, pattern: re.Pattern[bytes], wanted: set[bytes]) -> bool:
+    rest = b""
+    with open_file(file) as stream:
+        while block := stream.read(1 << 20):
+            rest = rest[-_OVERLAP:] + block
+            if any(match[0] in wanted for match in pattern.finditer(rest)):
+                return True
+    return False
 
 
 def _blank_replies(database: Database, index: int) -> None:

@@ -1,0 +1,108 @@
+"""Signatures of an operator under the newest link of a chained journal (Ed25519).
+
+The chain says that nothing was changed since somebody kept a link of it; a signature says whose link it was. The
+private key stays in a file of its own, which only its owner can read; ``fedcohort journal keygen`` makes both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fedcohort.errors import InputError, MissingExtraError
+from fedcohort.files import no_links, read_file
+
+_PURPOSE = b"fedcohort journal head\0"
+_MAKE_ONE = "`fedcohort journal keygen FILE` makes one"
+
+
+def _library() -> tuple[Any, Any]:
+    """Return the modules of ``cryptography`` for key files and for Ed25519, which Flower brings along."""
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise MissingExtraError("Signatures need cryptography.", hint="pip install 'fedcohort[flower]'") from error
+    return serialization, ed25519
+
+
+class Signer:
+    """Signs with the private key in a file.
+
+    Parameters
+    ----------
+    path : path
+        As :func:`generate` wrote it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        serialization, ed25519 = _library()
+        self._key = _read(path, "private", lambda data: serialization.load_pem_private_key(data, password=None))
+        if not isinstance(self._key, ed25519.Ed25519PrivateKey):
+            raise InputError(f"The private key {path} is not of the kind Ed25519.", hint=_MAKE_ONE)
+
+    @property
+    def public(self) -> str:
+        """The public key, in hexadecimal."""
+        return str(self._key.public_key().public_bytes_raw().hex())
+
+    def sign(self, head: str) -> str:
+        """Return the signature under a link, both in hexadecimal."""
+        return str(self._key.sign(_PURPOSE + bytes.fromhex(head)).hex())
+
+
+def read_public(path: str | Path) -> str:
+    """Return the public key in a file, in hexadecimal."""
+    serialization, ed25519 = _library()
+    key = _read(path, "public", serialization.load_pem_public_key)
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise InputError(f"The public key {path} is not of the kind Ed25519.", hint=_MAKE_ONE)
+    return str(key.public_bytes_raw().hex())
+
+
+def is_signed(head: str, signature: str, public: str) -> bool:
+    """Whether a link was signed with the private key that belongs to ``public``; all in hexadecimal."""
+    from cryptography.exceptions import InvalidSignature
+
+    _, ed25519 = _library()
+    try:
+        key = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        key.verify(bytes.fromhex(signature), _PURPOSE + bytes.fromhex(head))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def generate(path: str | Path) -> Path:
+    """Write a new private key, for its owner's eyes only, and return the file beside it with the public one."""
+    serialization, ed25519 = _library()
+    path = Path(path)
+    public = path.with_name(path.name + ".pub")
+    pem = serialization.Encoding.PEM
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    try:
+        for file, data in (
+            (path, private),
+            (public, key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)),
+        ):
+            handle = no_links(str(file), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(handle, "wb") as stream:
+                if file == path:
+                    path.chmod(0o600)
+                stream.write(data)
+    except FileExistsError as error:
+        raise InputError(f"The file {error.filename} exists already; a key is never overwritten.") from error
+    except OSError as error:
+        raise InputError(f"The key {path} cannot be written: {error.strerror or error}.") from error
+    return public
+
+
+def _read(path: str | Path, kind: str, load: Any) -> Any:
+    try:
+        return load(read_file(Path(path)))
+    except OSError as error:
+        raise InputError(f"The {kind} key {path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"The file {path} holds no {kind} key.", hint=_MAKE_ONE) from error

@@ -1,0 +1,91 @@
+"""Journals of version 0.1, made by its code: decided upon before anything is changed, judged by what it can know."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcohort import RoundRequest, Session
+from fedcohort.cli.app import app
+from fedcohort.errors import JournalError
+from fedcohort.journal import SCHEMA_VERSION, read_journal
+from fedcohort.verification import examine
+
+KEPT = Path(__file__).parent / "version-0.1"
+
+
+def old(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.sqlite"
+    path.write_bytes(gzip.decompress((KEPT / f"{name}.sqlite.gz").read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("name", ["flash", "fedacs"])
+@pytest.mark.parametrize("words", [[], ["prune", "--keep", "1"], ["recover"], ["forget"], ["abandon"]])
+def test_a_journal_that_cannot_go_on_is_left_as_it_was(tmp_path: Path, name: str, words: list[str]) -> None:
+    path = old(tmp_path, name)
+    before = path.read_bytes()
+    if words:
+        more = ["c3"] if words == ["forget"] else []
+        done = CliRunner().invoke(app, ["journal", words[0], str(path), *words[1:], *more])
+        assert done.exit_code == 1 or "nothing was changed" in done.output
+    else:
+        with pytest.raises(JournalError, match=r"continue it with fedcohort 0\.1\.0"):
+            Session.open(path)
+    assert path.read_bytes() == before
+    assert not (tmp_path / f"{path.name}.new").exists()
+    with closing(read_journal(path)) as journal:
+        assert len(journal.cohorts()) == 5
+
+
+@pytest.mark.parametrize("name", ["active-fl", "uniform"])
+def test_a_journal_that_can_go_on_is_brought_to_this_version(tmp_path: Path, name: str) -> None:
+    path = old(tmp_path, name)
+    with Session.open(path) as session:
+        assert session.round == 5 and session.ask(RoundRequest(3)).size == 3
+    found = examine(path)
+    assert found.version == SCHEMA_VERSION and found.sound
+    assert not (tmp_path / f"{path.name}.new").exists()
+
+
+def test_an_upgrade_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = old(tmp_path, "uniform")
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", fail)
+        with pytest.raises(JournalError, match="No space left"):
+            Session.open(path)
+    assert path.read_bytes() == before and not (tmp_path / f"{path.name}.new").exists()
+    Session.open(path).close()
+
+
+def test_a_reader_keeps_what_it_reads(tmp_path: Path) -> None:
+    path = old(tmp_path, "uniform")
+    with closing(read_journal(path)) as reader:
+        Session.open(path).close()
+        assert len(reader.cohorts()) == 5
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("name", ["active-fl", "fedacs"])
+def test_an_honest_journal_is_not_called_wrong(tmp_path: Path, name: str) -> None:
+    """Their rules are other ones by now, so that playing them again leads elsewhere."""
+    path = old(tmp_path, name)
+    done = CliRunner().invoke(app, ["journal", "verify", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "cannot be checked: made by version 0.1.0" in " ".join(done.output.split())
+
+
+def test_one_whose_rule_is_the_same_is_checked(tmp_path: Path) -> None:
+    assert {f.check: f.sound for f in examine(old(tmp_path, "uniform")).findings}["replay"] is True
