@@ -261,7 +261,7 @@ def _upgraded(
         (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise JournalError(
-                f"The journal {path} is being read, and cannot be brought from version 2 to {SCHEMA_VERSION} meanwhile.",
+                f"The journal {path} is being read, and cannot be brought to version {SCHEMA_VERSION} meanwhile.",
                 hint="close the dashboard or whatever reads it, and try again",
             )
         connection.close()
