@@ -317,6 +317,13 @@ class Population:
         signals = [card.signals(self._sealed) for card in self.online.values()]
         return frozenset.intersection(*signals) if signals else frozenset()
 
+    def untold(self, signals: Iterable[Signal]) -> dict[Signal, list[str]]:
+        """Return which of ``signals`` some who are online can supply and others cannot, with the others' names."""
+        cards = self.online.items()
+        known = {name: card.signals(self._labels is not None) for name, card in cards}
+        lacking = {signal: [name for name in known if signal not in known[name]] for signal in sorted(signals)}
+        return {signal: names for signal, names in lacking.items() if 0 < len(names) < len(known)}
+
     def supplied(self) -> frozenset[Signal]:
         """Return what every client that is online can report or answer."""
         if self._supplied is None:

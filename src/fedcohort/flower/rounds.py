@@ -285,6 +285,9 @@ class Rounds:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
         # From here on a client must supply what the selector, seeing who is there, decided to use.
         selector = settings.selector.adapted(self.population.known())
+        for signal, names in self.population.untold(settings.selector.adapted(frozenset(Signal)).requires).items():
+            if signal not in selector.requires:
+                log.warning("the selector goes without '%s', which %s cannot supply", signal, listed(names))
         self.population.require(selector.requires)
         return Session(
             selector,

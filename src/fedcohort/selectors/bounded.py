@@ -70,11 +70,12 @@ class Bounded(Selector[Any]):
 
     times: k of the a clients available are chosen in round t, so the sum is its fair share of the rounds in which it
     was available. Each such round brings it :math:`c \, k / a` places, of which it can save up two, and taking part
-    costs one; who has less than one is no candidate. This needs no idea of what the lie is, and takes nothing from
-    anybody below c times the fair share. With :math:`c \ge 2` and the same clients available, enough candidates are
-    always left; where there are fewer, those with the most saved up fill the cohort, and owe the place.
+    costs one; who has less than one is no candidate. This needs no idea of what the lie is, and holds nobody back
+    who would stay within it. With :math:`c \ge 2`, the same clients available and cohorts of one size,
+    enough candidates are always left; where there are fewer, those with the most saved up fill the cohort, and owe the
+    place.
 
-    **Numbers.**     Of each number that clients tell, the last word of everybody is kept. What is said is moved into
+    **Numbers.** Of each number that clients tell, the last word of everybody is kept. What is said is moved into
     :math:`[Q_\tau, Q_{1 - \tau}]`, quantiles of these words, before the selector sees it: reported and asked losses,
     durations, norms, the length of vectors (one of length 0 counts as the others' mean), sizes, and with sizes the
     label counts, which may also be no more balanced than a share :math:`\tau` of all are said to be. As long as fewer
