@@ -120,7 +120,8 @@ def verify(
     seed : int, optional
         The seed that was agreed on, if it was: for example from a public beacon.
     receipts : mapping of commitment to where it is from, optional
-        Commitments that somebody kept while the session ran; each must be a link of the chain.
+        Commitments that somebody kept while the session ran, alone or as the server told them; each must be a link of
+        the chain.
     public : str, optional
         The public key of whoever must have signed the journal, in hexadecimal.
     """
@@ -259,13 +260,15 @@ class _Audit(Replay):
             raise DoesNotFollow("The table of clients was changed after it was recorded.")
 
     def _check_receipts(self, receipts: Mapping[str, str], seen: set[str], public: str | None) -> None:
-        for kept, source in receipts.items():
+        for line, where in receipts.items():
+            kept, _, said = line.partition(" ")  # as the server told it, or the commitment alone
+            source = f"{said}; {where}" if said else where
             if kept.lower() not in seen:
                 raise DoesNotFollow(
                     f"The commitment {kept} ({source}) is not in this journal: it is not the one shown then."
                 )
             _, signed, signature = source.partition(_SIGNED)
-            if public is not None and signed and not is_signed(kept, signature.split(" ")[0], public):
+            if public is not None and signed and not is_signed(kept, signature[:_SIGNATURE], public):
                 raise DoesNotFollow(f"The commitment {kept} ({source}) was not signed with the key {public}.")
 
     def _check_signature(self, tip: str, public: str | None) -> None:
@@ -434,6 +437,7 @@ class _Audit(Replay):
 
 
 _SIGNED = "signed "
+_SIGNATURE = 128  # hexadecimal digits
 
 
 def _list_of(tickets: Iterable[int], why: Mapping[int, str]) -> str:
