@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
 from fedcohort.flower import cohort_client, failures
+from fedcohort.flower.averaging import with_integers
 from fedcohort.flower.checkpoint import Checkpoints
 from fedcohort.flower.exchange import Reply
 from fedcohort.flower.inner import StrategyState
@@ -199,8 +200,22 @@ def test_a_model_with_batch_norm_goes_on_after_a_restart(make: Any, kit: Any, tm
     for rounds in (1, 2, 4, 6):
         again = start("parts", rounds, 1000 * rounds)
     assert not failures(tmp_path / "parts")
+    assert whole.arrays["1.num_batches_tracked"].numpy().dtype == np.int64
     for key, array in whole.arrays.items():
         same(again.arrays[key].numpy(), array.numpy())
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(["?", "i1", "u1", "i4", "i8", "u8"]), st.sampled_from([0.0, 0.4, -0.4, 1e30, -1e30]))
+def test_counters_keep_their_type_in_an_average(sent: Any, off: float) -> None:
+    mean = np.asarray(sent.astype(np.float64) + off)
+    found = with_integers(ArrayRecord({"n": Array(mean), "w": Array(mean)}), ArrayRecord({"n": Array(sent)}))
+    same(found["w"].numpy(), mean)
+    if abs(off) < 1:
+        same(found["n"].numpy(), np.asarray(sent, order="K"))
+    else:
+        limits = [False, True] if sent.dtype.kind == "b" else [np.iinfo(sent.dtype).min, np.iinfo(sent.dtype).max]
+        same(found["n"].numpy(), np.full(sent.shape, limits[off > 0], sent.dtype))
 
 
 def test_a_checkpoint_of_0_2_whose_0d_arrays_have_a_dimension_goes_on(kit: Any, tmp_path: Path) -> None:

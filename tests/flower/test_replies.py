@@ -117,12 +117,18 @@ def test_names_and_required_signals() -> None:
     assert found.status == Status.INVALID and "no finite 'loss'" in found.reason
 
 
-def test_only_replies_of_the_usual_kind_are_averaged_together() -> None:
-    odd = reply(record(), {"num-examples": 4, "accuracy": 0.5})
-    usual = [reply(record(), {"num-examples": 4, "x": 1, "y": 2}), reply(record(), {"y": 2, "x": 1, "num-examples": 4})]
-    found = agreeing(checked(odd, *usual))
+def test_only_replies_with_vectors_of_the_usual_size_are_averaged_together() -> None:
+    def with_gradient(entries: int) -> Reply:
+        ours = ConfigRecord({"version": 1, "name": "anna", "gradient": np.zeros(entries, np.float32).tobytes()})
+        return reply(record(), **{RECORD: ours})
+
+    def judged(*sizes: int) -> list[Checked]:
+        return agreeing(checked(*map(with_gradient, sizes), required={Signal.GRADIENT_NORM}))
+
+    assert [f.status for f in judged(5, 5)] == [Status.OK, Status.OK]
+    assert [f.status for f in judged(5, 6)] == [Status.INVALID, Status.OK]  # as large as the model
+    found = judged(6, 5, 5)
     assert [f.status for f in found] == [Status.INVALID, Status.OK, Status.OK]
-    assert [f.status for f in agreeing(checked(*usual))] == [Status.OK, Status.OK]
     measures = Measures(record(), found, sample_counts(found))
     assert (measures.ok.tolist(), measures.all_ok, measures.rows.tolist()) == ([False, True, True], False, [1, 2])
     np.testing.assert_array_equal(measures.column(Signal.DURATION), [np.nan, 0.5, 0.5])

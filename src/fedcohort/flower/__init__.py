@@ -18,13 +18,14 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from fedcohort.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
-    from fedcohort.flower.failed import Failure, failures
+    from fedcohort.flower.failed import Correction, Failure, corrections, failures
     from fedcohort.flower.private import Private
     from fedcohort.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation
 
 __all__ = [
     "Answers",
     "CohortStrategy",
+    "Correction",
     "Facts",
     "Failure",
     "FederationTimeoutError",
@@ -33,13 +34,14 @@ __all__ = [
     "ServerValidation",
     "client_name",
     "cohort_client",
+    "corrections",
     "failures",
     "torch_answers",
 ]
 # A SuperNode starts a process for every message; it should not import the server's side as well.
 _HOMES = {
     "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
-    "failed": ("Failure", "failures"),
+    "failed": ("Correction", "Failure", "corrections", "failures"),
     "private": ("Private",),
     "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
 }

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedcohort.flower.exchange import short
 from fedcohort.flower.inner import levels, sampled, stand_in
-from fedcohort.flower.npy import viewed
+from fedcohort.flower.npy import to_array, viewed
 from fedcohort.flower.replies import Checked, is_finite
 
 log = logging.getLogger("flwr.fedcohort")
@@ -124,6 +125,27 @@ def aggregated(
         attempt.restore()
         return Average(blamed=blamed, error=_said(error))
     return Average(found.arrays, found.metrics, blamed)
+
+
+def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
+    """Return an averaged model in which counters and booleans have the type they were sent in, rounded.
+
+    Flower's strategies make floats of them. Taken for parameters from then on, BatchNorm's count of batches would be
+    most of what updates differ by.
+    """
+    found = {}
+    for key, array in arrays.items():
+        before = viewed(sent[key]).dtype if key in sent else None
+        after = viewed(array)
+        if before is not None and before.kind in "biu" and after.dtype.kind == "f":
+            limits = (0, 1) if before.kind == "b" else (np.iinfo(before).min, np.iinfo(before).max)
+            whole = np.rint(after.astype(np.float64))
+            with np.errstate(invalid="ignore"):  # the largest of 64 bits is no double; the next lines put it right
+                cast = np.asarray(whole.astype(before))
+            cast[whole >= limits[1]] = limits[1]
+            cast[whole <= limits[0]] = limits[0]
+            found[key] = to_array(cast)
+    return ArrayRecord({**arrays, **found}) if found else arrays
 
 
 def _blamed(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from fedcohort import rng as streams
 from fedcohort.flower.averaging import contained
 from fedcohort.flower.exchange import Debts, Outbox, exchange, with_ttl
 from fedcohort.flower.inner import GridView, keys, levels, offered, wanted
-from fedcohort.flower.replies import alike
+from fedcohort.flower.replies import evaluations
 from fedcohort.flower.roster import Card
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Evaluation:
         Seconds they have.
     debts : Debts
         Takes up who has not answered by then.
+    max_share : float, optional
+        Largest share of the weights that one client may have.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Evaluation:
         seed: int,
         deadline: float,
         debts: Debts,
+        max_share: float | None = None,
     ) -> None:
         self._grid = grid
         self._strategy = strategy
@@ -78,6 +81,7 @@ class Evaluation:
         self._seed = seed
         self._deadline = deadline
         self._debts = debts
+        self._max_share = max_share
         self._levels = levels(strategy)
         self._weight_key, _ = keys(strategy)
 
@@ -93,13 +97,16 @@ class Evaluation:
 
     def on_clients(
         self, server_round: int, arrays: ArrayRecord, online: Mapping[str, Card], outbox: Outbox
-    ) -> dict[str, float]:
-        """Return the averaged numbers of clients, drawn by the seed among those that are free."""
+    ) -> tuple[dict[str, float], dict[str, list[str]]]:
+        """Return the averaged numbers of clients, drawn by the seed among those that are free.
+
+        Beside them, by client, what was changed about an answer before it entered the average.
+        """
         if wanted(self._levels, "evaluate", 1) == 0:
-            return {}
+            return {}, {}
         free = {name: card for name, card in online.items() if not self._debts.busy(name, card.node)}
         if not free:
-            return {}
+            return {}, {}
         count = wanted(self._levels, "evaluate", len(free))
         names = list(free)
         if count is not None and count < len(names):
@@ -122,7 +129,8 @@ class Evaluation:
                 log.info("\t> %s did not evaluate: %s", name, "no answer" if reply is None else reply.error)
             else:
                 sound[name] = reply.message
-        usable = alike(sound, self._weight_key)
+        sizes = {name: free[name].description.size for name in sound}
+        usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
         metrics = contained(
             f"the evaluation of round {server_round - 1}",
             lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,
@@ -130,4 +138,4 @@ class Evaluation:
         if metrics is not None:
             log.info("\t└──> Aggregated evaluation: %s", metrics)
             self._result.evaluate_metrics_clientapp[server_round] = metrics
-        return {f"evaluate/{key}": value for key, value in scalars(metrics).items()}
+        return {f"evaluate/{key}": value for key, value in scalars(metrics).items()}, corrections

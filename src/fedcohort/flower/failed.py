@@ -1,4 +1,4 @@
-"""Who failed in which round, and why, read from the journal of a live federation."""
+"""Who failed in which round and why, and whose reply was corrected, read from the journal of a live federation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedcohort.journal.explain import FAILURES, reasons_of
 from fedcohort.protocol import Status
 
 EVENT = FAILURES
+CORRECTED = "corrections"  # the event of replies that were changed before they entered an average
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,40 @@ def failures(journal: str | Path | Journal) -> list[Failure]:
         round_ = rounds[reply.ticket]
         found.append(Failure(round_, name, Status(reply.status), reasons.get(reply.ticket, {}).get(name, "no answer")))
     return found
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Something that was changed about a client's reply before it entered an average.
+
+    Attributes
+    ----------
+    round : int
+        Counted from 0.
+    client : str
+    what : str
+    """
+
+    round: int
+    client: str
+    what: str
+
+
+@guarded
+def corrections(journal: str | Path | Journal) -> list[Correction]:
+    """Return what was changed about replies, oldest first: weights, lengths of updates, metrics that were left out."""
+    if not isinstance(journal, Journal):
+        opened = read_journal(journal)
+        try:
+            return corrections(opened)
+        finally:
+            opened.close()
+    return [
+        Correction(body["round"], client, text)
+        for body in journal.events(CORRECTED)
+        for client, texts in body["corrections"].items()
+        for text in texts
+    ]
 
 
 def event(round_: int, ticket: int, reasons: dict[str, str]) -> dict[str, Any]:

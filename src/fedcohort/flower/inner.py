@@ -153,6 +153,12 @@ def keys(strategy: Strategy) -> tuple[str, str]:
     return "num-examples", "config"
 
 
+def record_names(strategy: Strategy) -> tuple[str, str]:
+    """Return how the strategy calls the model's record in a message, and how replies usually call their metrics'."""
+    names = (str(level.arrayrecord_key) for level in levels(strategy) if hasattr(level, "arrayrecord_key"))
+    return next(names, "arrays"), "metrics"
+
+
 def grows(strategy: Strategy) -> bool:
     """Whether the model changes its shape from round to round, as an ensemble of trees does."""
     return any(isinstance(level, (FedXgbBagging, FedXgbCyclic)) for level in levels(strategy))

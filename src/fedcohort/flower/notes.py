@@ -43,6 +43,8 @@ def begun(
         "cohort-size": settings.cohort_size,
         "spares": settings.spares,
         "min-replies": settings.min_replies,
+        "max-share": settings.max_share,
+        "max-update-norm": settings.max_update_norm,
         "strategy": [type(level).__name__ for level in levels],
         "filter": repr(settings.filter),
         "signals": sorted(signals),

@@ -132,7 +132,7 @@ def numbers(values: AnyArray) -> AnyArray:
 
 def converted(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """Return entries in another type of numbers, to bfloat16 rounded to the nearest, ties to even."""
-    values = numbers(values)
+    values = np.asarray(numbers(values))  # of arrays without dimensions NumPy computes numbers, not arrays
     if dtype != BFLOAT16:
         return values.astype(dtype)
     single = values.astype(np.float32)

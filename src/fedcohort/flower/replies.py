@@ -15,12 +15,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.flower.exchange import Reply
+from fedcohort.flower.metrics import evened
 from fedcohort.flower.npy import BFLOAT16, Layout, converted, is_float, numbers, to_array, unreadable
+from fedcohort.flower.weights import bounded_weights
 from fedcohort.flower.wire import GRADIENT_SIGNALS, RECORD, Value, reported, reported_gradient
 from fedcohort.protocol import Status
 from fedcohort.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
@@ -50,10 +52,9 @@ class Checked(NamedTuple):
     metrics : MetricRecord
         The metrics of an OK reply.
     kind : tuple
-        The names of its records and metrics, the sizes of its lists and vectors; only replies of one kind can be
-        averaged together.
+        The names of its two records, and the sizes of the vectors the selector needs.
     weight : float
-        What the client weighs an OK reply by, as it sent it.
+        What an OK reply weighs: what the client sent, within its bounds.
     values : mapping of Signal to float or (V,) array
         What the client reported, and how long it took.
     gradient : (d,) array or None
@@ -119,7 +120,7 @@ class Checker:
         self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS - {Signal.SERVER_LOSS})
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._same_shapes = same_shapes
-        self._kind: tuple[Any, ...] = ("", "", (), frozenset(), ())  # of the last reply
+        self._kind: tuple[Any, ...] = ("", "", ())  # of the last reply
         self._layouts: dict[str, Layout] = {}
         for key, array in model.items():
             layout = Layout.of(array)
@@ -164,13 +165,7 @@ class Checker:
             reason = f"the reply must carry exactly one MetricRecord, not {metrics}"
         else:
             reason = self._unsound(model, rewritten)
-        weight: object = None
-        lists: tuple[tuple[str, int], ...] = ()
-        for name, value in numbers.items():
-            if name == self._weight_key:
-                weight = value
-            if type(value) is list:
-                lists = (*lists, (name, len(value)))
+        weight = numbers.get(self._weight_key)
         if not reason and not _is_weight(weight):
             reason = f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
         reason = reason or self._unreported(values, gradient)
@@ -178,22 +173,13 @@ class Checker:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         if rewritten:
             model = content[arrays_key] = ArrayRecord({**model, **rewritten})
-        widths: tuple[int, ...] = ()
-        for told in values.values():
-            if type(told) is not float:
-                widths = (*widths, np.size(told))
+        widths = tuple(np.size(values[signal]) for signal in self._reported)
         if gradient is not None:
             widths = (*widths, len(gradient))
         usual = self._kind
-        if (
-            usual[0] != arrays_key
-            or usual[1] != metrics_key
-            or usual[2] != widths
-            or usual[3] != numbers.keys()
-            or usual[4] != lists
-        ):
+        if usual[0] != arrays_key or usual[1] != metrics_key or usual[2] != widths:
             # One object for all that agree in a row: compared fast.
-            usual = self._kind = (arrays_key, metrics_key, widths, frozenset(numbers), tuple(sorted(lists)))
+            usual = self._kind = (arrays_key, metrics_key, widths)
         sent = float(weight)  # type: ignore[arg-type]  # a number, as was seen
         return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, usual, sent)
 
@@ -242,12 +228,6 @@ class Checker:
         return ""
 
 
-def _lists(metrics: MetricRecord) -> tuple[tuple[str, int], ...]:
-    """Return which metrics are lists, and how long each is."""
-    found = [(key, len(value)) for key, value in metrics.items() if type(value) is list]
-    return tuple(sorted(found)) if found else ()
-
-
 def _is_weight(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 <= value <= _LARGEST_WEIGHT
 
@@ -264,17 +244,74 @@ def _as_sent(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray | None:
     return cast
 
 
-def agreeing(replies: Sequence[Checked]) -> list[Checked]:
-    """Make OK replies INVALID that differ from most in names or lengths: they could not be averaged together."""
+def agreeing(replies: Sequence[Checked], records: Sequence[str] = ("arrays", "metrics")) -> list[Checked]:
+    """Give the records of OK replies the same names; make replies INVALID whose vectors have other sizes than most.
+
+    ``records`` are the names that count where as many replies have one as another.
+    """
     kinds = [reply.kind for reply in replies if reply.status is _OK]
     if not kinds or kinds.count(kinds[0]) == len(kinds):
         return list(replies)
-    ((usual, _),) = Counter(kinds).most_common(1)
-    reason = "its metrics, records, vectors or gradient are named or sized otherwise than those of most replies"
-    return [
-        reply._replace(status=_INVALID, reason=reason) if reply.status is _OK and reply.kind != usual else reply
-        for reply in replies
-    ]
+    usual = [_most_common([kind[i] for kind in kinds], name) for i, name in enumerate(records)]
+    # Of two sizes that are as common the larger one: no gradient is larger than the model.
+    widths = _most_common([kind[2] for kind in kinds])
+    reason = "the vectors or the gradient it reported are sized otherwise than those of most replies"
+    found = list(replies)
+    for i, reply in enumerate(replies):
+        if reply.status is _OK and reply.kind[2] != widths:
+            found[i] = reply._replace(status=_INVALID, reason=reason)
+        elif reply.status is _OK and [*reply.kind[:2]] != usual:
+            found[i] = _renamed(reply, *usual)
+    return found
+
+
+def _most_common(values: Sequence[Any], preferred: Any = None) -> Any:
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value == preferred, value))
+
+
+def _renamed(reply: Checked, arrays: str, metrics: str) -> Checked:
+    """Return a reply whose two records have these names."""
+    assert reply.message is not None
+    others = {k: v for k, v in reply.message.content.items() if k not in (*reply.kind[:2], arrays, metrics)}
+    reply.message.content = RecordDict({arrays: reply.arrays, metrics: reply.metrics, **others})
+    return reply._replace(kind=(arrays, metrics, reply.kind[2]))
+
+
+def with_metrics(reply: Checked, metrics: MetricRecord) -> Checked:
+    """Return an OK reply with other metrics, in its message too."""
+    assert reply.message is not None
+    reply.message.content[reply.kind[1]] = metrics
+    return reply._replace(metrics=metrics)
+
+
+def with_weight(reply: Checked, key: str, weight: float) -> Checked:
+    """Return an OK reply that weighs something else than it says."""
+    return with_metrics(reply, MetricRecord({**reply.metrics, key: weight}))._replace(weight=weight)
+
+
+def clipped(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked, float]:
+    """Return an OK reply whose update has at most the Euclidean norm ``most``, and the norm it had.
+
+    The update is what a client changed in the floating-point arrays; the rest of the model stays as it sent it.
+    """
+    moved = {}
+    total = 0.0
+    for key, array in sent.items():
+        before = array.numpy()
+        if is_float(before.dtype):
+            begin = numbers(before).astype(np.float64)
+            step = numbers(reply.arrays[key].numpy()).astype(np.float64) - begin
+            moved[key] = (begin, step, before.dtype)
+            total += float(np.vdot(step, step))
+    norm = math.sqrt(total)
+    if norm <= most:
+        return reply, norm
+    shorter = {k: to_array(converted(begin + most / norm * step, dtype)) for k, (begin, step, dtype) in moved.items()}
+    arrays = ArrayRecord({**reply.arrays, **shorter})
+    assert reply.message is not None
+    reply.message.content[reply.kind[0]] = arrays
+    return reply._replace(arrays=arrays), norm
 
 
 class Measures:
@@ -365,21 +402,40 @@ def averaged(replies: Sequence[Checked], key: str) -> ArrayRecord:
     return ArrayRecord(mean)
 
 
-def alike(messages: Mapping[str, Message], key: str) -> list[Message]:
-    """Return the evaluation replies, by client, whose metrics can be averaged together: those named as most are."""
-    found: dict[str, tuple[Any, Message]] = {}
-    for name, message in messages.items():
-        records = list(message.content.metric_records.items())
-        if len(records) != 1 or not _is_weight(records[0][1].get(key)):
-            log.info("\t> %s sent no usable metric %r", name, key)
+def evaluations(
+    messages: Mapping[str, Message], key: str, sizes: Mapping[str, int | None], max_share: float | None
+) -> tuple[list[Message], dict[str, list[str]]]:
+    """Return the evaluation replies that can be averaged, with metrics that can, and what was changed about each.
+
+    Parameters
+    ----------
+    messages : mapping of str to Message
+        By client; none is an error.
+    key : str
+        The metric they are weighted by.
+    sizes : mapping of str to int or None
+        The samples each client declared.
+    max_share : float or None
+        Largest share of the weights that one client may have.
+    """
+    found: dict[str, MetricRecord] = {}
+    said: dict[str, list[str]] = {}
+    names: list[str] = []
+    for client, message in messages.items():
+        records = message.content.metric_records
+        if len(records) != 1 or not _is_weight(next(iter(records.values())).get(key)):
+            said[client] = [f"its evaluation is left out: it has no usable metric {key!r}"]
             continue
-        found[name] = ((records[0][0], frozenset(records[0][1]), _lists(records[0][1])), message)
-    if not found:
-        return []
-    ((usual, _),) = Counter(kind for kind, _ in found.values()).most_common(1)
-    for name, (kind, _) in found.items():
-        if kind != usual:
-            log.info("\t> %s sent metrics of other names or types than most", name)
-    sound = [message for kind, message in found.values() if kind == usual]
-    record = str(usual[0])
-    return sound if any(message.content.metric_records[record][key] for message in sound) else []
+        ((name, found[client]),) = records.items()
+        names.append(name)
+    weights, lowered = bounded_weights({c: float(r[key]) for c, r in found.items()}, sizes, max_share)  # type: ignore[arg-type]
+    if not any(weights.values()):
+        return [], said
+    found.update({client: MetricRecord({**found[client], key: weights[client]}) for client in lowered})
+    even, odd = evened(found, key)
+    for client, texts in [*((c, [text]) for c, text in lowered.items()), *odd.items()]:
+        said.setdefault(client, []).extend(texts)
+    usual = _most_common(names, "metrics")
+    for client, record in even.items():
+        messages[client].content = RecordDict({usual: record})
+    return [messages[client] for client in even], said

@@ -6,6 +6,7 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from fedcohort.arrays import BoolArray, IntArray
 from fedcohort.errors import FedcohortError, InputError, ParameterError, SignalError
 from fedcohort.filters import KeepAll, Replies, judged
 from fedcohort.flower import notes
-from fedcohort.flower.averaging import Average, aggregated
+from fedcohort.flower.averaging import Average, aggregated, with_integers
 from fedcohort.flower.evaluation import Evaluation, evaluated, scalars
 from fedcohort.flower.exchange import Outbox, exchange, listed, with_ttl
-from fedcohort.flower.failed import EVENT, event
+from fedcohort.flower.failed import CORRECTED, EVENT, event
 from fedcohort.flower.inner import (
     InnerStrategyError,
     StrategyState,
@@ -36,18 +37,19 @@ from fedcohort.flower.inner import (
     wanted,
 )
 from fedcohort.flower.logs import say
+from fedcohort.flower.metrics import evened
 from fedcohort.flower.population import Available, FederationTimeoutError, Population, facts_in, rules_in
 from fedcohort.flower.pulse import Pulse
 from fedcohort.flower.replies import (
     MEASURED,
     Checked,
     Measures,
-    agreeing,
     averaged,
     bias_of,
     sample_counts,
     scale_weight,
     weight_of,
+    with_metrics,
 )
 from fedcohort.flower.roster import natural
 from fedcohort.flower.training import Trained, Training
@@ -124,7 +126,9 @@ class Rounds:
         )
         self.debts = self.population.debts
         self.result = Result()
-        self.training = Training(grid, self.inner, self.deadline, self.debts)
+        self.training = Training(
+            grid, self.inner, self.deadline, self.debts, settings.max_share, settings.max_update_norm
+        )
         self.evaluation = Evaluation(
             grid,
             self.inner,
@@ -134,6 +138,7 @@ class Rounds:
             seed=settings.seed,
             deadline=self.deadline,
             debts=self.debts,
+            max_share=settings.max_share,
         )
         self.session: Session | None = None
         self.pulse = Pulse(settings.journal, num_rounds, settings.clock)
@@ -567,7 +572,7 @@ class Rounds:
             with_ttl(messages.values(), 2 * self.deadline)
             replies = exchange(self._outbox(), messages, self.deadline, self.debts)
             answers = [replies[name] for name in names if name in replies]
-            checked = agreeing(self.training.checker(arrays, ()).all(answers))
+            checked, _ = self.training.bounded(self.training.checker(arrays, ()).all(answers), online, arrays)
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))
@@ -602,6 +607,8 @@ class Rounds:
         measures = Measures(arrays, trained.checked, samples)
         kept = self._kept(trained.checked, measures)
         average = self._aggregate(server_round, cohort, trained, kept)
+        if average.arrays is not None:
+            average = replace(average, arrays=with_integers(average.arrays, arrays))
         checked = trained.checked
         if average.blamed:
             checked = [
@@ -626,6 +633,7 @@ class Rounds:
                     round=cohort.round, ticket=cohort.ticket, client=name, reason=reason,
                 )  # fmt: skip
             session.note(EVENT, event(cohort.round, cohort.ticket, trained.reasons))
+        self._correct(session, cohort.round, trained.corrections)
         report = RoundReport(
             ticket=cohort.ticket,
             clients=self._indices(cohort, checked),
@@ -684,8 +692,21 @@ class Rounds:
         session.commit()
         store.prune(name)
 
+    @staticmethod
+    def _correct(session: Session, round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
+        """Name the clients whose replies were changed before they entered an average."""
+        for name, texts in corrections.items():
+            for text in texts:
+                say(
+                    "corrected", "\t> %s: %s", name, text,
+                    level=logging.WARNING, round=round_, client=name, reason=text,
+                )  # fmt: skip
+        if corrections:
+            session.note(CORRECTED, {"round": round_, "corrections": {n: list(t) for n, t in corrections.items()}})
+
     def _evaluate(self, session: Session, round_: int, arrays: ArrayRecord) -> None:
-        numbers = self.evaluation.on_clients(round_ + 1, arrays, self.population.online, self._outbox())
+        numbers, corrections = self.evaluation.on_clients(round_ + 1, arrays, self.population.online, self._outbox())
+        self._correct(session, round_, corrections)
         numbers.update(self.evaluation.at_server(round_ + 1, arrays))
         if numbers:
             session.record(round_, numbers)
@@ -736,6 +757,11 @@ class Rounds:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
+        metrics, odd = evened({reply.name: reply.metrics for reply in chosen}, self.weight_key)
+        if odd:
+            chosen = [with_metrics(reply, metrics[reply.name]) for reply in chosen]
+            for name, texts in odd.items():
+                trained.corrections.setdefault(name, []).extend(texts)
         if len(chosen) < self.settings.min_replies or not any(weight_of(r, self.weight_key) > 0 for r in chosen):
             return Average(error="too few sound models")
         found = aggregated(self.inner, server_round, chosen, trained.errors())
@@ -749,6 +775,7 @@ class Rounds:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
         brought = [reply.values for reply in checked if reply.status is _OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
+        extra = frozenset(s for s in extra if len({np.shape(values[s]) for values in brought}) == 1)
         signals = (session.requires & METRIC_SIGNALS) | extra | (self.wished & MEASURED)
         columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
         if Signal.SERVER_LOSS in session.requires:  # never what a client says

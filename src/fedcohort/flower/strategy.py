@@ -30,7 +30,7 @@ from fedcohort.errors import InputError, ParameterError
 from fedcohort.filters import FILTERS, Filter, KeepAll, Need
 from fedcohort.flower import notes
 from fedcohort.flower.checkpoint import Checkpoints
-from fedcohort.flower.inner import InnerStrategyError, check_private, check_strategy, levels, wanted
+from fedcohort.flower.inner import InnerStrategyError, check_private, check_strategy, grows, levels, wanted
 from fedcohort.flower.logs import written_to
 from fedcohort.flower.population import FederationTimeoutError
 from fedcohort.flower.rounds import RoundError, Rounds
@@ -112,6 +112,11 @@ class CohortStrategy(Strategy):
         in what goes by labels. Default: as many as at least two clients, and more than a fifth of all, name.
     min_replies : int
         With fewer models than this a round leaves the global model alone (Krum wants several).
+    max_share : float, optional
+        Largest share of a round's weight that one client may have, whatever size it claims. Default: no bound but the
+        size it declared.
+    max_update_norm : float, optional
+        Updates that are longer are shortened to this Euclidean norm before anything is made of them. Default: none.
     filter : Filter or str, optional
         Decides which models enter the average, or its name. Default: all sound ones, or the default filter of a
         selector that learns from which models are kept.
@@ -157,6 +162,8 @@ class CohortStrategy(Strategy):
         describe_every: float | None = None,
         classes: int | None = None,
         min_replies: int = 1,
+        max_share: float | None = None,
+        max_update_norm: float | None = None,
         filter: Filter | str | None = None,
         validation: ServerValidation | None = None,
         shadows: Mapping[str, Selector[Any] | str] | None = None,
@@ -181,6 +188,8 @@ class CohortStrategy(Strategy):
         _check("describe_every", describe_every, Optional(seconds))
         _check("classes", classes, Optional(count))
         _check("min_replies", min_replies, count)
+        _check("max_share", max_share, Optional(Interval(float, 0, 1, "right")))
+        _check("max_update_norm", max_update_norm, Optional(seconds))
         _check("keep_checkpoints", keep_checkpoints, count)
         _check("registered_only", registered_only, Boolean())
         for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
@@ -221,6 +230,14 @@ class CohortStrategy(Strategy):
         self.describe_every = describe_every
         self.classes = classes
         self.min_replies = min_replies
+        self.max_share = max_share
+        if max_update_norm is not None and grows(self.strategy):
+            raise ParameterError(
+                "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
+                f"{type(self.strategy).__name__} adds trees.",
+                hint="leave max_update_norm out",
+            )
+        self.max_update_norm = max_update_norm
         self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
         if sign is not None:

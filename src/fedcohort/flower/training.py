@@ -12,9 +12,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcohort.flower.exchange import Debts, Outbox, Reply, with_ttl
-from fedcohort.flower.inner import GridView, addressed, grows, keys, offered
-from fedcohort.flower.replies import Checked, Checker, agreeing
+from fedcohort.flower.inner import GridView, addressed, grows, keys, offered, record_names
+from fedcohort.flower.replies import Checked, Checker, agreeing, clipped, with_weight
 from fedcohort.flower.roster import Card
+from fedcohort.flower.weights import bounded_weights
 from fedcohort.flower.wire import CONFIRMATION, RECORD, SEED, WORK, ask_record
 from fedcohort.protocol import Cohort, Status
 from fedcohort.signals import Signal
@@ -34,12 +35,15 @@ class Trained:
         The replies in the order of the cohort; who never answered is not among them.
     reasons : dict of str to str
         Why clients without a sound model have none.
+    corrections : dict of str to list of str
+        What was changed about sound replies before they entered the average.
     sent : dict of str to Message
         The messages that went out.
     """
 
     checked: list[Checked]
     reasons: dict[str, str]
+    corrections: dict[str, list[str]]
     sent: dict[str, Message]
 
     def errors(self) -> list[Message]:
@@ -68,14 +72,29 @@ class Training:
         Seconds after which a round closes.
     debts : Debts
         Takes up who has not answered by then.
+    max_share : float, optional
+        Largest share of a round's weight that one client may have.
+    max_update_norm : float, optional
+        Longer updates are shortened to this Euclidean norm.
     """
 
-    def __init__(self, grid: Grid, strategy: Strategy, deadline: float, debts: Debts) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        strategy: Strategy,
+        deadline: float,
+        debts: Debts,
+        max_share: float | None = None,
+        max_update_norm: float | None = None,
+    ) -> None:
         self._grid = grid
         self._strategy = strategy
         self._deadline = deadline
         self._debts = debts
+        self._max_share = max_share
+        self._max_update_norm = max_update_norm
         self._weight_key, self._config_key = keys(strategy)
+        self._records = record_names(strategy)
         self._grows = grows(strategy)
         self.commitment: str | None = None  # told to the clients with every message
         self.confirmations: Mapping[str, bytes] = {}  # of a key holder's, shown to each client with its message
@@ -83,6 +102,31 @@ class Training:
     def checker(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
         """Return the checks of replies to ``arrays``."""
         return Checker(arrays, self._weight_key, required, same_shapes=not self._grows)
+
+    def bounded(
+        self, replies: Iterable[Checked], online: Mapping[str, Card], arrays: ArrayRecord
+    ) -> tuple[list[Checked], dict[str, list[str]]]:
+        """Return checked replies as they may enter an average, and what was changed about each."""
+        found = agreeing(list(replies), self._records)
+        said: dict[str, list[str]] = {}
+        weights, lowered = bounded_weights(
+            {reply.name: reply.weight for reply in found if reply.status is _OK},
+            {name: card.description.size for name, card in online.items()},
+            self._max_share,
+        )
+        for i, reply in enumerate(found):
+            if reply.name in lowered:
+                found[i] = with_weight(reply, self._weight_key, weights[reply.name])
+                said[reply.name] = [lowered[reply.name]]
+        if (most := self._max_update_norm) is not None:
+            for i, reply in enumerate(found):
+                if reply.status is _OK:
+                    found[i], norm = clipped(reply, arrays, most)
+                    if norm > most:
+                        said.setdefault(reply.name, []).append(
+                            f"its update of the norm {norm:g} was shortened to {most:g}"
+                        )
+        return found, said
 
     def messages(
         self,
@@ -172,8 +216,9 @@ class Training:
         # What was lost on the way counts as never answered; the session knows those by their absence.
         if sound < len(checked):
             reasons.update({c.name: c.reason for c in checked.values() if c.status is _MISSING})
-        ordered = agreeing([c for c in map(checked.get, cohort.names) if c is not None and c.status is not _MISSING])
+        answered = [c for c in map(checked.get, cohort.names) if c is not None and c.status is not _MISSING]
+        ordered, corrections = self.bounded(answered, online, arrays)
         failed = {reply.name: reply.reason for reply in ordered if reply.status is not _OK}
         reasons.update(failed)
         log.info("sound models: %d, clients without one: %d", len(ordered) - len(failed), len(reasons))
-        return Trained(ordered, reasons, messages)
+        return Trained(ordered, reasons, corrections, messages)

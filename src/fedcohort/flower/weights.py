@@ -1,0 +1,76 @@
+"""How much each reply of a round may weigh: no more than the client can account for.
+
+A client writes the weight of its own model into its reply. Taken as it comes, a weight of 2**53 is the whole average.
+Three bounds hold it, each worked out from the replies of one round, so that a restart finds the same weights:
+
+- Whoever declared how many samples it has weighs no more than these. Where apps count samples over several epochs, or
+  tokens, the median of what the others weigh per declared sample shows it, and twice as much is let through.
+- Whoever declared nothing weighs at most ten times the median of the others: sizes of real clients lie that far apart.
+- ``max_share`` bounds the part of the whole that one client may have. It is the operator's to set, and the one bound
+  that also holds against clients who lie about their size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+_UNDECLARED = 10.0  # times the median of the others
+_UNIT = 2.0  # times the usual weight per sample, where that is more than 1
+
+
+def bounded_weights(
+    weights: Mapping[str, float], sizes: Mapping[str, int | None], max_share: float | None = None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return weights within their bounds, by client, and for each that was lowered why.
+
+    Parameters
+    ----------
+    weights : mapping of str to float
+        As the clients sent them, 0 or more.
+    sizes : mapping of str to int or None
+        The samples each declared.
+    max_share : float, optional
+        Largest share of the sum that one client may have.
+
+    >>> bounded_weights({"anna": 2.0**53, "ben": 30}, {"anna": 10, "ben": 30})[0]
+    {'anna': 10.0, 'ben': 30.0}
+    """
+    found = {name: float(weight) for name, weight in weights.items()}
+    reasons: dict[str, str] = {}
+    ratios = sorted(weight / size for name, weight in found.items() if (size := sizes.get(name)))
+    usual = ratios[(len(ratios) - 1) // 2] if ratios else 1.0
+    unit = _UNIT * usual if usual > 1 else 1.0
+    for name, weight in weights.items():
+        size = sizes.get(name)
+        if size is not None and weight > unit * size:
+            _lower(found, reasons, name, unit * size, f"it declared {size:,} samples")
+    declared = dict(found)  # of those who declared nothing the weights as they sent them
+    for name, weight in weights.items():
+        others = sorted(w for other, w in declared.items() if other != name and w > 0)
+        if sizes.get(name) is None and others and weight > (most := _UNDECLARED * others[len(others) // 2]):
+            _lower(found, reasons, name, most, "it declared no size, and this is ten times the median of the others")
+    if max_share is not None:
+        most = _largest(list(found.values()), max_share)
+        for name in [name for name, weight in found.items() if weight > most]:
+            _lower(found, reasons, name, most, f"no client may have more than {max_share:g} of a round's weight")
+    return found, reasons
+
+
+def _lower(found: dict[str, float], reasons: dict[str, str], name: str, most: float, why: str) -> None:
+    reasons[name] = f"its weight of {found[name]:g} was lowered to {most:g}: {why}"
+    found[name] = most
+
+
+def _largest(weights: Sequence[float], share: float) -> float:
+    """Return the largest weight with which nobody has more than ``share`` of the sum."""
+    ordered = sorted((weight for weight in weights if weight > 0), reverse=True)
+    for count, weight in enumerate(ordered):
+        # With the first ``count`` lowered to one weight, is this one within the share?
+        left = 1 - count * share
+        if left <= 0:
+            break
+        most = share * math.fsum(ordered[count:]) / left
+        if weight <= most:
+            return most if count else math.inf
+    return ordered[-1] if ordered else math.inf  # too few clients for such a share: all weigh the same
