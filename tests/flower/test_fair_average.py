@@ -207,6 +207,9 @@ def test_honest_weights_are_left_alone() -> None:
         ({"a": 50, "b": 100, "c": 500}, {"a": 10, "b": 20, "c": 100}),  # counted over five epochs
         ({"a": 900, "b": 2500, "c": 8000}, {"a": 10, "b": 20, "c": 100}),  # tokens
         ({"a": 9, "b": 20, "c": 96}, {"a": 10, "b": 20, "c": 100}),  # the last batch is left out
+        ({"a": 1000, "b": 1000, "c": 1000}, {"a": 1, "b": 20, "c": 100}),  # everybody weighs the same
+        ({"a": 500, "b": 500, "c": 1000}, {"a": 100, "b": 100, "c": 200}),
+        ({"a": 1, "b": 1, "c": 1}, {"a": 0, "b": 20, "c": 100}),
         ({"a": 5, "b": 50, "c": 500}, {"a": None, "b": None, "c": None}),
         ({"a": 10, "b": 0, "c": 0}, {"a": None, "b": None, "c": 3}),
         ({"a": 1e6}, {"a": None}),
@@ -219,6 +222,9 @@ def test_an_honest_client_is_not_lowered_for_the_weights_of_another() -> None:
         for size in (1, 10, 2**53):
             found, reasons = bounded_weights({"liar": lie, "anna": 100.0}, {"liar": size, "anna": 100})
             assert found["anna"] == 100 and "anna" not in reasons
+    sizes = {"liar": 30, "b": 1, "c": 20, "d": 100}
+    found, reasons = bounded_weights({"liar": 2.0**53, "b": 1000.0, "c": 1000.0, "d": 1000.0}, sizes)
+    assert set(found.values()) == {1000.0} and set(reasons) == {"liar"}
     found, _ = bounded_weights({"liar": 2.0**53, "b": 100.0, "c": 300.0}, {"liar": 100, "b": 20, "c": 60})
     assert found == {"liar": 1000.0, "b": 100.0, "c": 300.0}
 

@@ -757,10 +757,10 @@ class Rounds:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
-        metrics, odd = evened({reply.name: reply.metrics for reply in chosen}, self.weight_key)
-        if odd:
+        metrics, uneven = evened({reply.name: reply.metrics for reply in chosen}, self.weight_key)
+        if uneven:
             chosen = [with_metrics(reply, metrics[reply.name]) for reply in chosen]
-            for name, texts in odd.items():
+            for name, texts in uneven.items():
                 trained.corrections.setdefault(name, []).extend(texts)
         if len(chosen) < self.settings.min_replies or not any(weight_of(r, self.weight_key) > 0 for r in chosen):
             return Average(error="too few sound models")

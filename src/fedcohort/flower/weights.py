@@ -4,7 +4,8 @@ A client writes the weight of its own model into its reply. Taken as it comes, a
 Three bounds hold it, each worked out from the replies of one round, so that a restart finds the same weights:
 
 - Whoever declared how many samples it has weighs no more than these. Where apps count samples over several epochs, or
-  tokens, the median of what the others weigh per declared sample shows it, and twice as much is let through.
+  tokens, the median of what the others weigh per declared sample shows it, and twice as much is let through. What most
+  of a cohort weigh, as where everybody weighs 1, anybody may.
 - Whoever declared nothing weighs at most ten times the median of the others: sizes of real clients lie that far apart.
 - ``max_share`` bounds the part of the whole that one client may have. It is the operator's to set, and the one bound
   that also holds against clients who lie about their size.
@@ -13,6 +14,7 @@ Three bounds hold it, each worked out from the replies of one round, so that a r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 _UNDECLARED = 10.0  # times the median of the others
@@ -38,13 +40,16 @@ def bounded_weights(
     """
     found = {name: float(weight) for name, weight in weights.items()}
     reasons: dict[str, str] = {}
+    most_weigh = _majority(list(found.values())) or 0.0
     ratios = sorted(weight / size for name, weight in found.items() if (size := sizes.get(name)))
     usual = ratios[(len(ratios) - 1) // 2] if ratios else 1.0
+    if most_weigh and _majority(ratios) is None:
+        usual = 1.0  # weights that most share and that do not follow sizes say nothing about a sample
     unit = _UNIT * usual if usual > 1 else 1.0
     for name, weight in weights.items():
         size = sizes.get(name)
-        if size is not None and weight > unit * size:
-            _lower(found, reasons, name, unit * size, f"it declared {size:,} samples")
+        if size is not None and weight > (most := max(unit * size, most_weigh)):
+            _lower(found, reasons, name, most, f"it declared {size:,} samples")
     declared = dict(found)  # of those who declared nothing the weights as they sent them
     for name, weight in weights.items():
         others = sorted(w for other, w in declared.items() if other != name and w > 0)
@@ -55,6 +60,12 @@ def bounded_weights(
         for name in [name for name, weight in found.items() if weight > most]:
             _lower(found, reasons, name, most, f"no client may have more than {max_share:g} of a round's weight")
     return found, reasons
+
+
+def _majority(values: Sequence[float]) -> float | None:
+    """Return the number that more than half of the values are, or None."""
+    common, count = Counter(values).most_common(1)[0] if values else (None, 0)
+    return common if 2 * count > len(values) else None
 
 
 def _lower(found: dict[str, float], reasons: dict[str, str], name: str, most: float, why: str) -> None:
