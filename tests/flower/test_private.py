@@ -56,12 +56,12 @@ def sealed(name: str, counts: Any, secret: SecretKey = SECRET) -> bytes:
 
 def forged(name: str, counts: Any, size: int) -> bytes:
     """As a client seals that does not use our code: any numbers, truly signed."""
-    about = json.dumps(["fedcohort sealed label counts", 1, SECRET.public.name, 3, name, size]).encode()
+    about = json.dumps(["fedcohort label statement", 1, SECRET.public.name, 3, name, size]).encode()
     plain = bytes(32) + np.array([int(c) % 2**64 for c in counts], "<u8").tobytes()
     box = primitives.sealed(SECRET.public.body, about, plain)
     signature = primitives.signature(KEYS[name].body, about + hashlib.sha256(box).digest()).hex()
     fields = {"key": SECRET.public.name, "classes": 3, "client": name, "size": size, "signature": signature}
-    return wrapped("sealed label counts", fields, box)
+    return wrapped("label statement", fields, box)
 
 
 def answers(seal: Any, confirm: Any = None) -> Answers:

@@ -45,7 +45,7 @@ class Federation:
         self, name: str, plain: bytes, size: int, key: ClientKey | None = None, box: bytes | None = None
     ) -> bytes:
         """What somebody with a client's key could send who does not use our code: anything behind a true signature."""
-        about = json.dumps(["fedcohort sealed label counts", 1, self.public.name, self.public.classes, name, size])
+        about = json.dumps(["fedcohort label statement", 1, self.public.name, self.public.classes, name, size])
         box = primitives.sealed(self.public.body, about.encode(), plain) if box is None else box
         signed = about.encode() + hashlib.sha256(box).digest()
         fields = {
@@ -55,7 +55,7 @@ class Federation:
             "size": size,
             "signature": primitives.signature((key or self.keys[name]).body, signed).hex(),
         }
-        return wrapped("sealed label counts", fields, box)
+        return wrapped("label statement", fields, box)
 
     @contextmanager
     def served(self, **kwargs: Any) -> Iterator[RemoteKeyHolder]:

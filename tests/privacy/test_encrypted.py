@@ -102,9 +102,9 @@ def test_statements_that_are_refused(federation: Any) -> None:
     head, _, body = good.partition(b"\n")
     for bad, why in (
         (good[:-100], "truncated"),
-        (good[:20], "not a sealed label counts"),
-        (b"", "not a sealed label counts"),
-        (b"[" * 3000 + b"\n", "not a sealed label counts"),
+        (good[:20], "not a label statement"),
+        (b"", "not a label statement"),
+        (b"[" * 3000 + b"\n", "not a label statement"),
         (good[:-1] + bytes([good[-1] ^ 1]), "damaged"),
         (good + b"\0" * STATEMENT_LIMIT, "oversize"),
         (found.statement("client-1"), "made by client 'client-1'"),
@@ -182,7 +182,7 @@ def test_clients_check_what_was_opened(federation: Any) -> None:
     other.holder.admit(other.statements())
     with pytest.raises(CiphertextError, match=f"by the key {other.public.name}"):
         seal.confirm("client-0", counts, other.holder.confirm(["client-0"])["client-0"])
-    with pytest.raises(CiphertextError, match="not a confirmed label counts"):
+    with pytest.raises(CiphertextError, match="not a label confirmation"):
         seal.confirm("client-0", counts, b"junk")
     found.holder.admit(found.statements("client-2"))
     assert seal.confirm("client-0", counts, found.holder.confirm(["client-0"])["client-0"]) not in sets
@@ -224,3 +224,24 @@ def test_keys_as_files() -> None:
     for classes, most in ((1, 10), (2000, 10), (3, 0), (3, LARGEST_SIZE + 1)):
         with pytest.raises(InputError):
             make_keys(classes, most)
+
+
+def test_a_record_that_cannot_be_used_changes_nothing(federation: Any, tmp_path: Path) -> None:
+    """Two processes of one folder, or a damaged file."""
+    record = tmp_path / "statements.sqlite"
+    found = federation([[9, 1, 0], [10, 0, 0]], record=record)
+    second = KeyHolder(found.secret, enrolled(found.lines), record)
+    assert found.holder.admit(found.statements("client-0")) == {}
+    other = {"client-0": found.statement("client-0", [0, 0, 10]), "client-1": found.statement("client-1")}
+    with pytest.raises(KeyHolderError, match="another process"):  # what a client stated first stands, wherever
+        second.admit(other)
+    with pytest.raises(UnknownNameError):
+        second.products(["client-1"], ["client-1"])
+    second.close()
+    found.holder.close()
+    again = KeyHolder(found.secret, enrolled(found.lines), record)
+    assert again.products(["client-0"], ["client-0"]).tolist() == [[82]]
+    again.close()
+    record.write_bytes(b"not a database, but long enough to be read as one" * 100)
+    with pytest.raises(KeyHolderError, match="not a database"):
+        KeyHolder(found.secret, enrolled(found.lines), record)

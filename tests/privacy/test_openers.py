@@ -108,6 +108,21 @@ def test_a_key_holder_that_forgot_the_federation_blames_nobody(nine: Any) -> Non
         EncryptedLabels(nine.public, nine.holder).open(nine.statements("c4"), SIZES, NAMES[:4])
 
 
+def test_rounds_do_not_wait_for_a_key_holder_that_is_gone(nine: Any) -> None:
+    asked = []
+
+    class Gone:
+        public = nine.public
+
+        def confirm(self, clients: Any) -> Any:
+            asked.append(clients)
+            raise KeyHolderError("gone")
+
+    opener = EncryptedLabels(nine.public, Gone())
+    assert [opener.confirmations(NAMES[:3]) for _ in range(20)] == [{}] * 20
+    assert len(asked) == 1
+
+
 class Broken:
     """A key holder whose machine is gone until it is mended."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -42,17 +43,18 @@ class KeyHolder:
         self.public = secret.public
         self._clients = dict(clients)
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(record or ":memory:", check_same_thread=False)
-        self._db.executescript(_SCHEMA)
-        with self._db:
+        self._record = record or ":memory:"
+        self._db = sqlite3.connect(self._record, check_same_thread=False)
+        with self._writing():
+            self._db.executescript(_SCHEMA)
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('key', ?)", (self.public.name,))
-        (key,) = self._db.execute("SELECT value FROM meta WHERE key = 'key'").fetchone()
+            (key,) = self._db.execute("SELECT value FROM meta WHERE key = 'key'").fetchone()
+            kept = self._db.execute("SELECT client, statement FROM statements").fetchall()
         if key != self.public.name:
             raise KeyHolderError(
                 f"The record {record} is of the key {key}; the key holder's is {self.public.name}.",
                 hint="new keys need a new record: make a new folder with fedcohort keyholder new",
             )
-        kept = self._db.execute("SELECT client, statement FROM statements").fetchall()
         self._statements = {name: opened(secret, name, None, data) for name, data in kept if name in self._clients}
         self._set: str | None = None
 
@@ -87,7 +89,7 @@ class KeyHolder:
                         f"Client {name!r} stated {before.size} samples under the key {self.public.name} and now states "
                         f"{found.size}; counts that changed need new keys."
                     )
-            with self._db:
+            with self._writing():
                 self._db.executemany("INSERT INTO statements VALUES (?,?)", [(n, statements[n]) for n in news])
             self._statements.update(news)
             self._set = None if news else self._set
@@ -108,6 +110,18 @@ class KeyHolder:
             number, digest = len(self._statements), self._set
             found = [self._statement(name) for name in clients]
         return {s.client: confirmed(self._secret, s, number, digest) for s in found}
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """All that is written inside, or nothing."""
+        try:
+            with self._db:
+                yield
+        except sqlite3.Error as error:
+            raise KeyHolderError(
+                f"The record {self._record} cannot be used: {error}. Nothing was changed.",
+                hint="is the disk full, is the file damaged, or does another process serve the same folder?",
+            ) from error
 
     def _verifier(self, name: str) -> bytes:
         if name not in self._clients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from fedcohort.privacy.rotation import rotated_row
 from fedcohort.privacy.scheme import PublicKey, stated, unwrapped, wrapped
 
 log = logging.getLogger("flwr.fedcohort")
+_PAUSE = 300.0
 
 
 class ClientRefusedError(CiphertextError):
@@ -96,8 +98,8 @@ class EncryptedLabels:
     def __init__(self, public: PublicKey | str | Path, holder: Holder) -> None:
         self._public = public if isinstance(public, PublicKey) else PublicKey.from_bytes(Path(public).read_bytes())
         self._holder = holder
-        self._same_key = False
         self._confirmed: dict[str, bytes] = {}
+        self._ask_again = 0.0  # when to ask a key holder again that did not answer
 
     @property
     def classes(self) -> int:
@@ -132,30 +134,29 @@ class EncryptedLabels:
                 f"The key holder does not know everybody of this federation. {error.message}",
                 hint="keep the key holder's folder as long as the journal; new keys need a new journal",
             ) from error
-        self._confirmed = {}  # the set is another one now
+        self._confirmed, self._ask_again = {}, 0.0  # the set is another one now
         return LabelGramRows(values, self.classes) if before else LabelGram(values, self.classes)
 
     def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
         """Return the key holder's signed word to each client; of none while the key holder cannot be asked."""
         unknown = [name for name in clients if name not in self._confirmed]
-        if unknown:
+        if unknown and time.monotonic() >= self._ask_again:
             try:
                 self._confirmed.update(self._holder.confirm(unknown))
             except FedcohortError as error:
+                # Training needs no key holder: one that is gone must not keep every round waiting.
+                self._ask_again = time.monotonic() + _PAUSE
                 log.warning("clients are shown no confirmation of the key holder's: %s", error.message)
         return {name: self._confirmed[name] for name in clients if name in self._confirmed}
 
     def _compare_keys(self) -> None:
         """Refuse a key holder with another key at once, instead of refusing one client after the other."""
-        if self._same_key:
-            return
         theirs = self._holder.public.name
         if theirs != self._public.name:
             raise KeyHolderError(
                 f"The key holder has the key {theirs}; this server's public.key is {self._public.name}.",
                 hint="after new keys, server and clients need the new public.key, and the run a new journal",
             )
-        self._same_key = True
 
 
 @guarded(methods=True)

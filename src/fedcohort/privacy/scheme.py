@@ -38,7 +38,7 @@ STATEMENT_LIMIT = 1 << 14
 _HEADER_LIMIT = 4096
 _VERSION = 1
 _SALT = 32
-_STATEMENT, _CONFIRMATION = "sealed label counts", "confirmed label counts"
+_STATEMENT, _CONFIRMATION = "label statement", "label confirmation"
 
 
 @functools.cache

@@ -299,7 +299,7 @@ class RemoteKeyHolder:
             connection.close()
         if reply.status == 200:
             return answer
-        message = str(answer.get("message", f"The key holder refused {path}."))
+        message = str(answer.get("message", f"The key holder answers {reply.status} at {path}."))
         raise _ERRORS.get(str(answer.get("error")), KeyHolderError)(message, hint=answer.get("hint"))
 
     @property
