@@ -195,10 +195,10 @@ class Standing:
     def join(self, clients: ClientTable) -> None:
         """Add clients to the federation; they are candidates from the next request on."""
         if clients.has_names:
-            unwanted = self._unwanted(clients.names)
+            unwanted = self._forgotten(clients.names)
             if unwanted:
                 raise InputError(
-                    f"The client {unwanted[0]!r} was forgotten, and is blocked from joining again.",
+                    f"The client {next(iter(unwanted))!r} was forgotten, and is blocked from joining again.",
                     hint="if it is to take part again, let it come under another name",
                 )
             known = [name for name in clients.names if self._membership.knows(name)]
@@ -232,10 +232,13 @@ class Standing:
         self._guard.grow(self.table.n)
         self._prepared = None
 
-    def _unwanted(self, names: Iterable[str]) -> list[str]:
-        """Return which of these names were forgotten for good."""
+    def _forgotten(self, names: Iterable[str]) -> dict[str, str]:
+        """Return which of these names were forgotten for good, each with the one that stands for it."""
         blocked = self._journal.meta().get(BLOCKED)
-        return [] if blocked is None else [name for name in names if keyed(name, blocked["key"]) in blocked["digests"]]
+        if blocked is None:
+            return {}
+        found = ((name, blocked["digests"].get(keyed(name, blocked["key"]))) for name in names)
+        return {name: stand_in for name, stand_in in found if stand_in is not None}
 
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Take clients out of the federation; what is known about them is kept in case they return."""
@@ -269,6 +272,9 @@ class Standing:
             Which order of an operator this carries out; see :mod:`fedcohort.orders`.
         """
         before = self.rules
+        named = (*rules.blocked, *rules.pinned, *(rules.budgets or ()), *(rules.paused or ()))
+        forgotten = self._forgotten(named)  # an operator's file may still name them
+        rules = rules.renamed(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
             return
         referee = participation.resumed(rules, self._journal)
@@ -281,7 +287,7 @@ class Standing:
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Take over what clients, by name, say about themselves: battery, network, region, for rules to go by."""
-        unwanted = set(self._unwanted(attributes))
+        unwanted = self._forgotten(attributes)
         attributes = {name: _said(name, facts) for name, facts in attributes.items() if name not in unwanted}
         if self._referee is None or all(self._referee.attributes.get(n) == v for n, v in attributes.items()):
             return

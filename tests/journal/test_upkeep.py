@@ -248,6 +248,8 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
         session.set_attributes({"ben": {"city": "Ulm"}, "anna": {"city": "Bonn"}})
         session.join(ClientTable(names=["cem"]))
         assert session.table.names[-1] == "cem"
+        session.set_rules(Rules(blocked=("ben",), max_participations=3))  # as the operator's file still has them
+        assert session.rules is not None and session.rules.blocked == ("forgotten-1",)
     text = everything(path)
     assert "ben" not in text.replace("forgotten-1", "") and "Ulm" not in text
     command = CliRunner().invoke(app, ["journal", "forget", str(path), "cem", "--block"])

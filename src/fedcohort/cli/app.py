@@ -106,7 +106,7 @@ app.add_typer(journal_app, name="journal")
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 error, 2 wrong usage, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 error, 2 wrong usage, 3 done with remarks, 130 interrupted."""
     try:
         code = app(standalone_mode=False)
     except click.ClickException as error:

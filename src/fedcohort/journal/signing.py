@@ -18,12 +18,12 @@ _MAKE_ONE = "`fedcohort journal keygen FILE` makes one"
 
 
 def _library() -> tuple[Any, Any]:
-    """Return the modules of ``cryptography`` for key files and for Ed25519, which Flower brings along."""
+    """Return the modules of ``cryptography`` for key files and for Ed25519."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise MissingExtraError("Signatures need cryptography.", hint="pip install 'fedcohort[flower]'") from error
+        raise MissingExtraError("Signatures need cryptography.", hint="pip install 'fedcohort[keyholder]'") from error
     return serialization, ed25519
 
 

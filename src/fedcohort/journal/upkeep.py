@@ -142,8 +142,8 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
         eraser.table(database, name)
     journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
     if block:
-        known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": []}
-        digests = sorted({*known["digests"], keyed(client, known["key"])})
+        known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
+        digests = {**known["digests"], keyed(client, known["key"]): eraser.stand_in}
         journal.set_meta(BLOCKED, {**known, "digests": digests})
     journal.settle(clients=True)
     journal.add_event(FORGOTTEN, {"client": index})

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray
 from fedcohort.errors import InputError, JournalError
+from fedcohort.files import read_file
 from fedcohort.guard import guarded
 from fedcohort.journal import Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, VERSION, Link, joined, start_payload, with_news
@@ -248,8 +249,13 @@ class _Audit(Replay):
                 return  # recorded again later
         if not self.journal.fits(link):
             raise DoesNotFollow(f"{self._where(link)} was changed after it was recorded.")
-        if link.kind == "table":
-            self.facts = with_news(self.facts, link.kept)
+        try:
+            if link.kind == "table":
+                self.facts = with_news(self.facts, link.kept)
+            elif link.kind == "answer":
+                self.answers[link.key[0]] = unpack_many(link.kept)
+        except (ValueError, TypeError, LookupError) as error:
+            raise DoesNotFollow(f"{self._where(link)} cannot be read: {type(error).__name__}: {error}.") from error
 
     def _check_rest(self, chain: list[Link]) -> None:
         """Refuse what is on record and not in the chain."""
@@ -324,8 +330,6 @@ class _Audit(Replay):
         match link.kind:
             case "table":
                 self._table()
-            case "answer":
-                self.answers[link.key[0]] = unpack_many(link.kept)
             case "cohort":
                 self.choose(link.key[0], self.answers.pop(link.key[0], None))
             case "replies":
@@ -457,10 +461,12 @@ def receipt(journal: Journal, ticket: int, round_: int) -> str | None:
 
 def read_receipts(path: Path) -> dict[str, str]:
     """Return the commitments in a file: one per line, the first word; the rest of the line says where it is from."""
-    if not path.exists():
-        raise InputError(f"There is no file {path} with commitments.")
+    try:
+        text = read_file(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The commitments in {path} cannot be read: {error}.") from error
     found = {}
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         if line.strip():
             commitment, _, rest = line.strip().partition(" ")
             found[commitment] = rest.strip() or path.name
