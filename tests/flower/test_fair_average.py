@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,22 @@ def test_an_honest_client_is_not_lowered_for_the_weights_of_another() -> None:
     assert set(found.values()) == {1000.0} and set(reasons) == {"liar"}
     found, _ = bounded_weights({"liar": 2.0**53, "b": 100.0, "c": 300.0}, {"liar": 100, "b": 20, "c": 60})
     assert found == {"liar": 1000.0, "b": 100.0, "c": 300.0}
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=9))
+def test_who_declared_nothing_is_held_against_the_median_of_the_others(weights: list[int]) -> None:
+    given_ = {f"c{i}": float(weight) for i, weight in enumerate(weights)}
+    found, _ = bounded_weights(given_, {})
+    for name, weight in given_.items():
+        others = sorted(w for other, w in given_.items() if other != name and w > 0)
+        assert found[name] == (min(weight, 10 * others[len(others) // 2]) if others else weight)
+
+
+def test_weights_of_many_clients_are_bounded_at_once() -> None:
+    weights = {f"c{i}": float(1 + i % 97) for i in range(200_000)}
+    begun = time.process_time()
+    assert bounded_weights(weights, {}, 0.5) == (weights, {})
+    assert time.process_time() - begun < 5
 
 
 @given(st.lists(st.floats(0, 1e15), min_size=1, max_size=8), st.floats(0.05, 1))

@@ -14,6 +14,7 @@ Three bounds hold it, each worked out from the replies of one round, so that a r
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -50,11 +51,13 @@ def bounded_weights(
         size = sizes.get(name)
         if size is not None and weight > (most := max(unit * size, most_weigh)):
             _lower(found, reasons, name, most, f"it declared {size:,} samples")
-    declared = dict(found)  # of those who declared nothing the weights as they sent them
-    for name, weight in weights.items():
-        others = sorted(w for other, w in declared.items() if other != name and w > 0)
-        if sizes.get(name) is None and others and weight > (most := _UNDECLARED * others[len(others) // 2]):
-            _lower(found, reasons, name, most, "it declared no size, and this is ten times the median of the others")
+    ordered = sorted(weight for weight in found.values() if weight > 0)
+    for name in [name for name, weight in found.items() if weight > 0 and sizes.get(name) is None and len(ordered) > 1]:
+        middle = (len(ordered) - 1) // 2  # of the others: of all but one entry of its own weight
+        median = ordered[middle + (bisect_left(ordered, float(weights[name])) <= middle)]
+        if found[name] > _UNDECLARED * median:
+            why = "it declared no size, and this is ten times the median of the others"
+            _lower(found, reasons, name, _UNDECLARED * median, why)
     if max_share is not None:
         most = _largest(list(found.values()), max_share)
         for name in [name for name, weight in found.items() if weight > most]:
