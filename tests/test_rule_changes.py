@@ -132,6 +132,8 @@ def random_rules(rng: np.random.Generator, n: int) -> Rules:
     given: dict[str, Any] = {}
     if rng.random() < 0.3:
         given["blocked"] = (str(rng.integers(n)),)
+    if rng.random() < 0.2:
+        given["paused"] = {str(rng.integers(n)): int(rng.integers(1, 12))}
     if rng.random() < 0.5:
         given["min_separation"] = int(rng.integers(1, 5))
     if rng.random() < 0.5:
@@ -157,6 +159,7 @@ def breaks(rules: Rules, client: str, round_: int, past: list[int]) -> bool:
     """Whether taking part in ``round_`` after the rounds of ``past`` breaks the rules, from their definitions."""
     return (
         client in rules.blocked
+        or round_ < (rules.paused or {}).get(client, 0)
         or any(round_ - p < rules.min_separation for p in past)
         or len(past) + 1 > limit_by_definition(rules, client)
         or (rules.max_in_window is not None and sum(round_ - p < rules.window for p in past) + 1 > rules.max_in_window)

@@ -150,10 +150,11 @@ def test_a_proof_says_whose_names_were_bound_to_a_key(empty_fleet: Any, kit: Any
     assert (proof.registered, proof.unregistered) == (7, 3)
 
 
-def test_rules_name_a_client_in_either_form_of_unicode(fleet: Any, kit: Any) -> None:
+@pytest.mark.parametrize("named", [{"blocked": ("cafe\u0301",)}, {"paused": {"cafe\u0301": 9}}])
+def test_rules_name_a_client_in_either_form_of_unicode(named: dict[str, Any], fleet: Any, kit: Any) -> None:
     """What reads the same is the same client, for whoever is to be blocked too."""
     node = fleet.grid.node_of("client-3")
     fleet.grid.nodes[node].config["client-name"] = "caf\u00e9"
-    rules = Rules(blocked=("cafe\u0301",), budgets={"cafe\u0301": {"rounds": 1}})
+    rules = Rules(**named)
     fleet.strategy("uniform", FedAvg(), cohort_size=5, rules=rules).start(fleet.grid, kit.model(), num_rounds=3)
     assert node not in {trained for trained, _ in fleet.trained()}
