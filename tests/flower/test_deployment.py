@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
+from fedcohort.cli.app import app as cli
 from fedcohort.flower import failures
 from fedcohort.flower.loopback import Certificates
 from fedcohort.journal import is_blank, read_journal
+from fedcohort.journal.presence import Presence, RunState, run_state
 from fedcohort.participation import verify
 from fedcohort.protocol import Status
 from fedcohort.report.account import read_account
@@ -403,3 +407,52 @@ def test_the_superlink_is_killed(kit: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         load_file(tmp_path / "journal.checkpoints" / "after-000005.safetensors")["model/0"], np.full((2, 3), 5.0)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_operator_looks_after_a_run(kit: Any, tmp_path: Path) -> None:
+    """A node dies and is seen to be away; clients are blocked, pinned, paused; the server is killed and seen to be."""
+    app = small_app(kit, tmp_path / "app")
+    journal = tmp_path / "run.sqlite"
+    names = [f'client-name="client-{i}"' for i in range(5)]
+    config = {"rounds": 16, "cohort": 2, "wait-for": 3, "journal": str(journal), "deadline": 60.0, "tries": 1000}
+
+    def look() -> RunState:
+        with closing(read_journal(journal)) as record:
+            return run_state(record)
+
+    def order(*arguments: str) -> None:
+        done = CliRunner().invoke(cli, ["rules", "apply", str(journal), *arguments])
+        assert done.exit_code == 0 and "running server takes this over" in " ".join(done.output.split()), done.output
+
+    with kit.Loopback(tmp_path / "home", nodes=5, node_config=names) as federation:
+        run = federation.start_run(app, config)
+        federation.watch(run, lambda: rounds_told(journal) >= 2, 900)
+        assert look().state == "running"
+        order("--block", "client-0", "--pin", "client-1")
+        federation.watch(run, lambda: rounds_told(journal) >= 5, 900)
+        order("--unpin", "client-1", "--pause", "client-1=4")
+        federation.watch(run, lambda: rounds_told(journal) >= 6, 900)
+        federation.kill_node(4)
+        federation.watch(run, lambda: "client-4" in ((look().presence or Presence("running", 0.0)).offline), 900)
+        assert federation.kill_serverapp()
+        federation.watch(run, lambda: look().state == "killed", 900)
+        order_while_killed = CliRunner().invoke(cli, ["rules", "apply", str(journal), "--block", "client-2"])
+        assert "when the run is started again" in " ".join(order_while_killed.output.split())
+        done = federation.run(app, config, timeout=900)
+        assert done.status == 0, done.log
+    assert look().state == "finished"
+    with closing(read_journal(journal)) as record:
+        changes = record.events("rules")
+        table, _ = record.table()
+        cohorts = [(row.ticket, row.round, set(table.names_of(row.clients))) for row in record.cohorts()]
+    assert [body["rules"].get("blocked") for body in changes] == [["client-0"], ["client-0"], ["client-0", "client-2"]]
+    first, second, third = (body["ticket"] for body in changes)
+    assert 2 <= first < second < third
+    assert all("client-0" not in who for ticket, _, who in cohorts if ticket >= first)
+    assert all("client-1" in who for ticket, _, who in cohorts if first <= ticket < second)
+    until = changes[1]["rules"]["paused"]["client-1"]
+    assert all("client-1" not in who for ticket, round_, who in cohorts if ticket >= second and round_ < until)
+    assert all("client-2" not in who for ticket, _, who in cohorts if ticket >= third)
+    assert verify(journal).kept
