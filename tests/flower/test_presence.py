@@ -137,7 +137,17 @@ def test_a_round_of_hours_is_no_idle_run(tmp_path: Path, monkeypatch: pytest.Mon
         cohort = session.ask(RoundRequest(1))
         monkeypatch.undo()
         assert line_of(path)["state"] == "running"
+        session.note("planned", {"rounds": 10})
         session.tell(RoundReport(cohort.ticket, cohort.clients))
+        for _ in range(2):  # three quick rounds, and one that lasts: the end is not near
+            cohort = session.ask(RoundRequest(1))
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+        session.ask(RoundRequest(1))
+        assert line_of(path)["left"] < 60
+        monkeypatch.setattr(time, "time", lambda: real() + 3600)
+        line = line_of(path)
+        monkeypatch.undo()
+        assert line["state"] == "running" and line["left"] > 3600
     assert line_of(path)["state"] == "stopped"  # nobody is at work on it, and it was closed
 
 

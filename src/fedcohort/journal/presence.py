@@ -191,7 +191,12 @@ def run_state(journal: Journal) -> RunState:
         return RunState("stopped")
     if _is_alive(journal.path, said):  # somebody has begun to work on it meanwhile
         return RunState("running")
-    return RunState("killed", "the process that wrote the journal is gone and did not close it", None, said)
+    return RunState(
+        "killed",
+        "the process that wrote the journal is gone and did not close it; started again, the run continues",
+        None,
+        said,
+    )
 
 
 def run_state_before(path: Path) -> RunState | None:

@@ -24,6 +24,7 @@ from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.text import in_html
 
 _MOST_OFFLINE = 200  # clients listed on the page
+_TELL_EVERY = 20.0  # seconds after which a page is brought up to date although nothing happened
 _SLOW = 2.0  # times the usual duration that make a straggler
 
 
@@ -48,6 +49,7 @@ class JournalItem:
         self._past = Past()
         self._planned: int | None = None
         self._how = RunState("stopped")
+        self._told = time.monotonic()
         self._reasons: dict[int, dict[str, str]] = {}
 
     def poll(self) -> None:
@@ -96,6 +98,9 @@ class JournalItem:
         """Take over how the run stands; that its server lives on is no news."""
         self.version += (_quiet(how), rounds) != (_quiet(self._how), self._planned)
         self._how, self._planned = how, rounds
+        if how.state == "running" and time.monotonic() - self._told > _TELL_EVERY:
+            self._told = time.monotonic()
+            self.version += 1  # how long somebody has trained, and when the run will end, changes by itself
 
     def _duration(self, reply: ReplyRow) -> float:
         """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
@@ -118,8 +123,10 @@ class JournalItem:
         rate = None
         if len(told) > 1:
             recent = sorted(told, key=lambda row: row.ticket)[-20:]
-            span = (recent[-1].told_at or 0.0) - (recent[0].told_at or 0.0)
-            rate = (len(recent) - 1) / span if span > 0 else None
+            begun, last = (row.told_at or 0.0 for row in (recent[0], recent[-1]))
+            rate = (len(recent) - 1) / (last - begun) if last > begun else None
+            if rate is not None and self._state == "running":  # no faster than if the round that lasts ended now
+                rate = min(rate, len(recent) / max(time.time() - begun, 1e-9))
         return {
             "id": self.id,
             "kind": "journal",
