@@ -23,6 +23,7 @@ from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import sealed_state, state_fields
 from fedcohort.journal.explain import ABANDONED
 from fedcohort.journal.position import Position
+from fedcohort.journal.presence import Presence
 from fedcohort.journal.reading import EXCLUDED
 from fedcohort.journal.upkeep import BLOCKED, FORGOTTEN, PRUNED, RECOVERED, Eraser, erase, keyed
 from fedcohort.membership import Membership
@@ -340,6 +341,8 @@ class Standing:
         self._forget_shadows(failed)
         self._rename(meta)
         self._journal.compact()
+        if self._journal.path is not None:
+            Presence.remove(self._journal.path)  # of a server that was killed: it names who was offline
         return eraser.stand_in
 
     def _states_without(self, index: int, table: ClientTable) -> tuple[dict[str, Any], dict[str, str]]:

@@ -125,7 +125,10 @@ def test_a_server_that_is_killed_is_seen_to_be(tmp_path: Path) -> None:
     assert "fedcohort_heartbeat_timestamp_seconds{}" in last and "fedcohort_clients_online{}" not in last
     told = CliRunner().invoke(app, ["explain", str(path)]).output
     assert "2 of 20 rounds, killed" in " ".join(told.split())
-    Session.open(path).close()  # whoever opens it next closes it
+    assert "client-3" in path.with_name("run.sqlite.live").read_text()
+    with Session.open(path) as session:  # whoever opens it next closes it
+        session.forget("client-3")
+    assert not path.with_name("run.sqlite.live").exists()
     assert now(path).state == "stopped" and line_of(path)["state"] == "stopped"
 
 
