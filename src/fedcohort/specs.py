@@ -77,11 +77,15 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
         known = class_of(spec)
         assert known is not None
         return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known) or "",
-                                **{**known.added, **spec["params"]})  # fmt: skip
-    params = {**given.added, **spec["params"]} if spec["name"] == vars(type(given)).get("name") else spec["params"]
-    given = _as_then(spec, given)
-    now = describe(given)
-    ours = (spec["name"] or spec["class"], _plain(params))
+                                **_as_then(known, spec["params"], spec["params"]))  # fmt: skip
+    now, recorded = describe(given), spec["params"]
+    if spec["name"] == now["name"]:
+        then = _as_then(type(given), recorded, now["params"])
+        recorded = _as_then(type(given), recorded, recorded)
+        if then != now["params"]:
+            given = dataclasses.replace(given, **then)  # type: ignore[type-var]
+            now = describe(given)
+    ours = (spec["name"] or spec["class"], _plain(recorded))
     theirs = (now["name"] or now["class"], _plain(now["params"]))
     if ours != theirs:
         raise JournalError(
@@ -92,11 +96,16 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
     return given
 
 
-def _as_then(spec: Mapping[str, Any], given: Selector[Any]) -> Selector[Any]:
-    """Return ``given`` as the version that wrote a journal had it: without defaults that came later."""
-    came_later = {info.name: info.default for info in parameters(type(given)) if info.name in given.added}
-    lacking = {n: given.added[n] for n, v in came_later.items() if n not in spec["params"] and getattr(given, n) == v}
-    return dataclasses.replace(given, **lacking) if lacking else given  # type: ignore[type-var]
+def _as_then(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as the version had them that wrote ``recorded``: without defaults that came later."""
+    defaults = {info.name: info.default for info in parameters(cls)}
+    later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]
+    then = {**now, **{n: cls.added[n] for n in later}}
+    inner, theirs = recorded.get("params"), now.get("params")
+    if cls.around and isinstance(inner, Mapping) and isinstance(theirs, Mapping) and recorded["of"] == now["of"]:
+        chooses = class_of({"name": recorded["of"], "reference": recorded["of"]})
+        then["params"] = dict(theirs) if chooses is None else _as_then(chooses, inner, theirs)
+    return then
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
