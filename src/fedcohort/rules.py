@@ -204,7 +204,8 @@ class Rules(Parameterized):
         budgets = self.budgets and {name(client): own for client, own in self.budgets.items()}
         blocked, pinned = (tuple(map(name, names)) for names in (self.blocked, self.pinned))
         paused = self.paused and {name(client): until for client, until in self.paused.items()}
-        return dataclasses.replace(self, blocked=blocked, pinned=pinned, paused=paused, budgets=budgets)
+        changes = {"blocked": blocked, "pinned": pinned, "paused": paused, "budgets": budgets}
+        return Rules.recorded({**self.to_dict(), **changes})
 
     @property
     def by_name(self) -> bool:
