@@ -196,7 +196,8 @@ def _warn(folder: Path, why: str) -> None:
 
 
 def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
-    return bool(kind(found.st_mode)) and found.st_uid == owner and not found.st_mode & 0o022
+    closed = os.name == "nt" or not found.st_mode & 0o022  # Windows has no such bits
+    return bool(kind(found.st_mode)) and found.st_uid == owner and closed
 
 
 def _read(data: bytes) -> Order | None:

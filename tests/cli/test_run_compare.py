@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedcohort.cli.experiment import LiveProgress
+from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import abandoned
 from fedcohort.simulate.results import RunInfo, load
 
@@ -148,6 +149,10 @@ def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(command, config, t
         process.kill()
         process.wait()
     assert load(out).status["state"] == "running"  # nobody was left to say otherwise
+    watcher = Watcher(out)
+    watcher.poll()
+    (item,) = watcher.items.values()
+    assert item.overview()["state"] == "killed" and item.overview()["left"] is None
     assert abandoned(out, load(out).status) and not abandoned(out, {**load(out).status, "host": "another"})
     assert command("run", "--resume", out, "--quiet").returncode == 0
     tables = [load(path).rounds.drop_columns(["wall_seconds"]).to_pylist() for path in (out, tmp_path / "whole")]

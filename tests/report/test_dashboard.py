@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 
 from fedcohort.clients import ClientTable
 from fedcohort.errors import InputError
+from fedcohort.journal.presence import Presence
 from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import Watcher
@@ -266,6 +270,32 @@ def test_a_new_round_is_shown_within_two_seconds(page, running):
         assert curve[-1] == 8  # evaluated every other round, from 0
         assert page.errors() == []
         assert all(url.startswith(served.url) for url in page.requests())
+        page.driver.get("about:blank")
+
+
+def test_the_page_says_who_is_offline_and_that_the_server_is_gone(page, session, violations):
+    """Names of clients are text, whatever they hold; the lock going is news, although nothing is written."""
+    path = session.journal.path
+    away = {"<b>site-1</b>": time.time() - 7200, "site-2": time.time() - 2400}
+    generation = session.journal.database.seal.generation
+    said = Presence("waiting", time.time() - 600, "6 of 8 clients have been online", time.time(), generation)
+    replace(said, planned=20, online=6, offline=away, offline_count=2).write(path)
+    with Server(path.parent) as served:
+        page.size(390)
+        page.driver.get(f"{served.url}/#server.sqlite")
+        page.wait("document.getElementById('away') && document.getElementById('away').innerText.includes('site-2')")
+        shown = page.js("return document.getElementById('away').innerText")
+        assert "<b>site-1</b>" in shown and "(2.0 h)" in shown and re.search(r"site-2.*\(4[01] min\)", shown)
+        head = page.js("return document.getElementById('head').innerText")
+        assert "6 clients online, 2 offline" in head and "6 of 8 clients have been online" in head
+        assert re.search(r"Waiting since .*\(1[01] min\)", head) and "left" not in head
+        assert page.overflow() == [] and violations(page) == []
+        os.unlink(f"{path}.live")
+        page.wait("document.getElementById('head').innerText.includes('running')")
+        assert page.js("return document.getElementById('away').hidden")
+        session.close()
+        page.wait("document.getElementById('head').innerText.includes('stopped')", 5)
+        assert page.errors() == []
         page.driver.get("about:blank")
 
 
