@@ -11,9 +11,10 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedXgbBagging
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from hypothesis import given
 
 from fedcohort.errors import ParameterError
@@ -21,6 +22,7 @@ from fedcohort.flower import Answers, Facts, cohort_client, corrections, failure
 from fedcohort.flower.metrics import evened
 from fedcohort.flower.weights import bounded_weights
 from fedcohort.journal import read_journal
+from fedcohort.session import Session
 from fedcohort.signals import Signal
 
 
@@ -194,6 +196,15 @@ def test_a_weight_is_capped_by_the_declared_size(weight: float, kit: Any, tmp_pa
     assert read_journal(tmp_path / "j").metrics()[0]["train/train-loss"] == pytest.approx(2.0)
 
 
+def test_corrections_of_a_forgotten_client_go_with_it(kit: Any, tmp_path: Path) -> None:
+    fleet = fleet_of(kit, 4, app(kit, metric(num_examples=2**53, train_loss=math.nan)))
+    fleet.strategy("all", FedAvg(), journal=tmp_path / "j").start(fleet.grid, kit.model(), num_rounds=2)
+    assert set(said(tmp_path / "j")) == {"client-0"}
+    with Session.open(tmp_path / "j") as session:
+        session.forget("client-0")
+    assert not corrections(tmp_path / "j")
+
+
 def test_a_weight_without_a_declared_size_is_held_against_the_others(kit: Any, tmp_path: Path) -> None:
     fleet = fleet_of(kit, 4, app(kit, metric(num_examples=2**53), UNDECLARED))
     strategy = fleet.strategy("all", FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j")
@@ -283,14 +294,20 @@ def test_an_evaluations_weights_and_metrics_are_bounded_too(kit: Any, tmp_path: 
         @client.evaluate()
         def _evaluate(message: Message, context: Any) -> Message:
             record = MetricRecord({"num-examples": weight, "accuracy": accuracy})
-            return Message(RecordDict({"m": record}), reply_to=message)
+            name = "m" if weight == 10 else "numbers"
+            return Message(RecordDict({name: record, "more": ConfigRecord({"seen": True})}), reply_to=message)
 
         return cohort_client(client, Answers(facts=lambda context: Facts(size=10)))
+
+    def mean(contents: list[RecordDict], key: str) -> MetricRecord:
+        assert all(content["more"]["seen"] for content in contents)
+        return aggregate_metricrecords(contents, key)
 
     fleet = kit.Fleet()
     for number, (weight, accuracy) in enumerate([(2**53, 1.0), (10, math.nan), (10, 0.5), (10, 0.3)]):
         fleet.grid.add(fleet.node(number, evaluating(weight, accuracy)))
-    fleet.strategy("all", FedAvg(), journal=tmp_path / "j").start(fleet.grid, kit.model(), num_rounds=1)
+    inner = FedAvg(evaluate_metrics_aggr_fn=mean)
+    fleet.strategy("all", inner, journal=tmp_path / "j").start(fleet.grid, kit.model(), num_rounds=1)
     assert read_journal(tmp_path / "j").metrics()[0]["evaluate/accuracy"] == pytest.approx(0.6)
     found = said(tmp_path / "j")
     assert any("lowered to 10" in text for text in found["client-0"])

@@ -437,5 +437,7 @@ def evaluations(
         said.setdefault(client, []).extend(texts)
     usual = _most_common(names, "metrics")
     for client, record in even.items():
-        messages[client].content = RecordDict({usual: record})
+        content = messages[client].content
+        others = {k: v for k, v in content.items() if not isinstance(v, MetricRecord) and k != usual}
+        messages[client].content = RecordDict({usual: record, **others})
     return [messages[client] for client in even], said
