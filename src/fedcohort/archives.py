@@ -21,8 +21,9 @@ from fedcohort.files import open_file
 
 MOST_BYTES = 2 << 30
 """What an archive may hold in all, unpacked: twice the label counts of ten million clients with ten classes."""
-_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, OSError, EOFError, RuntimeError, NotImplementedError,
-           MemoryError, SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+DAMAGE = (ValueError, KeyError, TypeError, OverflowError, OSError, EOFError, RuntimeError, NotImplementedError,
+          MemoryError, SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+"""What numpy may raise when it reads a damaged archive or array."""
 
 
 class ArchiveError(ValueError):
@@ -52,7 +53,7 @@ def shapes(path: Path, most: int = MOST_BYTES) -> dict[str, tuple[int, ...]]:
             return {entry.filename.removesuffix(".npy"): _shape(archive, entry) for entry in archive.infolist()}
     except (ArchiveError, FileNotFoundError):
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ArchiveError(f"it is no archive of arrays: {error or type(error).__name__}") from error
 
 
@@ -80,5 +81,5 @@ def read_arrays(path: Path, most: int = MOST_BYTES) -> dict[str, AnyArray]:
             return {name: arrays[name] for name in names}
     except FileNotFoundError:
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ArchiveError(f"it is damaged: {error or type(error).__name__}") from error

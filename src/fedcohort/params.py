@@ -69,6 +69,8 @@ class Interval(Constraint):
             return False
         if not math.isfinite(number):
             return False
+        if isinstance(value, numbers.Integral):
+            number = int(value)  # exactly
         if self.low is not None and (number < self.low or (number == self.low and self.closed in ("right", "neither"))):
             return False
         return self.high is None or not (

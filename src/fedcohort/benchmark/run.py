@@ -9,6 +9,7 @@ from fedcohort.benchmark.page import page
 from fedcohort.benchmark.scores import Scores, score
 from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
 from fedcohort.errors import InputError
+from fedcohort.files import read_file
 from fedcohort.protocol import SELECTORS
 from fedcohort.simulate.results import load
 from fedcohort.simulate.writer import write_atomically
@@ -47,10 +48,10 @@ def write_scores(*folders: Path) -> Scores:
 def read_scores(path: Path) -> Scores:
     """Return the scores of a bench.json."""
     try:
-        return Scores.from_dict(json.loads(path.read_bytes()))
+        return Scores.from_dict(json.loads(read_file(path)))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path} holds no scores of the benchmark ({type(error).__name__}: {error}).",
             hint="name a bench.json, as 'fedcohort bench' writes it beside the results",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ import numpy as np
 from fedcohort.benchmark.scores import half_interval
 from fedcohort.benchmark.suite import REPORT_SEEDS, VERSION, rounds_of, suite, table
 from fedcohort.errors import FedcohortError
+from fedcohort.files import read_file
 from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.tables import parse_toml
 
 
 class SubmissionError(FedcohortError, ValueError):
@@ -39,8 +40,8 @@ def check_submission(config: Path, scores: Path) -> dict[str, Any]:
         With every reason.
     """
     try:
-        wanted, found = tomllib.loads(config.read_text()), json.loads(scores.read_text())
-    except (OSError, ValueError) as error:
+        wanted, found = parse_toml(read_file(config).decode()), json.loads(read_file(scores))
+    except (OSError, ValueError, RecursionError) as error:
         raise SubmissionError(f"{config} and {scores} cannot be read: {error}.") from error
     problems = [*_configuration(wanted), *_scores(found), *_agree(wanted, found)]
     if problems:

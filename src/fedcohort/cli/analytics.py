@@ -148,7 +148,7 @@ def settings_of(config: str | None, wanted: dict[str, Any], changes: list[str]) 
         change["scenario"] = {"preset": wanted["scenario"]}
     if wanted["cohort"]:
         change["run"] = {"cohort": wanted["cohort"]}
-    return override(merged(find_table(config or "demo"), change), changes)
+    return override(merged(find_table("demo" if config is None else config), change), changes)
 
 
 def _simulated(settings: dict[str, Any], rounds: int | None, level: float, device: str | None, console: Any) -> Any:

@@ -133,6 +133,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # the system refuses something about a file, and says which
+        if error.filename is None or error.strerror is None or "--debug" in sys.argv:
+            raise
+        print_error(FedcohortError(f"{error.filename}: {error.strerror}."))
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -37,15 +37,14 @@ from fedcohort.cli.output import Format, err, say
 
 def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
     """Say which numbers of a base configuration an experiment still has."""
-    run = [
-        (key, base.get("run", {}).get(key), final.get("run", {}).get(key)) for key in ("cohort", "rounds", "targets")
-    ]
-    local = [(key, value, final.get("local", {}).get(key)) for key, value in base.get("local", {}).items()]
+    ours, theirs = _section(base, "run"), _section(final, "run")
+    run = [(key, ours.get(key), theirs.get(key)) for key in ("cohort", "rounds", "targets")]
+    local = [(key, value, _section(final, "local").get(key)) for key, value in _section(base, "local").items()]
     aggregator = [("aggregator", base.get("aggregator", {}).get("name"), _name(final.get("aggregator", {})))]
     kept = [
-        f"{key} {_plain(ours)}"
-        for key, ours, theirs in [*run, *local, *aggregator]
-        if ours is not None and ours == theirs
+        f"{key} {_plain(before)}"
+        for key, before, after in [*run, *local, *aggregator]
+        if before is not None and before == after
     ]
     return ", ".join(kept)
 
@@ -55,11 +54,17 @@ def drop_targets(table: dict[str, Any], base: Mapping[str, Any]) -> None:
     from fedcohort.simulate.config import Experiment
     from fedcohort.simulate.metrics import Metric
 
-    inherited_ones = base.get("run", {}).get("targets")
-    if inherited_ones and table["run"].get("targets") == inherited_ones:
+    inherited_ones = _section(base, "run").get("targets")
+    if inherited_ones and _section(table, "run").get("targets") == inherited_ones:
         without = {**table, "run": {key: value for key, value in table["run"].items() if key != "targets"}}
         if not Metric.of(Experiment.from_dict(without).table["task"]).is_accuracy:
             table["run"] = without["run"]
+
+
+def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a configuration that nobody has checked yet."""
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _name(part: Any) -> Any:

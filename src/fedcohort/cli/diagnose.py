@@ -19,6 +19,7 @@ from fedcohort.cli.options import (
     SetOption,
 )
 from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
+from fedcohort.files import write_file
 
 
 def diagnose(
@@ -57,7 +58,7 @@ def diagnose(
     if picture is not None:
         from fedcohort.report.diagnosis import diagnosis_svg
 
-        picture.write_text(diagnosis_svg(found), encoding="utf-8")
+        write_file(picture.resolve(), diagnosis_svg(found).encode())
         say(console, f"wrote {picture}")
     rows = [
         {

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedcohort.cli.options import FormatOption
+from fedcohort.cli.options import MOST_ROUND, FormatOption
 from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.journal import ScoreRow, read_journal
 from fedcohort.journal.explain import history
@@ -30,7 +30,13 @@ def explain(  # the command line's options are this signature
     ],
     round_: Annotated[
         int | None,
-        typer.Option("--round", "-r", min=0, help="Which round, counted from 0; without it and --client, the run."),
+        typer.Option(
+            "--round",
+            "-r",
+            min=0,
+            max=MOST_ROUND,
+            help="Which round, counted from 0; without it and --client, the run.",
+        ),
     ] = None,
     client: Annotated[
         str | None,

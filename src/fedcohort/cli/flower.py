@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.resources
 import keyword
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ import fedcohort
 from fedcohort.cli.options import complete_selector
 from fedcohort.cli.output import err, out, say
 from fedcohort.errors import InputError
+from fedcohort.files import write_file
 
 flower_app = typer.Typer(
     name="flower", help="Apps for a live federation on Flower.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -50,12 +52,24 @@ def new(
         raise InputError(
             f"{directory} exists and is not an empty directory.", hint="give a new directory; nothing is overwritten"
         )
-    for path, text in files.items():
-        file = directory / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        say(out(), str(file))
+    _write(directory, files)
+    for path in files:
+        say(out(), str(directory / path))
     say(err(), f"The app is complete. {directory / 'README.md'} says how to run it.")
+
+
+def _write(directory: Path, files: Mapping[str, str]) -> None:
+    """Write all files of an app, or none: half an app would be in the way of the next attempt."""
+    new = not directory.exists()
+    try:
+        for path, text in files.items():
+            file = directory / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(file, text.encode())
+    except BaseException:
+        for item in [directory] if new else directory.iterdir():
+            shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
+        raise
 
 
 def rendered(name: str, selector: str) -> dict[str, str]:

@@ -12,6 +12,8 @@ import typer
 from fedcohort.cli.options import DataOption, complete_preset, complete_selectors
 from fedcohort.cli.output import err, out, say
 from fedcohort.errors import InputError
+from fedcohort.files import write_file
+from fedcohort.text import printable
 
 if TYPE_CHECKING:
     from fedcohort.protocol import Selector
@@ -40,7 +42,7 @@ def init(
     if out_.exists():
         raise InputError(f"{out_} exists; nothing is overwritten.", hint="name another file with --out")
     out_.parent.mkdir(parents=True, exist_ok=True)
-    out_.write_text(text, encoding="utf-8")
+    write_file(out_, text.encode())
     say(out(), str(out_))
     say(err(), f"Run it with: fedcohort run {out_}")
 
@@ -65,9 +67,9 @@ def written(name: str, data: str, selectors: list[str], file: Path) -> str:
     training = found.training_on(data)
     lines = [
         f"# {name}: {found.meaning} ({found.source}).",
-        f"# Written by 'fedcohort init {name}'; run it with: fedcohort run {file.name}",
+        f"# Written by 'fedcohort init {name}'; run it with: fedcohort run {printable(file.name)}",
         "# Lines that begin with '#' show what else there is, with its default.",
-        f'name = "{file.stem}"',
+        f"name = {_toml(file.stem)}",
         "seeds = [0, 1, 2, 3, 4]           # one run per seed and selector",
         "",
         "[data]",

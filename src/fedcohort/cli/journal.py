@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import FormatOption, SignOption, TrustOption, import_selectors
+from fedcohort.cli.options import MOST_ROUND, FormatOption, SignOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.errors import InputError, SignalError
 from fedcohort.journal import SCHEMA_VERSION, Journal, read_journal
@@ -147,7 +147,7 @@ def export_tables(
 @journal_app.command("prune")
 def prune_details(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
-    keep: Annotated[int, typer.Option(min=0, help="Of how many of the newest rounds details stay.")],
+    keep: Annotated[int, typer.Option(min=0, max=MOST_ROUND, help="Of how many of the newest rounds details stay.")],
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:
@@ -194,7 +194,9 @@ def forget_client(
 @journal_app.command()
 def abandon(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
-    ticket: Annotated[int | None, typer.Option(help="Which pending cohort; default: the oldest.")] = None,
+    ticket: Annotated[
+        int | None, typer.Option(max=MOST_ROUND, help="Which pending cohort; default: the oldest.")
+    ] = None,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "abandoned by the operator",
     selector: TrustOption = None,
     sign: SignOption = None,

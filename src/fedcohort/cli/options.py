@@ -80,6 +80,7 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in MODELS.names() if name.startswith(incomplete)]
 
 
+MOST_ROUND = 2**63 - 1  # what a journal can count
 BaseArgument = Annotated[
     str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
 ]
@@ -122,7 +123,9 @@ OutOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option("--processes", min=1, help="Processes that make the runs side by side; default: as many as pay."),
+    typer.Option(
+        "--processes", min=1, max=1024, help="Processes that make the runs side by side; default: as many as pay."
+    ),
 ]
 OtherEngineOption = Annotated[
     bool,

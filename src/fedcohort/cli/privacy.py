@@ -19,6 +19,8 @@ from fedcohort.cli.options import (
 )
 from fedcohort.cli.output import Format, err, out, print_json, say, table
 from fedcohort.errors import InputError
+from fedcohort.files import read_file
+from fedcohort.text import shown
 
 if TYPE_CHECKING:
     from fedcohort.privacy.meter import Audit
@@ -77,7 +79,7 @@ def audit(
             change["data"] = {k: v for k, v in (("name", data), ("folder", folder)) if v}
         if scenario:
             change["scenario"] = {"preset": scenario}
-        settings = override(merged(find_table(config or "demo"), change), set_ or [])
+        settings = override(merged(find_table("demo" if config is None else config), change), set_ or [])
         say(err(quiet or format is Format.JSON), "every client trains once ...")
         seen = exposed(settings, device)
         found = run_audit(
@@ -157,20 +159,22 @@ def _as_json(found: Audit) -> dict[str, Any]:
 
 
 def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:
-    if not path.exists():
-        raise InputError(f"There is no file {path} with label counts.")
+    try:
+        lines = list(csv.reader(read_file(path).decode().splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is no table of text: {error}"
+        raise InputError(f"The label counts in {path} cannot be read: {why}.") from error
     names, rows = [], []
-    with open(path, newline="") as stream:
-        for number, line in enumerate(csv.reader(stream), start=1):
-            if not line:
-                continue
-            try:
-                rows.append([int(cell) for cell in line[1:]])
-            except ValueError:
-                if number == 1:
-                    continue  # a line of titles
-                raise InputError(f"Line {number} of {path} must be a name and whole counts. Got {line}.") from None
-            names.append(line[0])
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            rows.append([int(cell) for cell in line[1:]])
+        except ValueError:
+            if number == 1:
+                continue  # a line of titles
+            raise InputError(f"Line {number} of {path} must be a name and whole counts. Got {shown(line)}.") from None
+        names.append(line[0])
     if len(rows) < 2 or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         raise InputError(f"{path} must have at least two clients with equally many counts, at least two each.")
     return names, rows

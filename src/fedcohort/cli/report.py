@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import FormatOption, QuietOption, TrustOption, import_selectors
+from fedcohort.cli.options import MOST_ROUND, FormatOption, QuietOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
 from fedcohort.errors import InputError
+from fedcohort.files import write_file
 from fedcohort.report.live_page import build_live_report, ending
 from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard.formats import render
@@ -46,7 +47,10 @@ def report(  # the command line's options are this signature
         str | None, typer.Option(help="Selector everybody is compared with; default: as configured, else uniform.")
     ] = None,
     round_: Annotated[
-        list[int] | None, typer.Option("--round", help="A round whose choices the report explains; may be repeated.")
+        list[int] | None,
+        typer.Option(
+            "--round", min=0, max=MOST_ROUND, help="A round whose choices the report explains; may be repeated."
+        ),
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure and its numbers into this folder.")
@@ -129,8 +133,5 @@ def report(  # the command line's options are this signature
 
 
 def _write(output: Path, page: str) -> None:
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"The report {output} could not be written: {error.strerror or error}.") from error
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_file(output.resolve(), page.encode())

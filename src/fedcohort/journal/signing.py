@@ -78,6 +78,8 @@ def generate(path: str | Path) -> Path:
     """Write a new private key, for its owner's eyes only, and return the file beside it with the public one."""
     serialization, ed25519 = _library()
     path = Path(path)
+    if not path.name:
+        raise InputError(f"A key needs a file of its own. Got {str(path)!r}, a folder.")
     public = path.with_name(path.name + ".pub")
     pem = serialization.Encoding.PEM
     key = ed25519.Ed25519PrivateKey.generate()

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcohort.clients import ClientTable
 from fedcohort.errors import FedcohortError, InputError, MissingExtraError
-from fedcohort.files import open_file
+from fedcohort.files import open_file, write_file
 from fedcohort.journal.beside import COMPANIONS
 from fedcohort.journal.codec import deflated, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.database import Database
@@ -82,7 +82,9 @@ def export(journal: Journal, folder: str | Path) -> list[Path]:
     written = []
     for name, columns in tables(journal).items():
         file = folder / f"{name}.parquet"
-        pq.write_table(pa.table(columns), file)
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(columns), sink)
+        write_file(file.resolve(), sink.getvalue().to_pybytes())
         written.append(file)
     return written
 

@@ -464,7 +464,8 @@ def read_receipts(path: Path) -> dict[str, str]:
     try:
         text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The commitments in {path} cannot be read: {error}.") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"The commitments in {path} cannot be read: {why}.") from error
     found = {}
     for line in text.splitlines():
         if line.strip():

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.errors import FedcohortError, MissingExtraError, ParameterError, UnknownNameError
+from fedcohort.files import write_file
 from fedcohort.registry import nearest
 from fedcohort.report.figures import Figure
 from fedcohort.report.page import Report, asset, embedded, figure_files, figure_html, scripts, styles
@@ -97,7 +98,7 @@ def save_figure(figure: Figure, path: Path, view: str | None = None, *, width: i
     """Write one view of one figure, in the format that the path's ending names."""
     form = path.suffix.removeprefix(".").lower()
     if form == "html":
-        path.write_text(figure_html(figure), encoding="utf-8")
+        _write(path, figure_html(figure).encode())
         return path
     if form != "csv":
         _check_format(form)
@@ -112,7 +113,7 @@ def save_figure(figure: Figure, path: Path, view: str | None = None, *, width: i
     with tempfile.TemporaryDirectory(prefix="fedcohort-figure-") as folder:
         written = _draw([spec], Path(folder), "svg" if form == "csv" else form, width)
         (made,) = [file for file in written if file.suffix == f".{form}"]
-        path.write_bytes(made.read_bytes())
+        _write(path, made.read_bytes())
     return path
 
 
@@ -140,14 +141,14 @@ def _draw(figures: list[dict[str, Any]], target: Path, form: str, width: int) ->
         for item in json.loads(html.unescape(found[1])):
             path = target / f"{item['file']}.{item['kind']}"
             if item["kind"] == "png":
-                path.write_bytes(base64.b64decode(item["content"]))
+                _write(path, base64.b64decode(item["content"]))
             elif item["kind"] == "svg" and form == "pdf":
                 path = path.with_suffix(".pdf")
                 _print_pdf(browser, item["content"], Path(scratch), path)
             elif item["kind"] == "svg" and form == "png":
                 continue
             else:
-                path.write_text(item["content"], encoding="utf-8")
+                _write(path, item["content"].encode())
             written.append(path)
     return sorted(written)
 
@@ -161,4 +162,17 @@ def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
         f"html,body{{margin:0}}svg{{display:block}}</style>{svg}",
         encoding="utf-8",
     )
-    _browse(browser, single, "--no-pdf-header-footer", f"--print-to-pdf={path.absolute()}")
+    printed = scratch / "one.pdf"
+    printed.unlink(missing_ok=True)
+    _browse(browser, single, "--no-pdf-header-footer", f"--print-to-pdf={printed.absolute()}")
+    try:
+        _write(path, printed.read_bytes())
+    except FileNotFoundError:
+        raise ExportError(f"The browser {browser} printed nothing for {path}.") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_file(path.resolve(), data)
+    except OSError as error:
+        raise ExportError(f"The figure {path} could not be written: {error.strerror}.") from error

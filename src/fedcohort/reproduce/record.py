@@ -14,6 +14,7 @@ import numpy as np
 import fedcohort
 from fedcohort.arrays import FloatArray
 from fedcohort.errors import FedcohortError, InputError
+from fedcohort.files import read_file
 from fedcohort.reproduce.declare import Labels, Study
 from fedcohort.simulate.leaderboard import leaderboards
 from fedcohort.simulate.metrics import Curve
@@ -49,10 +50,10 @@ class Record:
     def read(cls, path: Path, study: Study) -> Record:
         """Read a record, or return an empty one where there is none."""
         try:
-            found = json.loads(path.read_text())
+            found = json.loads(read_file(path))
         except FileNotFoundError:
             return cls(study.name)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RecordError(f"{path} cannot be read: {error}.") from error
         if not isinstance(found, dict) or found.get("study") != study.name or found.get("format") != FORMAT:
             raise RecordError(

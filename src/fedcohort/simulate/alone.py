@@ -46,6 +46,7 @@ def played(
     config = copy.deepcopy({key: value for key, value in table.items() if key in _SECTIONS})
     seeds = table.get("seeds", [0])
     config |= {"selectors": dict(selectors), "seeds": seeds[:1] if isinstance(seeds, list) else [0]}
+    Experiment.from_dict(config)  # refuses what is no configuration
     options = {key: value for key, value in config.get("run", {}).items() if key not in _OF_COMPARISONS}
     config["run"] = {**options, "eval_every": 10**9}
     prepared = prepare(Experiment.from_dict(config), device)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort.archives import DAMAGE
 from fedcohort.arrays import AnyArray
 from fedcohort.files import read_file
 from fedcohort.simulate.results import ResultsError
@@ -61,7 +61,7 @@ class Checkpoint:
                 return cls(
                     int(head["round"]), head["facts"], {key: arrays[key] for key in arrays.files if key != "head.json"}
                 )
-        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        except (*DAMAGE, RecursionError) as error:
             raise ResultsError(f"The checkpoint {source} is damaged: {error}.") from error
 
 

@@ -83,8 +83,11 @@ from fedcohort.simulate.options import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.sweep import expanded
 from fedcohort.simulate.tables import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
 from fedcohort.simulate.tasks import TASKS, Classification, Task
+from fedcohort.text import shown
 
 MOST_RUNS = 100_000
+MOST_SEED = 2**63 - 1
+_LONGEST = 200  # characters of a run's name, after which files are named; file systems take 255
 MEMORY_FILE = "data.npz"  # in an experiment's directory: the data that were given as arrays
 
 __all__ = [
@@ -325,12 +328,13 @@ def _slug(text: str) -> str:
 def _seeds(value: Any) -> list[int]:
     if Interval(int, 1, MOST_RUNS).admits(value):
         return list(range(value))
-    if isinstance(value, list) and value and all(Interval(int, 0, None).admits(seed) for seed in value):
+    if isinstance(value, list) and value and all(Interval(int, 0, MOST_SEED).admits(seed) for seed in value):
         if len(set(value)) != len(value):
             raise ConfigError(f"The seeds must differ. Got {value}.")
         return list(value)
     raise ConfigError(
-        f"'seeds' must be a list of whole numbers, not negative, or how many, at most 100,000. Got {value!r}."
+        f"'seeds' must be a list of whole numbers from 0 to {MOST_SEED}, or how many, at most {MOST_RUNS:,}. "
+        f"Got {shown(value)}."
     )
 
 
@@ -390,6 +394,10 @@ def _build(table: Mapping[str, Any]) -> Experiment:
             hint=f"did you mean {near!r}?" if near else None,
         )
     complete = _complete(base, name, seeds, selectors, settings)
+    try:
+        to_toml(complete).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
     return Experiment(name, complete, tuple(plans), options, _notes(complete, selectors))
 
 
@@ -466,6 +474,13 @@ def _runs_of(
         "rules": _section("rules", whole["rules"]) if whole.get("rules") else None,
     }
     stem = _slug(label) + (f"-{_slug(title)}" if title else "")
+    if len(stem) > _LONGEST:
+        named = " and ".join(shown(name, 60) for name in (label, title) if name)
+        raise ConfigError(
+            f"Files are named after a selector's label and its setting's name, which have {len(stem)} characters "
+            f"together; at most {_LONGEST} are allowed. Got {named}.",
+            hint="give the selector or the setting a shorter name",
+        )
     return [
         RunPlan(id=f"{stem}-s{seed}", label=label, seed=seed, setting=setting, setting_name=title, **shared)
         for seed in seeds

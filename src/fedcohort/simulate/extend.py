@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.simulate import checkpoint as checkpoints
-from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.config import MOST_RUNS, Experiment
 from fedcohort.simulate.results import ResultsError, load
 from fedcohort.simulate.tables import ConfigError, read_table
 from fedcohort.simulate.writer import check_unchanged
@@ -77,6 +77,8 @@ def extended(
 def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]:
     """Return the seeds there are and, after them, those to add."""
     if isinstance(seeds, int):
+        if seeds > MOST_RUNS:
+            raise ConfigError(f"An experiment has at most {MOST_RUNS:,} runs. Got {seeds:,} seeds.")
         if seeds < len(present):
             raise ConfigError(
                 f"The experiment has {len(present)} seeds, which cannot become {seeds}.",

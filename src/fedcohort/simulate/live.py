@@ -46,7 +46,8 @@ class LiveFeed(Listener):
     def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
         """Open the feed; a line that an earlier process could not finish stays a line of its own."""
         with disk_errors(self._out / "live.jsonl"):
-            self._file = open(self._out / "live.jsonl", "a+", opener=no_links)  # noqa: SIM115  # for as long as the run
+            place = self._out / "live.jsonl"
+            self._file = open(place, "a+", errors="replace", opener=no_links)  # noqa: SIM115  # for as long as the run
             end = self._file.tell()
             self._file.seek(max(end - 1, 0))
             if end and self._file.read() != "\n":

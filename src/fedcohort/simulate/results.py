@@ -40,6 +40,7 @@ from fedcohort.guard import guarded
 from fedcohort.registry import nearest
 from fedcohort.simulate.facts import FederationFacts, count_clients, read_facts
 from fedcohort.simulate.metrics import Curve, Metric
+from fedcohort.simulate.tables import parse_toml
 from fedcohort.text import in_html
 
 if TYPE_CHECKING:
@@ -465,7 +466,7 @@ def load(path: str | Path) -> Results:
     folder = Path(path)
     meta = read_meta(folder)
     try:
-        config = tomllib.loads(read_file(folder / "config.toml").decode())
+        config = parse_toml(read_file(folder / "config.toml").decode())
     except FileNotFoundError:
         raise ResultsError(f"{folder} is half-written: config.toml is missing.") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -482,7 +482,7 @@ def _known(out: Path) -> dict[str, RunInfo]:
 
 def default_out(name: str, root: Path | None = None) -> Path:
     """Return ``runs/<name>-<timestamp>``, made unique."""
-    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in name) or "experiment"
+    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:100] or "experiment"
     base = (root or Path("runs")) / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 2
     while path.exists():

@@ -16,6 +16,7 @@ import torch
 
 from fedcohort import rng
 from fedcohort.aggregators import Server
+from fedcohort.archives import DAMAGE
 from fedcohort.arrays import AnyArray, IntArray
 from fedcohort.errors import InputError
 from fedcohort.simulate.engine import Engine
@@ -121,7 +122,7 @@ def public_samples(path: Path, like: AnyArray, sample: tuple[int, ...]) -> torch
     """Read unlabelled samples that are shaped, and will be standardised, like the training set ``like``."""
     try:
         samples = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except DAMAGE as error:
         raise InputError(
             f"The public samples {str(path)!r} cannot be read: {error}.",
             hint="aggregator.public is a .npy file as numpy.save writes it",

@@ -20,7 +20,7 @@ from typing import Any
 from fedcohort.params import parameters
 from fedcohort.protocol import SELECTORS
 from fedcohort.registry import nearest
-from fedcohort.simulate.tables import ConfigError
+from fedcohort.simulate.tables import ConfigError, parse_toml
 
 
 def parse_sweeps(items: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
@@ -45,14 +45,14 @@ def parse_sweeps(items: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
 
 def _values(text: str) -> list[Any]:
     try:
-        return list(tomllib.loads(f"values = [{text}]")["values"])
+        return list(parse_toml(f"values = [{text}]")["values"])
     except tomllib.TOMLDecodeError:
         return [_value(part.strip()) for part in text.split(",")]
 
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 

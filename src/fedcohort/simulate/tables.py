@@ -14,7 +14,10 @@ from typing import Any
 from fedcohort.errors import FedcohortError
 from fedcohort.files import read_file
 from fedcohort.registry import nearest
+from fedcohort.text import shown
 
+_DEEPEST = 30  # tables and lists inside each other; ours need five
+_TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
 LENGTHS = ("steps", "epochs", "epochs_of_largest")  # of local training; they exclude each other
 
 
@@ -22,11 +25,33 @@ class ConfigError(FedcohortError, ValueError):
     """A configuration file, key or value that cannot be used."""
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says; ``TOMLDecodeError`` also where it is nested too deeply or a number has too many digits."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a date that does not exist, an integer of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error)) from error
+    inner: list[Any] = [table]
+    for _ in range(_DEEPEST):
+        inner = [part for value in inner for part in _parts(value)]
+        if not inner:
+            return table
+    raise tomllib.TOMLDecodeError(_TOO_DEEP)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
 def read_table(path: str | Path) -> dict[str, Any]:
     """Read a TOML file into plain values; files it names by a relative path lie beside it."""
     file = Path(path)
     try:
-        return _placed(tomllib.loads(read_file(file).decode()), file.parent)
+        return _placed(parse_toml(read_file(file).decode()), file.parent)
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {file}.") from None
     except IsADirectoryError:
@@ -101,8 +126,10 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
         path = [part.strip() for part in key.split(".")]
         if not equals or not all(path):
             raise ConfigError(f"An override must be key=value with a dotted key. Got {item!r}.")
+        if len(path) > _DEEPEST:
+            raise ConfigError(f"The key of the override {shown(item)} has {len(path)} parts: {_TOO_DEEP}.")
         try:
-            value = tomllib.loads(f"value = {text.strip()}")["value"]
+            value = parse_toml(f"value = {text.strip()}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
         at = result
@@ -182,7 +209,7 @@ def _is_tables(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def _value(value: Any) -> str:

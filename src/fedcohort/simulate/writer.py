@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.arrays import AnyArray
-from fedcohort.files import no_links, read_file
+from fedcohort.files import no_links, read_file, write_file
 from fedcohort.journal.beside import taken
 from fedcohort.simulate.facts import FederationFacts
 from fedcohort.simulate.results import (
@@ -63,34 +63,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write ``data`` beside ``path`` and move it there, so that no reader ever sees half a file.
-
-    What need not outlive a loss of power can do without ``durable``, and does not wait for the disk.
-    """
-    beside = path.with_name(f".{path.name}.tmp")
+    """Write a file of an experiment, see :func:`fedcohort.files.write_file`."""
     with disk_errors(path):
-        try:
-            with open(beside, "wb", opener=no_links) as file:
-                file.write(data)
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
-            os.replace(beside, path)
-            if durable:
-                _sync(path.parent)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-
-
-def _sync(folder: Path) -> None:
-    """Make durable which files a folder has, where the system knows how."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_file(path, data, durable=durable)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:

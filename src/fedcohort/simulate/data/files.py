@@ -13,36 +13,20 @@ import math
 import pickle
 import struct
 import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from fedcohort.archives import DAMAGE
 from fedcohort.arrays import AnyArray
 from fedcohort.errors import DataError
 
 T = TypeVar("T")
 
 # what damaged files make the standard readers raise
-_DAMAGE = (
-    EOFError,
-    OSError,
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    MemoryError,
-    zlib.error,
-    struct.error,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    pickle.UnpicklingError,
-    UnicodeDecodeError,
-)
+_DAMAGE = (*DAMAGE, IndexError, AttributeError, tarfile.TarError, pickle.UnpicklingError)
 
 
 def guarded(path: Path, what: str, read: Callable[[], T]) -> T:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from fedcohort.archives import DAMAGE, ArchiveError, read_arrays
 from fedcohort.arrays import AnyArray, BoolArray
 from fedcohort.errors import DataError, FedcohortError, InputError, MissingExtraError
 from fedcohort.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
@@ -243,9 +245,8 @@ def _read_npz(path: Path) -> dict[str, AnyArray]:
             f"{path} is no data file fedcohort reads.", hint="it reads .csv, .parquet, .npz and folders of .npy"
         )
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, KeyError) as error:
+        return read_arrays(path, sys.maxsize)
+    except (ArchiveError, FileNotFoundError) as error:
         raise DataError(f"{path} cannot be read as an npz archive of plain arrays: {error}.") from error
 
 
@@ -256,7 +257,7 @@ def _read_folder(path: Path) -> dict[str, AnyArray]:
             continue  # a folder may hold other things
         try:
             found[file.stem] = np.load(file, allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
+        except DAMAGE as error:
             raise DataError(f"{file} cannot be read as a plain array: {error}.") from error
     return found
 
