@@ -147,6 +147,23 @@ def test_a_client_that_never_answers_is_left_out_and_nothing_is_released_without
     assert max(tried.values()) <= 2 < len(list(tried.elements())), "it fails a try once, and not the next one"
 
 
+def test_silence_is_a_failure_that_cools_off(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
+    """By the rules' count of cohorts, so that it costs one deadline and not one in every round; late is no error."""
+    fill(empty_fleet, kit, "server, fixed", count=5)
+    slow = empty_fleet.grid.node_of("client-2")
+    empty_fleet.grid.nodes[slow].latency = lambda message: 12.0 if empty_fleet.clock.now < 9 else 1.0
+    rules = Rules(failures=1, cool_off=4)
+    strategy = empty_fleet.strategy(
+        "uniform", FIXED(base(), 0.1, 5.0, 4), journal=tmp_path / "j", deadline=10.0, rules=rules, seed=3
+    )
+    strategy.start(empty_fleet.grid, kit.model(counter=False), num_rounds=20)
+    record = read_journal(tmp_path / "j")
+    table, _ = record.table()
+    took_part = [row.ticket for row in record.cohorts() if "client-2" in table.names_of(row.clients)]
+    assert len(record.cohorts()) == 21 and took_part[1] > took_part[0] + 4
+    assert any("answered after" in str(body["failures"].get("client-2")) for body in record.events("flower"))
+
+
 @every_wrapper
 def test_a_client_that_fails_is_left_out_of_the_retry(empty_fleet: Any, kit: Any, wrapper: str, tmp_path: Path) -> None:
     fill(empty_fleet, kit, wrapper, fails=lambda number: number in (0, 5))

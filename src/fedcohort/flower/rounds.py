@@ -104,6 +104,7 @@ class Rounds:
         self.least = settings.wait_for or needed(self.inner)
         self.private = sampled(self.inner)  # a cohort has exactly so many clients; None: no differential privacy
         self._left_out: set[str] = set()  # who failed in earlier tries of this round
+        self._written_off: set[tuple[int, str]] = set()  # by ticket, who was reported as failed without an answer
         self._narrowed = False  # whether the last try named somebody new to leave out
         self.memory = StrategyState(self.inner)
         self.weight_key, _ = keys(self.inner)
@@ -494,7 +495,8 @@ class Rounds:
         """Put answers that came after their round was closed on record, and see who is free again."""
         for debt, reply in self.debts.collect():
             if debt.ticket is not None and debt.round is not None and reply.error is None:
-                session.tell(RoundReport(debt.ticket, [reply.name]))
+                if (debt.ticket, reply.name) not in self._written_off:
+                    session.tell(RoundReport(debt.ticket, [reply.name]))
                 note = {reply.name: f"answered after {reply.seconds:.1f} s, when the round was closed"}
                 session.note(EVENT, event(debt.round, debt.ticket, note))
                 say(
@@ -649,6 +651,7 @@ class Rounds:
             self.config = ConfigRecord(config)  # the round is configured anew when it is tried again
             forget_round(self.inner, server_round)
             session.tell(report)
+            self._write_off(session, cohort, trained)
             why = average.error or "no model came of it"
             session.abandon(cohort.ticket, why)
             session.commit()
@@ -667,6 +670,15 @@ class Rounds:
         )  # fmt: skip
         self._evaluate(session, cohort.round, average.arrays)
         return average.arrays
+
+    def _write_off(self, session: Session, cohort: Cohort, trained: Trained) -> None:
+        """Report who was asked and said nothing as failed: when a cohort is abandoned, absence alone counts as none."""
+        answered = {reply.name for reply in trained.checked}
+        silent = [name for name in cohort.names if name in trained.sent and name not in answered]
+        if silent and answered:  # when nobody answered, it was hardly the clients
+            failed = [int(Status.FAILED)] * len(silent)
+            session.tell(RoundReport(cohort.ticket, silent, status=failed, complete=False))
+            self._written_off.update((cohort.ticket, name) for name in silent)
 
     def _enough(self, cohort: Cohort) -> int:
         """Return how many sound models close the round; without spares everybody is waited for."""
