@@ -1,4 +1,4 @@
-"""`balanced`: its objective by brute force, its draw by enumeration, and what it promises in hard federations."""
+"""`balanced`: its objective by brute force, its draw by enumeration, and what it promises."""
 
 import itertools
 import math
@@ -29,17 +29,12 @@ def federation(seed=0, n=9, classes=4):
     return rng.integers(0, 30, (n, classes)) * (rng.random((n, classes)) < 0.5)
 
 
-def objective(counts, group, *, floor="chance", before=0.0, gamma=0.0, excess=None, tau=0.0, seconds=None):
+def objective(counts, group, *, before=0.0):
     """J(M), written down from its definition; ``before`` (B,) are the counts of the rounds before."""
     total = counts[list(group)].sum(0) + before
     shares = total / total.sum() if total.sum() else np.eye(len(total))[0]
-    least = (1 - 1 / len(shares)) / max(total.sum(), 1) if floor == "chance" else floor
-    value = math.log(max(((shares - 1 / len(shares)) ** 2).sum(), least))
-    if excess is not None:
-        value += gamma * np.mean([excess[i] for i in group])
-    if seconds is not None:
-        value += tau * math.log(max(seconds[i] for i in group))
-    return value
+    by_chance = (1 - 1 / len(shares)) / max(total.sum(), 1)
+    return math.log(max(((shares - 1 / len(shares)) ** 2).sum(), by_chance))
 
 
 def play(session, rounds, size, metrics=None, available=None):
@@ -54,41 +49,33 @@ def play(session, rounds, size, metrics=None, available=None):
     return cohorts
 
 
-@pytest.mark.parametrize("floor", ["chance", 1e-4])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_single_swap_improves_the_cohort_with_the_rounds_before_it(seed, floor):
+def test_no_single_swap_improves_the_cohort_with_the_rounds_before_it(seed):
+    """Two passes of swaps over four members of nine end where no other swap helps, in these federations."""
     counts = federation(seed)
     counts[counts.sum(1) == 0, 0] = 1
-    session = Session(
-        Balanced(passes=8, floor=floor, past=0.5, coverage=0.0), ClientTable(labels=LabelCounts(counts)), seed=seed
-    )
+    session = Session(Balanced(coverage=0.0, slack=1e6), ClientTable(labels=LabelCounts(counts)), seed=seed)
+    if session.state.natural:
+        pytest.skip("a federation whose mix is left as it is has another objective")
     before = np.zeros(counts.shape[1])
     for _ in range(4):
         (clients,) = play(session, 1, 4)
         cohort = set(clients.tolist())
-        best = objective(counts, cohort, floor=floor, before=before)
+        best = objective(counts, cohort, before=before)
         for out, into in itertools.product(cohort, set(range(len(counts))) - cohort):
-            assert objective(counts, cohort - {out} | {into}, floor=floor, before=before) >= best - 1e-9
+            assert objective(counts, cohort - {out} | {into}, before=before) >= best - 1e-9
         before = 0.5 * (before + counts[clients].sum(0))
 
 
-def test_the_first_two_are_drawn_with_the_weights_of_the_definition():
+def test_the_first_is_drawn_with_the_weights_of_the_definition():
     counts = np.array([[6, 2, 0], [1, 5, 4], [0, 3, 9], [4, 4, 3]])
-    floor, draws = 1e-2, 1500
-    selector = Balanced(passes=0, floor=floor, balance="yes")
-    chance = {}
-    first = np.exp([-objective(counts, [i], floor=floor) for i in range(4)])
-    for i in range(4):
-        others = [j for j in range(4) if j != i]
-        second = np.exp([-2 * objective(counts, [i, j], floor=floor) for j in others])
-        for j, weight in zip(others, second / second.sum(), strict=True):
-            chance[i, j] = first[i] / first.sum() * weight
-    seen = dict.fromkeys(chance, 0)
+    weights = np.exp([-objective(counts, [i]) for i in range(4)])
+    draws = 1500
+    seen = np.zeros(4)
     for seed in range(draws):
-        session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=seed)
-        seen[tuple(session.ask(RoundRequest(size=2)).clients.tolist())] += 1
-    expected = np.array([chance[pair] for pair in chance]) * draws
-    assert chisquare(np.array([seen[pair] for pair in chance]), expected).pvalue > 1e-3
+        session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=seed)
+        seen[session.ask(RoundRequest(size=1)).clients] += 1
+    assert chisquare(seen, weights / weights.sum() * draws).pvalue > 1e-3
 
 
 def test_counts_factor_and_gram_give_the_same_cohorts():
@@ -129,16 +116,6 @@ def test_a_mix_that_nobody_can_balance_is_left_as_it_is(form):
     assert np.abs(trained(counts, cohorts) - mix).max() < 0.005
     picked = np.bincount(np.concatenate(cohorts), minlength=60)
     assert picked.max() <= 1.3 * picked.mean()  # the few balanced ones are not in every cohort
-
-
-def test_where_the_mix_is_left_as_it_is_a_hard_client_is_not_doubted():
-    counts = writers()
-    table = ClientTable(labels=LabelCounts(counts))
-    hard = np.arange(60) >= 50
-    session = Session(Balanced(losses="yes"), table, seed=1)
-    cohorts = play(session, 100, 6, lambda clients: {"loss": np.where(hard[clients], 2.0, 0.5)})
-    picked = np.bincount(np.concatenate(cohorts), minlength=60)
-    assert picked[hard].mean() > 0.9 * picked.mean()
 
 
 def test_newcomers_can_make_a_federation_one_that_can_be_balanced():
@@ -182,7 +159,7 @@ def test_classes_of_few_clients_are_trained_as_much_as_others_also_in_the_long_r
     counts = np.eye(8, dtype=int)[kind] * 20
     cohorts = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=2), 300, 4)
     for part in (cohorts[:60], cohorts[-60:]):
-        assert trained(counts, part)[4:].sum() > 0.44  # with turns alone it would be a quarter
+        assert trained(counts, part)[4:].sum() > 0.38  # with turns alone it would be a quarter
     picked = np.bincount(np.concatenate(cohorts), minlength=48)
     assert picked[:36].min() > 0.8 * picked[:36].mean()
     assert picked[36:].min() > 0.8 * picked[36:].mean()
@@ -200,7 +177,7 @@ def test_a_class_that_is_seldom_there_is_trained_while_it_is():
         return trained(counts, cohorts)[3]
 
     assert share_of_the_last_class(Uniform()) < 0.08
-    assert share_of_the_last_class(Balanced(past=0.0, coverage=0.0)) < 0.08
+    assert share_of_the_last_class(Balanced(past=0.0, coverage=0.0, slack=1e6)) < 0.08
     assert share_of_the_last_class(Balanced()) > 0.1
 
 
@@ -226,56 +203,6 @@ def test_a_few_exactly_balanced_clients_do_not_do_all_the_work():
     assert picked[:12].mean() < 2 * picked.mean()
 
 
-def test_slow_clients_take_part_less_and_rounds_get_shorter():
-    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))  # 40 clients, every class at 8 of them
-    seconds = np.where(np.arange(40) < 20, 1.0, 16.0)  # every class at fast and at slow ones
-
-    def metrics(clients):
-        return {Signal.DURATION: seconds[clients]}
-
-    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.DURATION}, seed=1)
-    cohorts = play(session, 120, 5, metrics)
-    picked = np.bincount(np.concatenate(cohorts), minlength=40)
-    blind = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=1), 120, 5)
-    length = [np.mean([seconds[c].max() for c in trace[20:]]) for trace in (cohorts, blind)]
-    assert length[0] < 0.75 * length[1]
-    assert picked[20:].mean() < 0.7 * picked[:20].mean()
-    assert picked.min() > 0  # less, never not at all
-
-
-def test_clients_whose_labels_do_not_explain_their_losses_take_part_less():
-    rng = np.random.default_rng(2)
-    counts = np.array([rng.multinomial(60, share) for share in rng.dirichlet(np.full(4, 0.4), size=60)])
-    by_class = np.array([0.1, 0.4, 0.8, 2.0])  # hard classes are no reason for doubt
-    noisy = np.arange(60) % 4 == 0
-    truth = counts / counts.sum(1, keepdims=True) @ by_class * np.where(noisy, 3.0, 1.0)
-
-    def metrics(clients):
-        return {Signal.LOSS: truth[clients] * rng.lognormal(0, 0.1, len(clients))}
-
-    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.LOSS}, seed=1)
-    picked = np.bincount(np.concatenate(play(session, 300, 8, metrics)[60:]), minlength=60)
-    assert picked[noisy].mean() < 0.6 * picked[~noisy].mean()
-    assert picked.min() > 0
-    hard = ~noisy & (counts[:, 3] > 40)
-    assert picked[hard].mean() > 0.75 * picked[~noisy].mean()
-
-
-def test_losses_that_come_and_go_are_no_reason_for_doubt():
-    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))
-    rng = np.random.default_rng(3)
-    swings = rng.lognormal(0, 1, (200, 5))  # each class is forgotten and learnt again
-    rounds = itertools.count()
-
-    def metrics(clients):
-        return {Signal.LOSS: swings[next(rounds)][clients % 5] * rng.lognormal(0, 0.1, len(clients))}
-
-    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.LOSS}, seed=1)
-    play(session, 120, 5, metrics)
-    assert session.selector.rates(session.state).min() > 0.5
-    assert np.median(session.selector.rates(session.state)) > 0.95
-
-
 def test_without_labels_cohorts_are_taken_in_turns():
     session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(30)]), seed=4)
     picked = np.bincount(np.concatenate(play(session, 60, 5)), minlength=30)
@@ -291,175 +218,163 @@ def test_who_joins_late_is_not_in_every_cohort():
     assert 1 <= sum(20 in cohort for cohort in later) <= 10
 
 
-def test_it_adapts_to_the_host_and_the_journal_keeps_what_it_became(tmp_path):
-    table = ClientTable(labels=LabelCounts(federation(1) + 1))
+@pytest.mark.parametrize("slack", [1.0, 3.0])
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_is_far_behind_or_ahead(seed, slack):
+    """The promise of the selector's page, in federations of any sizes and labels, with everybody available."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(6, 50))
+    k = int(rng.integers(1, n // 2))
+    sizes = np.exp(rng.normal(4, rng.choice([0.0, 1.5]), n)).astype(int) + 1
+    shares = rng.dirichlet(np.full(int(rng.integers(2, 8)), rng.choice([0.05, 0.3])), n)
+    counts = np.array([rng.multinomial(size, share) for size, share in zip(sizes, shares, strict=True)])
+    session = Session(Balanced(slack=slack), ClientTable(labels=LabelCounts(counts)), seed=seed)
+    picked, absent, longest = np.zeros(n), np.zeros(n), np.zeros(n)
+    rates = session.state.rates
+    assert rates.min() >= 0.5
+    assert rates.max() <= 2
+    total = rates.sum()
+    for round_ in range(1, 10 * n // k):
+        (clients,) = play(session, 1, k)
+        picked[clients] += 1
+        absent += 1
+        absent[clients] = 0
+        longest = np.maximum(longest, absent)
+        lead = picked / rates - round_ * k / total
+        assert (lead < slack + 1 / rates).all()
+        assert (lead >= -(2 * slack + n / total + k / total)).all()
+        assert (lead >= -slack - 1).all()  # what is seen; the line above is what is proved
+    assert (longest <= (3 * slack + n / total + k / total + 1 / rates) * total / k).all()
+
+
+@pytest.mark.parametrize(
+    "row", [[0] * 10 + [100], [1000] * 10 + [0], [200] + [0] * 10], ids=["a class of its own", "100 times all", "one"]
+)
+def test_no_claim_and_no_misfortune_takes_a_client_far_from_its_turn(row):
+    """Among a hundred with two of ten classes each: once 298 of 300 rounds, or none."""
+    rng = np.random.default_rng(0)
+    counts = np.zeros((100, 11))
+    for others in counts:
+        others[rng.choice(10, 2, replace=False)] = 50
+    counts[0] = row
+    cohorts = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=0), 300, 10)
+    assert (30 - 4) / 2 <= sum(0 in cohort for cohort in cohorts) <= 2 * (30 + 4)
+
+
+def test_a_hospital_with_one_sample_does_not_take_the_place_of_the_large_ones():
+    rng = np.random.default_rng(1)
+    sizes = np.concatenate([[1], np.exp(rng.normal(6, 1.5, 14)).astype(int) + 5])
+    counts = np.array([rng.multinomial(size, rng.dirichlet(np.full(8, 0.5))) for size in sizes])
+    cohorts = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=1), 100, 4)
+    picked = np.bincount(np.concatenate(cohorts), minlength=15)
+    fair = 100 * 4 / 15
+    assert picked.min() >= fair / 2 - 4
+    assert picked.max() <= fair * 2 + 4
+
+
+def test_who_comes_back_is_due_but_does_not_fill_every_cohort():
+    session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(20)]), seed=4)
+    play(session, 200, 4, available=np.arange(19))
+    later = play(session, 40, 4)
+    assert 19 in later[0]
+    assert sum(19 in cohort for cohort in later) <= 8 + 4  # its share of forty rounds, and what it was owed
+
+
+def test_losses_change_nothing():
+    """A client that is hard, or sees the world through another camera, is not taken for wrong."""
+    counts = federation(5, n=40) + 1
+
+    def loss(clients):
+        return {Signal.LOSS: np.where(clients < 8, 5.0, 0.5)}
+
+    table = ClientTable(labels=LabelCounts(counts))
+    hard = play(Session(Balanced(), table, signals={Signal.LOSS}, seed=1), 40, 5, loss)
+    plain = play(Session(Balanced(), table, seed=1), 40, 5)
+    assert [c.tolist() for c in hard] == [c.tolist() for c in plain]
+
+
+def test_time_brings_slow_clients_together_and_takes_no_turn_from_them():
+    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))  # 40 clients, every class at 8 of them
+    seconds = np.where(np.arange(40) < 20, 1.0, 16.0)  # every class at fast and at slow ones
+
+    def duration(clients):
+        return {Signal.DURATION: seconds[clients]}
+
+    table = ClientTable(labels=LabelCounts(counts))
+    hurried = play(Session(Balanced(time=2.0), table, signals={Signal.DURATION}, seed=1), 160, 5, duration)
+    plain = play(Session(Balanced(), table, signals={Signal.DURATION}, seed=1), 160, 5, duration)
+    length = [np.mean([seconds[c].max() for c in cohorts[20:]]) for cohorts in (hurried, plain)]
+    assert length[0] < 0.8 * length[1]
+    picked = np.bincount(np.concatenate(hurried), minlength=40)
+    assert picked[20:].min() >= 160 * 5 / 40 - 4
+
+
+def test_what_is_used_is_what_the_host_supplies_and_the_journal_keeps_it(tmp_path):
+    counts = federation(1) + 1
+    told, untold = ClientTable(labels=LabelCounts(counts)), ClientTable(sizes=counts.sum(1))
+    for table, reported, used in (
+        (told, {Signal.UPDATE_SKETCH}, "labels"),
+        (untold, {Signal.UPDATE_SKETCH}, "directions"),
+        (untold, set(), "nothing"),
+    ):
+        session = Session(Balanced(), table, signals=reported)
+        assert session.selector.balance == used
+        assert (Signal.UPDATE_SKETCH in session.requires) == (used == "directions")
     path = tmp_path / "a.sqlite"
-    with Session(Balanced(), table, signals={Signal.LOSS}, journal=path, seed=2) as session:
-        assert session.requires == {Signal.LOSS}
+    with Session(Balanced(), untold, signals={Signal.UPDATE_SKETCH}, journal=path, seed=2) as session:
         first = session.ask(RoundRequest(size=3))
     with Session.open(path, Balanced()) as again:  # the same "auto", the same host
-        assert again.requires == {Signal.LOSS}
+        assert Signal.UPDATE_SKETCH in again.requires
         assert again.pending[0].clients.tolist() == first.clients.tolist()
     with pytest.raises(JournalError, match="cannot be continued"):
-        Session.open(path, Balanced(losses="no"))
+        Session.open(path, Balanced(balance="nothing"))
     with pytest.raises(SignalError, match="duration"):
-        Session(Balanced(durations="yes"), table, signals=set())
+        Session(Balanced(time=0.5), told, signals=set())
 
 
-def test_clients_without_any_samples_and_losses_of_zero():
+def test_clients_without_any_samples_and_durations_of_zero():
     counts = np.array([[0, 0], [5, 0], [0, 5], [0, 0]])
-    session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), signals={Signal.LOSS, Signal.DURATION})
-    cohorts = play(session, 12, 2, lambda c: {Signal.LOSS: np.zeros(len(c)), Signal.DURATION: np.zeros(len(c))})
+    session = Session(Balanced(time=1.0), ClientTable(labels=LabelCounts(counts)), signals={Signal.DURATION})
+    cohorts = play(session, 12, 2, lambda c: {Signal.DURATION: np.zeros(len(c))})
     assert all(len(c) == 2 for c in cohorts)
-    assert {1, 2} <= set(np.concatenate(cohorts).tolist())
+    assert set(np.concatenate(cohorts).tolist()) == {0, 1, 2, 3}
 
 
-def without_labels(counts, reported=frozenset({Signal.OUTPUT_BIAS_UPDATE}), seed=1, **parameters):
-    table = ClientTable(sizes=counts.sum(1))
-    return Session(Balanced(**parameters), table, signals=reported, seed=seed)
+KINDS = np.random.default_rng(3).normal(size=(5, 64))
 
 
-def test_labels_that_nobody_tells_are_estimated_from_updates_of_the_output_bias():
+def sketches(clients, noise=np.random.default_rng(4)):  # noqa: B008  # one generator for all calls
+    return {Signal.UPDATE_SKETCH: 0.3 + KINDS[clients % 5] + noise.normal(0, 0.3, (len(clients), 64))}
+
+
+def without_labels(counts, **parameters):
+    return Session(Balanced(**parameters), ClientTable(sizes=counts.sum(1)), signals={Signal.UPDATE_SKETCH}, seed=1)
+
+
+def test_where_nobody_tells_labels_directions_of_updates_are_balanced():
     counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))
-    shares = counts / counts.sum(1, keepdims=True)
-
-    def metrics(clients):
-        return {Signal.OUTPUT_BIAS_UPDATE: 0.1 * (shares[clients] - 0.2)}
-
-    def imbalance(cohorts):
-        return np.mean([((counts[c].sum(0) / counts[c].sum() - 0.2) ** 2).sum() for c in cohorts])
-
-    session = without_labels(counts)
-    assert session.selector.estimates == "yes"
-    cohorts = play(session, 60, 5, metrics)
-    blind = play(without_labels(counts, estimates="no"), 60, 5, metrics)
-    assert imbalance(cohorts[20:]) < 0.3 * imbalance(blind[20:])
-    picked = np.bincount(np.concatenate(cohorts), minlength=40)
-    assert picked.min() >= 4  # balance does not starve anybody
-
-
-def test_without_updates_of_the_output_bias_directions_of_updates_are_balanced():
-    kinds = np.random.default_rng(3).normal(size=(5, 64))
-    counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))
-    noise = np.random.default_rng(4)
-
-    def metrics(clients):
-        return {Signal.UPDATE_SKETCH: 0.3 + kinds[clients % 5] + noise.normal(0, 0.3, (len(clients), 64))}
 
     def imbalance(cohorts):
         return np.mean([qcid(LabelCounts(counts), cohort) for cohort in cohorts])
 
-    session = without_labels(counts, {Signal.UPDATE_SKETCH})
-    assert (session.selector.estimates, session.selector.directions) == ("no", "yes")
-    cohorts = play(session, 60, 5, metrics)
-    blind = play(without_labels(counts, {Signal.UPDATE_SKETCH}, directions="no"), 60, 5, metrics)
+    cohorts = play(without_labels(counts), 60, 5, sketches)
+    blind = play(without_labels(counts, balance="nothing"), 60, 5, sketches)
     assert imbalance(cohorts[20:]) < 0.4 * imbalance(blind[20:])
     assert np.bincount(np.concatenate(cohorts), minlength=40).min() >= 4
 
 
-@pytest.mark.parametrize(
-    ("labels", "reported", "used"),
-    [
-        (True, {Signal.OUTPUT_BIAS_UPDATE, Signal.UPDATE_SKETCH}, ("yes", "no", "no")),
-        (False, {Signal.OUTPUT_BIAS_UPDATE, Signal.UPDATE_SKETCH}, ("no", "yes", "no")),
-        (False, {Signal.UPDATE_SKETCH}, ("no", "no", "yes")),
-        (False, set(), ("no", "no", "no")),
-    ],
-)
-def test_the_best_of_what_is_known_is_used_and_nothing_else(labels, reported, used):
-    counts = federation() + 1
-    table = ClientTable(labels=LabelCounts(counts)) if labels else ClientTable(sizes=counts.sum(1))
-    selector = Session(Balanced(), table, signals=reported).selector
-    assert (selector.balance, selector.estimates, selector.directions) == used
-    assert (Signal.OUTPUT_BIAS_UPDATE in selector.requires) == (used[1] == "yes")
-    assert (Signal.UPDATE_SKETCH in selector.requires) == (used[2] == "yes")
-
-
 def test_updates_that_are_no_numbers_teach_nothing():
-    counts = federation(1) + 1
-
-    def metrics(clients):
-        return {Signal.OUTPUT_BIAS_UPDATE: np.full((len(clients), 4), np.nan)}
-
-    session = without_labels(counts)
-    play(session, 3, 3, metrics)
+    session = without_labels(federation(1) + 1)
+    play(session, 3, 3, lambda clients: {Signal.UPDATE_SKETCH: np.full((len(clients), 64), np.nan)})
     assert session.state.seen.sum() == 0
 
 
-def test_without_labels_high_losses_are_no_reason_for_doubt():
-    def metrics(clients):
-        return {Signal.LOSS: np.where(clients < 10, 5.0, 0.5)}
-
-    session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(30)]), signals={Signal.LOSS}, seed=4)
-    picked = np.bincount(np.concatenate(play(session, 60, 5, metrics)), minlength=30)
-    assert picked.min() >= 9
-    assert picked.max() <= 11
-
-
-@pytest.mark.parametrize(("absent", "low", "high"), [(1.0, 0.9, 1.1), (0.0, 0.3, 0.37)])
-def test_absent_says_what_a_round_away_counts(absent, low, high):
-    session = Session(Balanced(absent=absent), ClientTable(names=[f"c{i}" for i in range(20)]), seed=4)
-    picked = np.zeros(20)
-    for round_ in range(160):  # ten clients are there in every second round: drawn uniformly they would have a third
-        there = np.arange(20) if round_ % 2 else np.arange(10)
-        (clients,) = play(session, 1, 4, available=there)
-        picked[clients] += 1
-    assert low < picked[10:].mean() / picked[:10].mean() < high
-
-
-def test_estimates_survive_saving_and_newcomers():
-    counts = federation(2, n=12) + 1
-    session = without_labels(counts)
-    play(session, 4, 4, lambda clients: {Signal.OUTPUT_BIAS_UPDATE: counts[clients] - counts[clients].mean()})
+def test_directions_survive_saving_and_newcomers():
+    session = without_labels(federation(2, n=12) + 1)
+    play(session, 4, 4, sketches)
     known = session.state.seen > 0
     session.join(ClientTable(names=["new"], sizes=[5.0]))
-    assert session.state.traits.shape == (13, 4)
+    assert session.state.directions.shape == (13, 64)
     np.testing.assert_array_equal(session.state.seen[:12] > 0, known)
     assert session.state.seen[12] == 0
     assert len(session.ask(RoundRequest(size=5)).clients) == 5
-
-
-def first_of_shards(selector, row, rounds=80):
-    """In how many rounds is a client that claims ``row`` among 100 with two of ten classes each?"""
-    rng = np.random.default_rng(0)
-    counts = np.zeros((100, len(row)))
-    for others in counts:
-        others[rng.choice(10, 2, replace=False)] = 50
-    counts[0] = row
-    session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=0)
-    taken = 0
-    for _ in range(rounds):
-        cohort = session.ask(RoundRequest(10))
-        session.tell(RoundReport(cohort.ticket, cohort.clients))
-        taken += 0 in cohort.clients
-    return taken
-
-
-@pytest.mark.parametrize("row", [[0] * 10 + [100], [1000] * 10], ids=["a class of its own", "100 times all"])
-def test_no_claim_brings_more_than_its_limit(row):
-    assert first_of_shards(Balanced(most=None), row) > 70
-    assert first_of_shards(Balanced(), row) <= 5 * 8 + 5
-    assert first_of_shards(Balanced(most=2), row) <= 2 * 8 + 5
-
-
-@pytest.mark.parametrize("alpha", [0.1, 1.0])
-def test_the_limit_is_none_to_the_honest(alpha):
-    rng = np.random.default_rng(5)
-    counts = np.ceil(rng.dirichlet(np.full(10, alpha), 60) * rng.lognormal(5, 0.5, 60)[:, None])
-
-    def cohorts(selector):
-        session = Session(selector, ClientTable(labels=LabelCounts(counts)), seed=2)
-        for _ in range(60):
-            cohort = session.ask(RoundRequest(6))
-            session.tell(RoundReport(cohort.ticket, cohort.clients))
-            yield cohort.names
-
-    assert list(cohorts(Balanced())) == list(cohorts(Balanced(most=None)))
-
-
-def test_a_cohort_is_full_though_all_have_had_their_share():
-    session = Session(Balanced(most=1), ClientTable(labels=LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9]])), seed=3)
-    for available in [[0, 1, 2]] * 30 + [[2]] * 30 + [[2, 3]] * 30:
-        cohort = session.ask(RoundRequest(min(2, len(available)), available))
-        assert cohort.size == min(2, len(available))
-        session.tell(RoundReport(cohort.ticket, cohort.clients))
