@@ -1,4 +1,4 @@
-"""What `balanced` makes of the facts it is given: exact and private label counts, estimates, directions, nothing.
+"""What `balanced` makes of the facts it is given: exact and private label counts, directions of updates, nothing.
 
 Run: python bench/balanced_facts.py [--seeds report|tuning|LIST] [--processes N]; writes its numbers to
 bench/results/balanced_facts.json and draws docs/img/balanced-facts.png, which --picture draws anew from what is stored.
@@ -29,9 +29,8 @@ FACTS: dict[str, dict[str, Any]] = {
     "counts": {"name": "balanced"},
     "rotated": {"name": "balanced", "labels": {"name": "rotated"}},
     **{f"epsilon {e:g}": {"name": "balanced", "labels": {"name": "noisy", "epsilon": e}} for e in EPSILONS},
-    "estimates": BLIND,
-    "directions": {**BLIND, "estimates": "no"},
-    "turns": {**BLIND, "estimates": "no", "directions": "no"},
+    "directions": BLIND,
+    "turns": {**BLIND, "balance": "nothing"},
 }
 
 
@@ -86,7 +85,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
             name="counts with noise", line={"color": "#1f77b4"},
         )
     )  # fmt: skip
-    dashes = {"counts": "solid", "estimates": "dash", "directions": "dashdot", "turns": "dot"}
+    dashes = {"counts": "solid", "directions": "dashdot", "turns": "dot"}
     for label, dash in dashes.items():
         figure.add_trace(
             go.Scatter(

@@ -298,7 +298,8 @@ def test_it_is_what_it_is_around():
     around = create("bounded", of="fedcm-ts")
     inner = create("fedcm-ts")
     assert around.requires == inner.requires and around.default_filter == inner.default_filter
-    assert create("bounded", of="balanced").adapted(frozenset({Signal.LOSS})).inner.losses == "yes"
+    told = frozenset({Signal.UPDATE_SKETCH, Signal.SIZES})
+    assert create("bounded", of="balanced").adapted(told).inner.balance == "directions"
 
 
 def test_the_simulator_runs_it_with_an_audit(tmp_path):
