@@ -24,6 +24,7 @@ from fedcohort.errors import ParameterError
 from fedcohort.flower import FederationTimeoutError, RoundError, cohort_client
 from fedcohort.flower.inner import InnerStrategyError
 from fedcohort.journal import read_journal
+from fedcohort.privacy.audited import verify
 from fedcohort.protocol import Status
 from fedcohort.rules import Rules
 from fedcohort.selectors import FedCor
@@ -154,7 +155,7 @@ def test_silence_is_a_failure_that_cools_off(empty_fleet: Any, kit: Any, tmp_pat
     empty_fleet.grid.nodes[slow].latency = lambda message: 12.0 if empty_fleet.clock.now < 9 else 1.0
     rules = Rules(failures=1, cool_off=4)
     strategy = empty_fleet.strategy(
-        "uniform", FIXED(base(), 0.1, 5.0, 4), journal=tmp_path / "j", deadline=10.0, rules=rules, seed=3
+        "uniform", FIXED(base(), 0.1, 5.0, 4), journal=tmp_path / "j", deadline=10.0, rules=rules, seed=3, audit=True
     )
     strategy.start(empty_fleet.grid, kit.model(counter=False), num_rounds=20)
     record = read_journal(tmp_path / "j")
@@ -162,6 +163,8 @@ def test_silence_is_a_failure_that_cools_off(empty_fleet: Any, kit: Any, tmp_pat
     took_part = [row.ticket for row in record.cohorts() if "client-2" in table.names_of(row.clients)]
     assert len(record.cohorts()) == 21 and took_part[1] > took_part[0] + 4
     assert any("answered after" in str(body["failures"].get("client-2")) for body in record.events("flower"))
+    found = verify(tmp_path / "j", seed=3)
+    assert found.confirmed, found.problem
 
 
 @every_wrapper
