@@ -391,7 +391,56 @@ def test_rules_that_leave_nobody_else_are_not_confirmed(tmp_path: Path) -> None:
     found = verify(path)
     assert not found.confirmed and "In 6 of 6 draws the rules left no more clients" in str(found.problem)
     assert found.excluded["c7"] == 6 and "c0" not in found.excluded
-    assert any("Rules excluded 9 of 12 clients" in remark for remark in found.remarks)
+    assert any("They excluded 9 of 12" in remark and "c7 (6)" in remark for remark in found.remarks)
+
+
+def test_rules_that_pin_whom_the_server_likes_are_not_confirmed(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    names = [f"c{i}" for i in range(12)]
+    rules = Rules(pinned=("c1", "c2", "c3"))
+    with Session(create("uniform"), ClientTable(names=names), journal=path, audit=True, rules=rules) as session:
+        for _ in range(4):
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    assert "demanded all that were picked" in str(verify(path).problem)
+
+
+def test_rules_that_are_alike_for_all_need_no_remark(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    rules = Rules(min_separation=3, max_participations=9)
+    with Session(create("uniform"), ClientTable(n=12), journal=path, audit=True, rules=rules) as session:
+        for _ in range(6):
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    found = verify(path)
+    assert found.word == "confirmed" and sum(found.excluded.values()) > 0
+
+
+def test_a_server_that_lets_rounds_pass_until_it_likes_the_next_is_not_confirmed(tmp_path: Path) -> None:
+    """A round's number is part of what is drawn from; one in which nobody is said to be available costs nothing."""
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
+        for _ in range(3):
+            for _ in range(2):
+                assert session.ask(RoundRequest(size=3, available=[])).size == 0
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    assert "6 rounds passed without a cohort, and 3 had one" in str(verify(path).problem)
+
+
+def test_who_is_said_to_be_away_and_numbers_that_are_corrected_are_remarked_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
+        for round_ in range(4):
+            cohort = session.ask(RoundRequest(size=3, available=[0, 1, 2]))
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+            session.record(round_, {"accuracy": 0.5})
+        session.record(0, {"accuracy": 0.9})
+    found = verify(path)
+    assert found.remarks == (
+        "In 4 of 4 draws no more clients were available than were asked for.",
+        "Numbers about the model that were recorded again later: 1.",
+    )
 
 
 # -- what is removed leaves its digest ---------------------------------------------------------------------------------

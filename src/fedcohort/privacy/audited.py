@@ -35,6 +35,7 @@ from fedcohort.journal.upkeep import FORGOTTEN, PRUNED, RECOVERED
 from fedcohort.participation import CHANGED
 from fedcohort.protocol import Selector, Status
 from fedcohort.replay import DoesNotFollow, Replay, compare_states
+from fedcohort.rules import Rules
 from fedcohort.specs import rebuilt, selector_name
 from fedcohort.standing import SELECTOR
 
@@ -172,7 +173,10 @@ class _Audit(Replay):
         self.picked = np.zeros(self.final.n, np.int64)
         self.excluded: Counter[str] = Counter()
         self.failed = {int(b["ticket"]) for b in journal.events(FAILURES) if "ticket" in b}
-        self.forced: list[int] = []  # rounds in which rules left no more than were asked for
+        self.forced: list[int] = []  # tickets where rules left no choice
+        self.narrow: list[int] = []  # tickets where no more were available than were asked for
+        self.singled_out = False  # whether rules are about some clients and not about all
+        self.again = 0  # numbers that were recorded again
         self.remarks: list[str] = []
         self.replaying = True
 
@@ -246,7 +250,8 @@ class _Audit(Replay):
             if link.kind in PARTS and not PARTS[link.kind].again:
                 raise DoesNotFollow(f"{self._where(link)} is in the chain twice.")
             if link.kind in PARTS:
-                return  # recorded again later
+                self.again += link.kind == "metrics"
+                return
         if not self.journal.fits(link):
             raise DoesNotFollow(f"{self._where(link)} was changed after it was recorded.")
         try:
@@ -375,16 +380,27 @@ class _Audit(Replay):
     # -- could the server have had its way? --------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count who could be picked, who was, whom rules excluded, and where they left nothing to choose."""
+        """Count who could be picked, who was, whom rules excluded, and where nothing was left to choose."""
+        changes = [(int(body.get("ticket", 0)), Rules.recorded(body["rules"])) for body in self.journal.events(CHANGED)]
+        rules = Rules()
         for ticket, row in self.cohorts.items():
+            while changes and changes[0][0] <= ticket:
+                rules = changes.pop(0)[1]
             candidates = self.journal.candidates(ticket, self.final.n)
             if candidates is not None:
                 self.candidate[candidates] += 1
             self.picked[row.clients] += 1
             excluded = self.journal.exclusions(ticket)
             self.excluded.update(self.final.names_of(np.array(sorted(excluded), np.int64)))
-            if excluded and row.wanted is not None and row.n_candidates <= row.wanted and len(row.clients):
+            if rules.blocked or rules.paused or rules.pinned or rules.eligible:
+                self.singled_out = True
+            if not len(row.clients) or row.wanted is None:
+                continue
+            narrow = row.n_candidates <= row.wanted and row.n_candidates < self.final.n
+            if (narrow and excluded) or set(self.final.names_of(row.clients)) <= set(rules.pinned):
                 self.forced.append(ticket)
+            elif narrow:
+                self.narrow.append(ticket)
 
     def _explained(self, ticket: int) -> bool:
         """Whether somebody failed on record in a draw that was abandoned; who had not answered yet has not failed."""
@@ -396,48 +412,67 @@ class _Audit(Replay):
     def _judge(self) -> None:
         """Remark on every freedom a server took; refuse what leaves nothing of the choice."""
         drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
+        empty = len(self.cohorts) - len(drawn)
         given_up = [ticket for ticket in drawn if ticket in self.abandoned]
         unexplained = [ticket for ticket in given_up if not self._explained(ticket)]
-        for body in self.journal.events(SELECTOR):
-            before, after = (str(body[key]["name"] or body[key]["class"]) for key in ("from", "to"))
-            self.remarks.append(f"From round {body['round']} on {after!r} chose, in the place of {before!r}.")
+        few = _SHARE * len(drawn)
+        self.remarks += [
+            f"From round {body['round']} on {_called(body['to'])!r} chose, in the place of {_called(body['from'])!r}."
+            for body in self.journal.events(SELECTOR)
+        ]
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
             self.remarks.append(
                 f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's: what it prefers is "
                 "for whoever audits to read."
             )
-        changes = self.journal.events(CHANGED)
-        for body in changes:
-            if int(body["round"]) > 0:
-                self.remarks.append(f"The rules were changed before round {body['round']}.")
-        if self.excluded:
+        changed = [int(body["round"]) for body in self.journal.events(CHANGED)]
+        self.remarks += [f"The rules were changed before round {round_}." for round_ in changed if round_ > 0]
+        if self.singled_out:
             most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
             more = f" and {len(self.excluded) - _NAMED} more" if len(self.excluded) > _NAMED else ""
             self.remarks.append(
-                f"Rules excluded {len(self.excluded)} of {self.final.n} clients, each from so many draws: {most}{more}."
+                f"Rules single out clients, by name or by what they say. They excluded {len(self.excluded)} of "
+                f"{self.final.n}, each from so many draws: {most or 'nobody'}{more}."
             )
-        for body in self.journal.events(RECOVERED):
-            self.remarks.append(f"Its newest commits were lost, and it went on from round {body['round']}.")
-        if unexplained or len(given_up) > _SHARE * len(drawn):
+        lost = [int(body["round"]) for body in self.journal.events(RECOVERED)]
+        self.remarks += [f"Its newest commits were lost, and it went on from round {round_}." for round_ in lost]
+        if unexplained or len(given_up) > few:
             self.remarks.append(
                 f"{len(given_up)} of {len(drawn)} draws were abandoned and drawn anew, {len(unexplained)} of them "
                 "without a failure on record."
             )
+        if empty > few:
+            self.remarks.append(f"{empty} rounds passed without a cohort, because nobody was available or admitted.")
+        if len(self.narrow) > few:
+            self.remarks.append(
+                f"In {len(self.narrow)} of {len(drawn)} draws no more clients were available than were asked for."
+            )
+        if self.again:
+            self.remarks.append(f"Numbers about the model that were recorded again later: {self.again}.")
         if len(given_up) > len(drawn) - len(given_up):
             raise CannotBeConfirmed(
                 f"Of {len(drawn)} draws {len(given_up)} were abandoned: whoever abandons draws has the cohorts it "
                 f"likes. These are: {_list_of(given_up, self.abandoned)}."
             )
-        if len(unexplained) > max(1.0, _SHARE * len(drawn)):
+        if len(unexplained) > max(1.0, few):
             raise CannotBeConfirmed(
                 f"Of {len(drawn)} draws {len(unexplained)} were abandoned without a failure on record: whoever "
                 f"abandons draws has the cohorts it likes. These are: {_list_of(unexplained, self.abandoned)}."
             )
+        if empty > len(drawn) > 0:
+            raise CannotBeConfirmed(
+                f"{empty} rounds passed without a cohort, and {len(drawn)} had one: whoever lets rounds pass has the "
+                "cohorts it likes."
+            )
         if len(self.forced) > len(drawn) / 2:
             raise CannotBeConfirmed(
-                f"In {len(self.forced)} of {len(drawn)} draws the rules left no more clients than were asked for, so "
-                "that nothing was chosen."
+                f"In {len(self.forced)} of {len(drawn)} draws the rules left no more clients than were asked for, or "
+                "demanded all that were picked, so that nothing was chosen."
             )
+
+
+def _called(spec: Mapping[str, Any]) -> str:
+    return str(spec["name"] or spec["class"])
 
 
 _SIGNED = "signed "
