@@ -76,10 +76,12 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
             )
         known = class_of(spec)
         assert known is not None
+        _check_version(spec, known, path)
         return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known) or "",
                                 **_as_then(known, spec["params"], spec["params"]))  # fmt: skip
     now, recorded = describe(given), spec["params"]
     if spec["name"] == now["name"]:
+        _check_version(spec, type(given), path)
         then = _as_then(type(given), recorded, now["params"])
         recorded = _as_then(type(given), recorded, recorded)
         if then != now["params"]:
@@ -94,6 +96,17 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
             hint="open it without a selector, or start a new journal",
         )
     return given
+
+
+def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path | None) -> None:
+    """Refuse a description with parameters that the selector of this version no longer has."""
+    gone = sorted(set(spec["params"]) - {info.name for info in parameters(cls)})
+    if gone:
+        raise JournalError(
+            f"The journal {path} was written with {spec['name'] or spec['class']!r} of another version of fedcohort, "
+            f"which had the parameter {gone[0]!r}; this version cannot continue it.",
+            hint="finish it with the version that wrote it, or start a new journal",
+        )
 
 
 def _as_then(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Journals of version 0.1, made by its code: decided upon before anything is changed, judged by what it can know."""
+"""Journals of older versions, made by their code: decided upon before anything is changed, judged by what they tell."""
 
 from __future__ import annotations
 
@@ -15,15 +15,26 @@ from fedcohort import RoundRequest, Session
 from fedcohort.cli.app import app
 from fedcohort.errors import JournalError
 from fedcohort.journal import SCHEMA_VERSION, read_journal
+from fedcohort.selectors import Balanced
 from fedcohort.verification import examine
 
-KEPT = Path(__file__).parent / "version-0.1"
+KEPT = Path(__file__).parent
 
 
-def old(folder: Path, name: str) -> Path:
+def old(folder: Path, name: str, version: str = "0.1") -> Path:
     path = folder / f"{name}.sqlite"
-    path.write_bytes(gzip.decompress((KEPT / f"{name}.sqlite.gz").read_bytes()))
+    path.write_bytes(gzip.decompress((KEPT / f"version-{version}" / f"{name}.sqlite.gz").read_bytes()))
     return path
+
+
+@pytest.mark.parametrize("given", [None, Balanced()])
+def test_a_selector_whose_rule_is_another_now_says_so(tmp_path: Path, given: Balanced | None) -> None:
+    path = old(tmp_path, "balanced", "0.2")
+    with pytest.raises(JournalError, match=r"'balanced' of another version.*'absent'"):
+        Session.open(path, given)
+    assert examine(path).sound
+    with closing(read_journal(path)) as journal:
+        assert len(journal.cohorts()) == 5
 
 
 @pytest.mark.parametrize("name", ["flash", "fedacs"])

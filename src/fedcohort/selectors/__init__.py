@@ -2,7 +2,7 @@
 
 from fedcohort.selectors.active_fl import ActiveFL
 from fedcohort.selectors.astraea import Astraea
-from fedcohort.selectors.balanced import Balanced, BalanceState
+from fedcohort.selectors.balanced import Balanced
 from fedcohort.selectors.bounded import Bounded
 from fedcohort.selectors.clustered import Clustered
 from fedcohort.selectors.divfl import DivFL
