@@ -1,6 +1,6 @@
 """fedcohort: choose which clients train in each round of federated learning, and show why."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
 from fedcohort.errors import FedcohortError

@@ -113,12 +113,7 @@ def _as_then(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping
     """Return parameters as the version had them that wrote ``recorded``: without defaults that came later."""
     defaults = {info.name: info.default for info in parameters(cls)}
     later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]
-    then = {**now, **{n: cls.added[n] for n in later}}
-    inner, theirs = recorded.get("params"), now.get("params")
-    if cls.around and isinstance(inner, Mapping) and isinstance(theirs, Mapping) and recorded["of"] == now["of"]:
-        chooses = class_of({"name": recorded["of"], "reference": recorded["of"]})
-        then["params"] = dict(theirs) if chooses is None else _as_then(chooses, inner, theirs)
-    return then
+    return {**now, **{n: cls.added[n] for n in later}}
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
