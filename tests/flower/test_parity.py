@@ -26,8 +26,7 @@ from fedcohort.simulate.runner import run_experiment
 # What a selector decides from must be the same in both worlds; how long a real client takes is not.
 SELECTOR_NAMES = [name for name in SELECTORS if Signal.DURATION not in SELECTORS.create(name).requires]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "balanced": {"durations": "no"},
-    "balanced-unlabelled": {"name": "balanced", "durations": "no", "balance": "no"},
+    "balanced-unlabelled": {"name": "balanced", "balance": "nothing"},
     "fedcor": {"warmup": 1, "interval": 3},
     "fedcm-ts": {"filter": {"name": "fedca"}},
     "fedcm-ucb": {"filter": {"name": "cmfl"}},
