@@ -21,6 +21,7 @@ from fedcohort.text import shown
 
 _STATUSES = frozenset(int(status) for status in Status)
 _FEW = 1024
+MOST_WORK = 1000  # times the usual local steps
 
 
 def check_signals(
@@ -71,6 +72,12 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
             raise SelectorError(
                 f"The selector {who} must give one finite '{name}' of at least 0 per picked client. Got {values!r}."
             )
+    if cohort.work is not None and (cohort.work > MOST_WORK).any():
+        raise SelectorError(
+            f"The selector {who} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
+        )
+    if cohort.stop is not None and not isinstance(cohort.stop, str):
+        raise SelectorError(f"The selector {who} must say in words why it stops. Got {shown(cohort.stop)}.")
     lengths = {"score": cohort.score, **cohort.parts}
     for name, values in lengths.items():
         if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
@@ -78,6 +85,30 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
                 f"The selector {who} must give '{name}' for each of the cohort's candidates.",
                 hint="say whom they are about: Cohort(..., candidates=slate.candidates, score=...)",
             )
+
+
+def check_query(selector: Selector[Any], query: object, n: int) -> None:
+    """Refuse a question that no host could answer, or that asks about clients there are not."""
+    who = selector_name(selector)
+    asked: tuple[IntArray, ...]
+    match query:
+        case None:
+            return
+        case Losses():
+            asked = (query.clients,)
+        case Trial():
+            asked = query.cohorts
+        case _:
+            raise SelectorError(f"The selector {who} must ask with Losses or Trial, or nothing. Got {shown(query)}.")
+    if not asked:
+        raise SelectorError(f"The selector {who} asks to try no cohort at all.")
+    for clients in asked:
+        if len(clients) and not 0 <= clients.min() <= clients.max() < n:
+            raise SelectorError(
+                f"The selector {who} asks about clients that are not in [0, {n}): {shown(clients.tolist())}."
+            )
+        if len(np.unique(clients)) != len(clients):
+            raise SelectorError(f"The selector {who} asks about a client more than once: {shown(clients.tolist())}.")
 
 
 def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: Answer | None) -> None:

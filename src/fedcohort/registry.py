@@ -11,6 +11,7 @@ imported, also from the current folder, or ``path/to/file.py:Class``.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -24,9 +25,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
-from fedcohort.errors import InputError, ParameterError, RegistryError, UnknownNameError
+from fedcohort.errors import FedcohortError, InputError, ParameterError, RegistryError, UnknownNameError
 from fedcohort.guard import guarded
 from fedcohort.params import parameters
+from fedcohort.text import named
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -46,6 +48,27 @@ def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
 def is_reference(name: str) -> bool:
     """Whether ``name`` is a reference to a class, ``module:Class`` or ``file.py:Class``, and not a registered name."""
     return ":" in name
+
+
+@contextlib.contextmanager
+def own_code(what: str, name: str) -> Iterator[None]:
+    """Turn whatever code of somebody's own raises into an :class:`InputError`; a mistake of ours stays what it is.
+
+    Parameters
+    ----------
+    what : str
+        What went wrong, for the message.
+    name : str
+        How the code was named; only of a reference is it somebody's own.
+    """
+    try:
+        yield
+    except FedcohortError:
+        raise
+    except (Exception, SystemExit) as error:
+        if not is_reference(name):
+            raise
+        raise InputError(f"{what}: {named(error)}.") from error
 
 
 def referenced(reference: str) -> tuple[Any, str]:
@@ -89,9 +112,9 @@ def _module_of_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(f"The file {path} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise InputError(f"The file {path} cannot be imported: {named(error)}.") from error
     return module
 
 
@@ -252,7 +275,8 @@ class Registry(Generic[T]):
                         f"The {self.kind} {name!r} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
                         hint=f"did you mean {near!r}?" if near else None,
                     )
-        return item(**params)
+        with own_code(f"The {self.kind} {name!r} cannot be made", name):
+            return item(**params)
 
     def __contains__(self, name: str) -> bool:
         complete = self._fill()

@@ -22,7 +22,15 @@ from fedcohort import continuing, participation
 from fedcohort import rng as streams
 from fedcohort import shadows as watchers
 from fedcohort.arrays import IntArray
-from fedcohort.checks import check_answer, check_cohort, check_late, check_numbers, check_report, check_signals
+from fedcohort.checks import (
+    check_answer,
+    check_cohort,
+    check_late,
+    check_numbers,
+    check_query,
+    check_report,
+    check_signals,
+)
 from fedcohort.clients import ClientTable
 from fedcohort.coverage import Guard
 from fedcohort.errors import InputError, TicketError
@@ -133,10 +141,10 @@ class Session(Standing):
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
         self._set_membership_to(Membership(clients, np.ones(clients.n, np.bool_)))
         start = streams.stream(self._seed, streams.INITIALISATION, 0)
-        self._states = {"": sealed_state(selector.init(self._granted[""], start))}
+        self._states = {"": sealed_state(selector.init(self._granted[""], start), clients.n)}
         for name, shadow in self._shadows.items():
             start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
-            self._states[name] = sealed_state(shadow.init(self._granted[name], start))
+            self._states[name] = sealed_state(shadow.init(self._granted[name], start), clients.n)
         self._referee = None if rules is None else Referee(rules, clients)
         self._round = 0
         self._attempt = 0  # how often the next round was abandoned
@@ -376,6 +384,7 @@ class Session(Standing):
             slate = self._slate("", size, candidates)
             if type(self._selector).query is not Selector.query:  # most ask nothing, and a stream has its price
                 query = self._selector.query(self._states[""], slate, self._stream(streams.QUERY, ""))
+                check_query(self._selector, query, self.table.n)
         self._prepared = _Prepared(request, slate, query, verdict)
         return self._prepared
 
@@ -423,7 +432,7 @@ class Session(Standing):
                 self._states[""], slate, answer, self._stream(streams.SELECTION, "")
             )
             check_cohort(self._selector, cohort, slate)
-            sealed_state(states[""])
+            sealed_state(states[""], self.table.n)
             if request.size is not None and len(candidates) < request.size:
                 short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
                 cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})

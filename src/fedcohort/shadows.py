@@ -103,7 +103,7 @@ def choose(
             known = what_was_paid_for(question, answer, round_.n)
         cohort, after = shadow.select(state, round_, known, streams[1])
         check_cohort(shadow, cohort, round_)
-        sealed_state(after)
+        sealed_state(after, round_.n)
         arrays = recorded_scores(cohort)
         return Pick(after, cohort.clients, None if arrays is None else pack_many(arrays), None)
     except Exception as error:  # a shadow is somebody else's code on facts it did not choose
@@ -148,5 +148,5 @@ def replayed(selector: Selector[Any], table: ClientTable, journal: Journal, rng:
         cohort = Cohort(row.clients, weights=row.weights, work=row.work, round=row.round, ticket=row.ticket)
         whole = in_cohort_order(cohort, blocks)
         if unreported(selector, whole) is None:
-            state = sealed_state(selector.update(state, outcome_for(selector, table, cohort, whole)))
-    return sealed_state(state)
+            state = sealed_state(selector.update(state, outcome_for(selector, table, cohort, whole)), table.n)
+    return sealed_state(state, table.n)

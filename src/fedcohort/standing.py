@@ -217,7 +217,7 @@ class Standing:
             generator = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", before)
             granted = members.table.granting(selector.requires)
             try:
-                states[name] = sealed_state(selector.grow(self._states[name], granted, generator))
+                states[name] = sealed_state(selector.grow(self._states[name], granted, generator), granted.n)
             except Exception as error:
                 if name == "":
                     raise
@@ -360,7 +360,7 @@ class Standing:
                 changes = {field: getattr(before, field).copy() for field in own}
                 for field, rows in changes.items():
                     rows[index] = getattr(fresh, field)[index]
-                states[name] = sealed_state(dataclasses.replace(before, **changes))
+                states[name] = sealed_state(dataclasses.replace(before, **changes), table.n)
             except Exception as error:
                 if name == "":
                     raise
@@ -459,7 +459,7 @@ class Standing:
                 continue
             try:
                 outcome = outcome_for(selector, self._granted[name], cohort, whole)
-                states[name] = sealed_state(selector.update(self._states[name], outcome))
+                states[name] = sealed_state(selector.update(self._states[name], outcome), self.table.n)
             except Exception as error:
                 if name == "":
                     raise

@@ -53,6 +53,20 @@ def shown(value: object, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def named(error: BaseException) -> str:
+    """Return the type of an error and what it says; somebody's own may not even be able to say it.
+
+    >>> named(ValueError("no")), named(ValueError())
+    ('ValueError: no', 'ValueError')
+    """
+    kind = type(error).__name__
+    try:
+        said = str(error)
+    except Exception:
+        return kind
+    return f"{kind}: {said}" if said else kind
+
+
 def in_html(text: object) -> str:
     """Return ``text`` as it stands in HTML, between tags or in a quoted attribute.
 

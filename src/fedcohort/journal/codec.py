@@ -16,6 +16,7 @@ import numpy as np
 
 from fedcohort.arrays import AnyArray, IntArray, sealed
 from fedcohort.errors import InputError, JournalError, SelectorError
+from fedcohort.protocol import is_per_client
 
 Scalar = int | float | bool | str | None
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -119,7 +120,7 @@ def as_json(value: Any, what: str) -> str:
 
 def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
     """Yield the fields of a state; anything but arrays and scalars is a selector's mistake."""
-    if not dataclasses.is_dataclass(state):
+    if not dataclasses.is_dataclass(state) or isinstance(state, type):
         raise SelectorError(f"A selector's state must be a dataclass. Got {type(state).__name__}.")
     for f in dataclasses.fields(state):
         value = getattr(state, f.name)
@@ -135,11 +136,22 @@ def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
         yield f.name, value
 
 
-def sealed_state(state: Any) -> Any:
-    """Make the arrays of a state read-only, so that a selector that changes one in place is caught."""
+def sealed_state(state: Any, n: int) -> Any:
+    """Make the arrays of a state read-only, so that a selector that changes one in place is caught.
+
+    Refuses fields per client that do not have a row for each of the ``n`` clients.
+    """
     for _, value in state_fields(state):
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
+    for field in dataclasses.fields(state):
+        if is_per_client(field):
+            shape = np.shape(getattr(state, field.name))
+            if not shape or shape[0] != n:
+                raise SelectorError(
+                    f"The state field {type(state).__name__}.{field.name} must have a row for each of the {n} clients. "
+                    f"Got the shape {shape}."
+                )
     return state
 
 

@@ -7,6 +7,7 @@ the disk or the machine does wrong is nobody's fault here: it ends the experimen
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from fedcohort.errors import DeviceError, FedcohortError, JournalError
 from fedcohort.registry import is_reference
 from fedcohort.simulate.results import ResultsError
+from fedcohort.text import named
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config import RunPlan
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_FAMILIAR = frozenset({"fedcohort", "numpy", "scipy", "sklearn", "torch", "pyarrow"})
 NOBODYS = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
 
 
@@ -39,16 +42,25 @@ def alone(run: Run, part: str, work: Callable[[], T]) -> T | None:
     """
     try:
         return work()
-    except NOBODYS:
-        raise
-    except Exception as error:  # somebody's own code may raise anything
+    except NOBODYS as error:
+        if not isinstance(error, MemoryError) or not _is_foreign(error):
+            raise
         fail(run, part, error)
-        return None
+    except (Exception, SystemExit) as error:  # somebody's own code may raise anything, and may want to leave
+        fail(run, part, error)
+    return None
 
 
-def fail(run: Run, part: str, error: Exception) -> None:
+def _is_foreign(error: BaseException) -> bool:
+    """Whether an error came through code that is neither ours nor of a library we use."""
+    frames = traceback.walk_tb(error.__traceback__)
+    modules = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
+    return bool(modules - _FAMILIAR - sys.stdlib_module_names)
+
+
+def fail(run: Run, part: str, error: BaseException) -> None:
     """End a run because one of its parts raised."""
-    said = error.message if isinstance(error, FedcohortError) else f"{type(error).__name__}: {error}"
+    said = error.message if isinstance(error, FedcohortError) else named(error)
     ours = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

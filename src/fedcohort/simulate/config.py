@@ -72,7 +72,7 @@ from fedcohort.guard import guarded
 from fedcohort.params import Interval, Text, parameters
 from fedcohort.privacy.sharing import LABEL_SHARING, LabelSharing
 from fedcohort.protocol import SELECTORS, Selector
-from fedcohort.registry import Registry, is_reference, nearest, referenced
+from fedcohort.registry import Registry, is_reference, nearest, own_code, referenced
 from fedcohort.rules import Rules
 from fedcohort.scenario import Scenario
 from fedcohort.selectors import Uniform
@@ -297,7 +297,7 @@ def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where
         raise ConfigError(f"{where}: the name must be a text. Got {name!r}.")
     try:
         return registry.create(name, **values)
-    except (ParameterError, UnknownNameError) as error:
+    except (InputError, ParameterError, UnknownNameError) as error:
         raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
 
 
@@ -456,10 +456,18 @@ def _runs_of(
     selector_name = raw.pop("name", label)
     own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
     selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
+    _check_requires(selector, str(selector_name))
     whole = merged(table, own)
     task = _task(whole.get("task", {}))
     if not whole.get("filter") and Signal.KEPT in selector.requires:
         whole["filter"] = selector.default_filter
+        try:
+            _named("filter", whole["filter"])
+        except ConfigError as error:
+            raise ConfigError(
+                f"The filter that the selector {selector_name!r} comes with cannot be used. {error.message}",
+                hint=error.hint,
+            ) from error
     shared = {
         "selector": selector,
         "data": _data(whole.get("data", {}), task.target),
@@ -485,6 +493,16 @@ def _runs_of(
         RunPlan(id=f"{stem}-s{seed}", label=label, seed=seed, setting=setting, setting_name=title, **shared)
         for seed in seeds
     ]
+
+
+def _check_requires(selector: Selector[Any], name: str) -> None:
+    with own_code(f"The selector {name!r} cannot say what it requires", name):
+        found: object = selector.requires
+    if not isinstance(found, frozenset) or not all(isinstance(signal, Signal) for signal in found):
+        raise ConfigError(
+            f"The selector {name!r} must require a frozenset of signals. Got {shown(found)}.",
+            hint="for example frozenset({Signal.LOSS})",
+        )
 
 
 def values_of(thing: Any) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Group:
         """Open every run's session anew."""
         for run in self.runs:
             run.engines = ((0, self.engine.kind),)
-            run.start_session(self._journal(run))
+            alone(run, run.chooser, partial(run.start_session, self._journal(run)))
 
     def _journal(self, run: Run) -> Path | None:
         return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
@@ -161,7 +161,8 @@ class Group:
         """Return everything that is needed to continue, between two rounds."""
         arrays = {"models": self.models.cpu().numpy()}
         for run in self.runs:
-            arrays[f"session/{run.row}"] = np.frombuffer(run.session.position().to_bytes(), np.uint8)
+            if run.opened:
+                arrays[f"session/{run.row}"] = np.frombuffer(run.session.position().to_bytes(), np.uint8)
             if run.memory is not None:
                 for name, value in run.memory.arrays().items():
                     arrays[f"memory/{run.row}/{name}"] = value if isinstance(value, np.ndarray) else value.cpu().numpy()
@@ -171,12 +172,16 @@ class Group:
     def commit(self) -> None:
         """Make all journals durable up to here."""
         for run in self.runs:
-            run.session.commit()
+            if run.opened:
+                run.session.commit()
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; journals that got ahead of it are taken back."""
         for run in self.runs:
             facts = checkpoint.facts["runs"].get(run.plan.id)
+            if facts is not None and facts["state"] == "failed" and f"session/{run.row}" not in checkpoint.arrays:
+                run.take(facts)  # its selector failed before there was a session
+                continue
             if facts is None or f"session/{run.row}" not in checkpoint.arrays:
                 raise ResultsError(
                     f"The checkpoint does not say where the session of run {run.plan.id!r} stood.",
@@ -227,7 +232,7 @@ class Group:
     def close(self) -> None:
         """Close sessions and the engine; what was not committed is dropped."""
         for run in self.runs:
-            if hasattr(run, "session"):
+            if run.opened:
                 run.session.close()
         self.engine.close()
 

@@ -19,16 +19,18 @@ from fedcohort.errors import InputError, SignalError
 from fedcohort.filters import KeepAll, Need
 from fedcohort.journal import Position
 from fedcohort.privacy.sharing import LabelSharing, Told
-from fedcohort.protocol import Selector
+from fedcohort.protocol import SELECTORS, Selector
+from fedcohort.registry import own_code
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
 from fedcohort.session import Session
-from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal, losses_of, vectors_of
+from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
 from fedcohort.simulate.checkpoint import goes_on
 from fedcohort.simulate.config import RunPlan, values_of
 from fedcohort.simulate.costs import CostModel
 from fedcohort.simulate.results import RunInfo, as_engines
 from fedcohort.simulate.server import ServerSamples
 from fedcohort.simulate.tasks import Task
+from fedcohort.text import shown
 
 
 def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
@@ -72,7 +74,7 @@ def check_fits(plan: RunPlan) -> None:
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
     supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in Signal if _of_classes(s)) | {Signal.SIZES}
-    for signal in sorted(plan.selector.adapted(supplied).requires):
+    for signal in sorted(adapted(plan, supplied).requires):
         if _of_classes(signal):
             raise SignalError(
                 f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
@@ -81,8 +83,19 @@ def check_fits(plan: RunPlan) -> None:
             )
 
 
+def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
+    """Return a run's selector as it works with the signals there are."""
+    name = SELECTORS.reference(type(plan.selector)) or plan.selector.name
+    with own_code(f"The selector {name!r} cannot adapt to the signals there are", name):
+        found: object = plan.selector.adapted(supplied)
+    if not isinstance(found, Selector):
+        raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {shown(found)}.")
+    return found
+
+
 def check_plan(plan: RunPlan, federation: Federation) -> None:
     """Refuse a run that could not be made, before anything heavy starts."""
+    adapted(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
     size = plan.options.size
     if size is not None and size > len(federation):
         raise InputError(
@@ -185,8 +198,8 @@ class Run:
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
-        self.selector = plan.selector.adapted(
-            ground.table(plan.labels, plan.seed).signals | host_signals(federation, plan.task)
+        self.selector = adapted(
+            plan, ground.table(plan.labels, plan.seed).signals | host_signals(federation, plan.task)
         )
         self.asks = type(self.selector).query is not Selector.query
         sizes = federation.train_sizes
@@ -215,6 +228,11 @@ class Run:
     def averager(self) -> str:
         """The aggregator, as messages name it."""
         return f"the aggregator {self.aggregator.name!r}"
+
+    @property
+    def opened(self) -> bool:
+        """Whether it has a session: not where its selector failed before the first round."""
+        return hasattr(self, "session")
 
     @property
     def running(self) -> bool:

@@ -391,7 +391,7 @@ class Simulation:
         group = self.prepared.group(number, journals=self.out / "journal", device=self.device, workers=options.workers)
         try:
             self.begin(number, group)
-            self._feed.follow({run.plan.id: run.session.journal for run in group.runs})
+            self._feed.follow({run.plan.id: run.session.journal for run in group.runs if run.opened})
             due = time.monotonic() + options.checkpoint_seconds
             while not group.done and not self._stop:
                 group.step(self.on_round)
