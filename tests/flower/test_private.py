@@ -34,7 +34,7 @@ from fedcohort.privacy.audited import verify
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import CountNoise, LossNoise
-from fedcohort.privacy.openers import EncryptedLabels, NoisyLabels, RotatedLabels
+from fedcohort.privacy.openers import EncryptedLabels, NoisyLabels, RotatedLabels, noisy_labels
 from fedcohort.privacy.rotation import SecretRotation
 from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, enrolled, make_keys, wrapped
 from fedcohort.signals import Signal
@@ -420,6 +420,24 @@ def test_noise_and_the_ledger_at_the_client(empty_fleet: Any, kit: Any, tmp_path
         assert np.isfinite(private_answers.losses(arrays, context, arrays)["loss"])
     with pytest.raises(PermissionError, match="does not cover another release of 'loss'"):
         private_answers.losses(arrays, context, arrays)
+
+
+@pytest.mark.parametrize("selector", ["fedcbs", "balanced"])
+@pytest.mark.parametrize("claim", [(1e200, 0, 0), (1e308, 1e308, 1e308), (8, 5, 3)], ids=str)
+def test_noisy_counts_beyond_a_clients_size_keep_that_client_out(
+    claim: Any, selector: str, empty_fleet: Any, kit: Any, tmp_path: Path, caplog: Any
+) -> None:
+    def seal(name: str, counts: Any) -> bytes:
+        return noisy_labels(name, claim if name == "client-0" else counts)
+
+    for number in range(6):
+        add(empty_fleet, kit, number, seal)
+    journal = tmp_path / "run"
+    strategy = empty_fleet.strategy(selector, journal=journal, cohort_size=3, labels=NoisyLabels(3), wait_for=5)
+    strategy.start(empty_fleet.grid, kit.model(), num_rounds=4)
+    with closing(read_journal(journal)) as record:
+        assert record.table()[0].names == tuple(NAMES[1:6])
+    assert f"'client-0' sum to {sum(claim):g} samples; it may have at most" in caplog.text
 
 
 def test_the_server_side_holds_no_secret(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ def test_rotated_and_noisy() -> None:
     assert opener.confirmations(["c0"]) == {}
     noisy = NoisyLabels(CLASSES)
     assert noisy.open({"a": noisy_labels("a", [1.5, 0, 2, 3])}, {}, ()).counts.tolist() == [[1.5, 0.0, 2.0, 3.0]]
-    for bad, match in (([1, 2], "2 classes"), ([1, -2, 0, 0], "not negative"), ([np.nan, 0, 0, 0], "finite")):
+    for bad, match in (([1, 2], "2 classes"), ([1, -2, 0, 0], "not negative"), ([np.nan, 0, 0, 0], "finite"),
+                       ([1e300, 1e300, 0, 0], "at most 9.0072e.15")):  # fmt: skip
         with pytest.raises(CiphertextError, match=match):
             noisy.check("a", noisy_labels("a", bad))
     with pytest.raises(CiphertextError, match="for client 'b'"):

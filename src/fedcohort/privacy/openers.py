@@ -19,6 +19,7 @@ from fedcohort.privacy.scheme import PublicKey, stated, unwrapped, wrapped
 
 log = logging.getLogger("flwr.fedcohort")
 _PAUSE = 300.0
+_MOST_SAMPLES = 1 << 53  # of one client: up to here whole numbers are exact
 
 
 class ClientRefusedError(CiphertextError):
@@ -206,11 +207,19 @@ class NoisyLabels:
 
     def check(self, client: str, sealed: bytes) -> None:
         """Raise CiphertextError when the counts cannot be used."""
-        noisy_row(client, sealed, self.classes)
+        noisy_row(client, sealed, self.classes, None)
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelCounts:
         """Return the counts; see :class:`LabelOpener`."""
-        return LabelCounts([noisy_row(name, data, self.classes) for name, data in sealed.items()])
+        rows, refused = [], {}
+        for name, data in sealed.items():
+            try:
+                rows.append(noisy_row(name, data, self.classes, sizes.get(name)))
+            except CiphertextError as error:
+                refused[name] = error.message
+        if refused:
+            raise ClientRefusedError(refused)
+        return LabelCounts(rows)
 
     def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
         """Return nothing: there is no key holder."""
@@ -223,8 +232,8 @@ def noisy_labels(client: str, counts: Iterable[float]) -> bytes:
     return wrapped("noisy labels", {"classes": len(values), "client": client}, values.tobytes())
 
 
-def noisy_row(client: str, data: bytes, classes: int) -> FloatArray:
-    """Return the (B,) counts :func:`noisy_labels` packed."""
+def noisy_row(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
+    """Return the (B,) counts :func:`noisy_labels` packed; what cannot be counts of its size is refused."""
     what = f"The noisy label counts of client {client!r}"
     header, body = unwrapped("noisy labels", data, what)
     if header.get("classes") != classes or len(body) != 8 * classes:
@@ -234,4 +243,9 @@ def noisy_row(client: str, data: bytes, classes: int) -> FloatArray:
     row = np.frombuffer(body, "<f8").astype(np.float64)
     if not np.isfinite(row).all() or (row < 0).any():
         raise CiphertextError(f"{what} must be finite and not negative.")
+    most = _MOST_SAMPLES if size is None else size
+    with np.errstate(over="ignore"):
+        total = float(row.sum())
+    if total > most * (1 + 1e-9) + 1e-6:  # what noise adds is taken back by whoever fits the counts to their size
+        raise CiphertextError(f"{what} sum to {total:g} samples; it may have at most {most:g}.")
     return row
