@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from flwr.serverapp.strategy import (
 from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 
 from fedcohort.flower import (
+    Facts,
     FederationTimeoutError,
     RoundError,
     cohort_client,
 )
 from fedcohort.journal import read_journal
+from fedcohort.protocol import Status
 from fedcohort.rules import Rules
 from fedcohort.selectors import PowerOfChoice, Uniform
 from fedcohort.session import Session
@@ -77,6 +81,29 @@ def test_an_abandoned_round_is_drawn_anew_and_its_clients_are_free(kit: Any, tmp
         assert {r.status for r in replies} == {Status.MISSING}
     with Session.open(tmp_path / "j") as session:
         assert session.round == 1 and session.ask(RoundRequest(5)).round == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_client_that_fails_on_purpose_does_not_end_the_run(size: int, fleet: Any, kit: Any, tmp_path: Path) -> None:
+    """Whoever the selector likes best, and voids the round: it is left out of the next try, after a restart too."""
+
+    def fails(message: Any, context: Any) -> Any:
+        raise RuntimeError("not me")
+
+    answers = dataclasses.replace(kit.ANSWERS, facts=lambda _: Facts(size=10**9), losses=lambda *_: {"loss": 1e6})
+    fleet.grid.add(fleet.node(6, cohort_client(kit.client_app(fails), answers)))
+    journal = tmp_path / "run"
+    for rounds in (2, 4):
+        strategy = fleet.strategy(
+            "power-of-choice", journal=journal, cohort_size=size, min_replies=size, wait_for=7, tries=2
+        )
+        strategy.start(fleet.grid, kit.model(), num_rounds=rounds)
+    with closing(read_journal(journal)) as record:
+        drawn = [list(record.table()[0].names_of(row.clients)) for row in record.cohorts()]
+        replies = [reply.status for reply in record.replies()]
+    assert ["client-6" in names for names in drawn] == [True, False] * 4
+    assert all(len(names) == size for names in drawn)
+    assert replies.count(Status.FAILED) == 4
 
 
 def test_spares_never_close_a_round_below_its_size(empty_fleet: Any, kit: Any) -> None:

@@ -384,8 +384,6 @@ class Rounds:
 
     def _failed_before(self, session: Session) -> set[str]:
         """Return who failed when an earlier run tried the round that is next."""
-        if self.private is None:
-            return set()
         tried = {body["ticket"] for body in session.journal.events(ABANDONED) if body["round"] == session.round}
         return {name for body in session.journal.events(EVENT) if body["ticket"] in tried for name in body["failures"]}
 
@@ -450,7 +448,8 @@ class Rounds:
         if self._left_out:
             everybody = self.population.available(session, busy=False)
             others = Available.of(session.table, [name for name in everybody.names if name not in self._left_out])
-            if self._admitted(session, others):
+            enough = self.private or self._size() or self.settings.min_replies
+            if self._admitted(session, others) and self._choice >= enough:
                 return Available.of(session.table, [name for name in found.names if name not in self._left_out])
         return found
 
@@ -645,9 +644,8 @@ class Rounds:
             complete=average.arrays is not None,
         )
         if average.arrays is None:
-            if self.private is not None:
-                self._narrowed = sound > 0 and not self._left_out.issuperset(trained.reasons)
-                self._left_out.update(trained.reasons)
+            self._narrowed = sound > 0 and not self._left_out.issuperset(trained.reasons)
+            self._left_out.update(trained.reasons)
             self.config = ConfigRecord(config)  # the round is configured anew when it is tried again
             forget_round(self.inner, server_round)
             session.tell(report)

@@ -102,9 +102,10 @@ class CohortStrategy(Strategy):
     patience : float
         Longest time to wait for clients to come online, in seconds.
     tries : int
-        How often a round is tried. One that brings no model is chosen anew and, after so many times, ends the run with
-        an error; one that was cut off is trained again and, after so many times, chosen anew. Under differential
-        privacy a try does not count that leaves out a client for the first time, as long as others of it were sound.
+        How often a round is tried. One that brings no model is chosen anew, without those who failed if the others are
+        enough for a cohort, and, after so many times, ends the run with an error; one that was cut off is trained again
+        and, after so many times, chosen anew. A try does not count that names somebody new to leave out, as long as
+        others of it were sound.
     describe_every : float, optional
         Seconds after which clients are asked again what they hold. Default: only when they connect.
     classes : int, optional
