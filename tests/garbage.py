@@ -421,7 +421,16 @@ def live() -> list[Recipe]:
     from flwr.clientapp import ClientApp
     from flwr.serverapp.strategy import FedAvg
 
-    from fedcohort.flower import Answers, CohortStrategy, Facts, Private, cohort_client, failures, torch_answers
+    from fedcohort.flower import (
+        Answers,
+        CohortStrategy,
+        Facts,
+        Private,
+        cohort_client,
+        corrections,
+        failures,
+        torch_answers,
+    )
 
     return [
         Recipe(
@@ -441,6 +450,7 @@ def live() -> list[Recipe]:
         Recipe("Answers", Answers, lambda: {"facts": None, "losses": None}),
         Recipe("Facts", Facts, lambda: {"size": 3, "label_counts": [1, 2], "sealed_labels": None, "attributes": {}}),
         Recipe("cohort_client", cohort_client, lambda: {"app": ClientApp(), "answers": None}),
+        Recipe("corrections", corrections, lambda: {"journal": "/no/such/journal"}),
         Recipe("failures", failures, lambda: {"journal": "/no/such/journal"}),
         Recipe("torch_answers", torch_answers, lambda: {"model": lambda c: None, "data": lambda c: None, "classes": 3}),
         Recipe("Private", Private, lambda: {"ledger": lambda c: None}),
