@@ -363,6 +363,41 @@ def test_ledger_refuses_a_damaged_file(tmp_path: Path) -> None:
         Ledger(epsilon=1.0, path=path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "loss", "epsilon": NaN}',
+        '{"kind": "loss", "epsilon": -1.0}',
+        '{"kind": "loss", "epsilon": 0}',
+        '{"kind": "loss", "epsilon": "1"}',
+        '{"kind": "loss", "epsilon": 1e400}',
+        '{"kind": "loss", "variance": -4.0, "parts": 2}',
+        '{"kind": "loss", "variance": 4.0, "parts": -2}',
+        '{"rho": -1, "epsilon": null, "kind": "loss"}',
+        "[" * 100_000,
+        "5",
+        "\udcff",
+    ],
+)
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_a_ledger_with_a_release_that_cannot_be_is_spent(line: str, delta: float, tmp_path: Path) -> None:
+    """NaN would let everything pass, and what is below 0 would give budget back."""
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b'{"kind": "loss", "epsilon": 0.1}\n' + line.encode(errors="surrogateescape"))
+    with pytest.raises(JournalError, match=r"Line 2 .*\n.*treated as spent"):
+        Ledger(epsilon=1.0, delta=delta, path=path)
+
+
+def test_no_release_gives_budget_back() -> None:
+    ledger = Ledger(epsilon=1.0)
+    for epsilon in (-1.0, 0.0, math.nan, math.inf):
+        with pytest.raises(InputError, match=f"above 0. Got {epsilon}"):
+            ledger.charge(Release.pure("loss", epsilon))
+    with pytest.raises(InputError, match="parts=0"):
+        Release("labels", 1.0, parts=0)
+    assert ledger.spent == 0
+
+
 def test_bad_input() -> None:
     with pytest.raises(InputError):
         Ledger(epsilon=0.0)

@@ -46,7 +46,7 @@ class _Book:
         for number, line in enumerate(lines):
             try:
                 book._take(line)
-            except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
                 raise JournalError(
                     f"Line {number + 1} of the privacy ledger {path} cannot be read: {error}.",
                     hint="a ledger that is damaged must be treated as spent; releasing more would break its promise",
@@ -69,8 +69,6 @@ class _Book:
         else:
             answer = entry.pop("answer", None)
             release = Release(**entry)
-            if (release.epsilon is None) == (release.variance is None):
-                raise ValueError("a release has either an epsilon or a variance")
             self.releases.append(release)
             if answer is not None:
                 epsilon, mechanism, delta = answer["noise"]
@@ -132,7 +130,8 @@ class Ledger:
             lock = held.enter_context(os.fdopen(os.open(f"{self._path}.lock", flags, 0o600), "w"))
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            lines = read_file(self._path).decode().splitlines() if self._path.exists() else []
+            # Bytes that are no text are no JSON either, and are named with their line.
+            lines = read_file(self._path).decode(errors="replace").splitlines() if self._path.exists() else []
             yield _Book.of(lines, self._path)
 
     def _write(self, lines: list[str]) -> None:
