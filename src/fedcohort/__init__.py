@@ -2,6 +2,9 @@
 
 __version__ = "0.3.0"
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
 from fedcohort.errors import FedcohortError
 from fedcohort.protocol import (
@@ -22,10 +25,20 @@ from fedcohort.protocol import (
 from fedcohort.session import Session
 from fedcohort.signals import Signal
 
+if TYPE_CHECKING:
+    from fedcohort.simulate.data import from_arrays, from_pandas
+
 
 def create(name: str, /, **params: object) -> "Selector[object]":
     """Build a registered selector by name, for example ``create("power-of-choice", d=20)``."""
     return SELECTORS.create(name, **params)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what makes datasets only where somebody asks for it."""
+    if name in ("from_arrays", "from_pandas"):
+        return getattr(importlib.import_module("fedcohort.simulate.data"), name)
+    raise AttributeError(f"module 'fedcohort' has no attribute {name!r}")
 
 
 __all__ = [
@@ -48,6 +61,8 @@ __all__ = [
     "Status",
     "Trial",
     "create",
+    "from_arrays",
+    "from_pandas",
     "per_client",
     "register",
 ]

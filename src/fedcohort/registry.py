@@ -38,11 +38,22 @@ log = logging.getLogger(__name__)
 def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
     """Return the known name closest to ``name``, or None when nothing is near.
 
+    A name may also be the beginning of a longer one, which then counts almost like the whole.
+
     >>> nearest("unifrom", ["uniform", "all"])
     'uniform'
+    >>> nearest("tabel-1", ["figure-1", "table-1-mnist", "cable-1"])
+    'table-1-mnist'
     """
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+    matcher = difflib.SequenceMatcher(b=name)
+
+    def alike(text: str) -> float:
+        matcher.set_seq1(text)
+        return matcher.ratio()
+
+    scores = {text: (max(alike(text), 0.95 * alike(text[: len(name)])), alike(text)) for text in known}
+    best = max(scores, key=lambda text: scores[text], default=None)
+    return best if best is not None and scores[best][0] >= 0.5 else None
 
 
 def is_reference(name: str) -> bool:
@@ -143,12 +154,17 @@ class Registry(Generic[T]):
         registry fills it as well.
     base : type, optional
         The class that everything registered derives from. With it, references to classes are as good as names.
+    references : bool
+        Whether whoever looks things up takes references as well, without ``base``.
     """
 
-    def __init__(self, kind: str, package: str | None = None, base: type[T] | None = None) -> None:
+    def __init__(
+        self, kind: str, package: str | None = None, base: type[T] | None = None, *, references: bool = False
+    ) -> None:
         self.kind = kind
         self.package = package
         self.base = base
+        self.references = references or base is not None
         self._references: dict[Callable[..., T], str] = {}
         self._items: dict[str, Callable[..., T]] = {}
         self._package_imported = package is None
@@ -227,10 +243,16 @@ class Registry(Generic[T]):
         if self.base is not None and is_reference(name):
             return self._referenced(name)
         if name not in self:
-            near = nearest(name, self.names())
-            hint = f"did you mean {near!r}?" if near else None
+            hint = self.hint(name)
             raise UnknownNameError(f"There is no {self.kind} {name!r}. Known: {', '.join(self.names())}.", hint=hint)
         return self._items[name]
+
+    def hint(self, name: str) -> str | None:
+        """Return what somebody who wrote the unknown ``name`` may have meant."""
+        if self.references and name.endswith(".py"):
+            return f"name the class in that file: {name}:CLASS"
+        near = nearest(name, self.names())
+        return f"did you mean {near!r}?" if near else None
 
     def _referenced(self, reference: str) -> Callable[..., T]:
         assert self.base is not None

@@ -225,3 +225,87 @@ def test_flwr_datasets_must_be_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(MissingExtraError, match="flwr_datasets, which is not installed"):
         load_dataset("flwr", dataset="ylecun/mnist")
+
+
+def test_whole_numbers_of_two_types_are_labels_of_one_kind(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    y = np.arange(40) % 4
+    path = tmp_path / "mine.npz"
+    np.savez(path, x_train=x, y_train=y.astype(np.uint8), x_test=x, y_test=y.astype(np.int64))
+    dataset = OwnFile(path=str(path)).load()
+    assert dataset.y_train.tolist() == dataset.y_test.tolist() == y.tolist()
+
+
+def test_an_array_of_another_name_is_not_taken_for_one_that_is_there(tmp_path):
+    x, y = np.zeros((20, 3)), np.arange(20) % 2
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, w_train=y)
+    with pytest.raises(DataError, match="'w_train'") as failure:
+        OwnFile(path=str(tmp_path / "mine.npz")).load()
+    assert "'clients'" in failure.value.hint and "y_train" not in failure.value.hint
+
+
+def frame():
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(rows(), columns=["a", "b", "species", "town"])
+
+
+def test_columns_of_text_are_labels_and_writers():
+    data = frame()
+    dataset = from_arrays(data[["a", "b"]], data["species"].astype(object), writers=data["town"].astype(object))
+    assert dataset.class_names == ("cat", "dog", "eel") and dataset.writer_names == tuple(f"t{i}" for i in range(6))
+    data.loc[3, "species"] = None
+    with pytest.raises(InputError, match=r"label is missing in 1 of 120 .* number 3\)"):
+        from_arrays(data[["a", "b"]], data["species"].astype(object))
+
+
+def test_a_frame_gives_what_its_file_gives(tmp_path):
+    import fedcohort
+
+    of_file = read(table(tmp_path / "zoo.csv", rows()))
+    of_frame = fedcohort.from_pandas(frame(), label="species", client="town")
+    for part in ("x_train", "y_train", "x_test", "y_test", "writers"):
+        assert np.array_equal(getattr(of_file, part), getattr(of_frame, part))
+    assert of_frame.class_names == of_file.class_names and of_frame.writer_names == of_file.writer_names
+    assert fedcohort.from_arrays is from_arrays
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"label": "specie"}, "no column 'specie'.*did you mean 'species'.*label="),
+        ({"label": "species", "features": ["a", "town"]}, "'town' of 'frame' holds no numbers"),
+        ({"label": "species", "target": "token"}, "'class' or 'number'"),
+    ],
+)
+def test_a_frame_says_what_is_wrong_with_it(options, words):
+    from fedcohort.simulate.data import from_pandas
+
+    with pytest.raises((DataError, InputError), match=f"(?s){words}"):
+        from_pandas(frame(), **options)
+
+
+def test_a_frame_is_a_frame():
+    from fedcohort.simulate.data import from_pandas
+
+    with pytest.raises(InputError, match=r"must be a pandas DataFrame\. Got something of the type ndarray"):
+        from_pandas(np.zeros((3, 2)), label="a")
+
+
+@pytest.mark.parametrize("data", [np.zeros((1000, 20)), [list(range(5000))], (np.zeros(3), np.zeros(3)), object()])
+def test_a_wrong_object_as_data_is_named_not_printed(data):
+    with pytest.raises(ConfigError, match=type(data).__name__) as failure:
+        Experiment.from_dict({"data": data})
+    assert len(str(failure.value)) < 300 and "from_arrays" in failure.value.hint
+
+
+def test_clients_of_a_dataset_in_memory_are_the_clients():
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    dataset = from_arrays(x, y, writers=[f"w{i % 5}" for i in range(60)])
+    whole = {"data": dataset, "run": {"cohort": 2, "device": "cpu"}, "local": {"steps": 1}}
+    experiment = Experiment.from_dict(whole)
+    assert experiment.plans[0].scenario.partition.name == "natural" and "'natural'" in experiment.notes[0]
+    asked = Experiment.from_dict({**whole, "scenario": {"partition": {"name": "iid", "clients": 4}}})
+    assert asked.plans[0].scenario.partition.name == "iid" and not asked.notes
+    kept = Experiment.from_dict({**whole, "settings": [{"name": "noisy", "scenario": {"noise": {"level": 0.1}}}]})
+    assert kept.plans[0].scenario.partition.name == "natural"
+    assert kept.table["scenario"]["partition"] == {"name": "natural"}

@@ -33,6 +33,7 @@ from fedcohort.cli.options import (
     selectors_table,
 )
 from fedcohort.cli.output import Format, err, say
+from fedcohort.errors import InputError
 
 
 def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
@@ -100,6 +101,8 @@ def supply(table: dict[str, Any]) -> list[str]:
 def base_table(config: str | None, data: str | None, scenario: str | None, chosen: bool) -> tuple[dict[str, Any], str]:
     """Return the configuration to start from, and where it is from when the user did not name it.
 
+    What the user did not ask for fits the user's data or scenario: selectors have their documented defaults.
+
     Parameters
     ----------
     chosen : bool
@@ -115,7 +118,7 @@ def base_table(config: str | None, data: str | None, scenario: str | None, chose
         origin = "the built-in configuration 'demo'" if chosen or data else ""
         if data is not None:
             demo.pop("settings", None)  # the demonstration's federations are not what was asked for
-        return {**demo, "selectors": {name: {} for name in demo["selectors"]}} if origin else demo, origin
+        return {**demo, "selectors": _plain_selectors(demo)} if origin else demo, origin
     found = find_preset(scenario)
     data = data or demo["data"]["name"]
     origin = f"the preset {scenario!r} ({found.source})"
@@ -124,13 +127,54 @@ def base_table(config: str | None, data: str | None, scenario: str | None, chose
     ours = found.training_on(data).ours
     if ours:
         origin += f" (not in the paper: {', '.join([*ours, *(['cohort'] if found.cohort is None else [])])})"
-    selectors: dict[str, Any] = {name: {} for name in demo["selectors"]}
     return {
         "seeds": demo["seeds"],
         "model": {"name": "mlp"},
         **preset_table(scenario, data),
-        "selectors": selectors,
+        "selectors": _plain_selectors(demo),
     }, origin
+
+
+def _plain_selectors(demo: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the selectors of the demonstration, each once and with its documented defaults."""
+    return {entry.get("name", label): {} for label, entry in demo["selectors"].items()}
+
+
+def fit_to_data(table: dict[str, Any], *, partition: bool, selectors: bool) -> list[str]:
+    """Replace what the demonstration has and the user's data cannot use; say what was changed.
+
+    Parameters
+    ----------
+    partition, selectors : bool
+        Whether these are the demonstration's, and not the user's.
+    """
+    from fedcohort.errors import SignalError
+    from fedcohort.simulate.config import Experiment, names_clients
+    from fedcohort.simulate.run import check_fits
+
+    said: list[str] = []
+    if partition and names_clients(table):
+        del table["scenario"]["partition"]  # the clients that the data name; the experiment says so
+    elif partition and _section(table, "task"):
+        first, *_ = Experiment.from_dict(table).plans
+        if not first.task.has_classes and first.scenario.partition.by_class:
+            clients = table["scenario"]["partition"].get("clients", 50)
+            table["scenario"]["partition"] = {"name": "iid", "clients": clients}
+            said.append(f"samples are dealt out at random to {clients} clients, because there are no classes")
+            table["scenario"].pop("server_validation", None)
+    if selectors and _section(table, "task"):
+        unfit = []
+        for plan in Experiment.from_dict(table).plans:
+            try:
+                check_fits(plan)
+            except (SignalError, InputError):
+                unfit.append(plan.label)
+        left_out = list(dict.fromkeys(unfit))
+        kept = {name: entry for name, entry in table["selectors"].items() if name not in left_out}
+        if left_out and kept:
+            table["selectors"] = kept
+            said.append(f"left out, because they need classes: {', '.join(left_out)}")
+    return said
 
 
 def compare(
@@ -188,9 +232,6 @@ def compare(
     own = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
     if own:
         changes.setdefault("data", {}).update(own)
-    natural = client is not None and scenario is None and config is None
-    if natural:  # the demonstration's partition is not what was asked for
-        table["scenario"] = {**table.get("scenario", {}), "partition": {"name": "natural"}}
     if folder is not None:
         changes.setdefault("data", {})["folder"] = folder
     if scenario is not None and config is not None:
@@ -220,10 +261,13 @@ def compare(
     table = override(table, set_ or [])
     if table.get("task") and config is None and targets is None:
         drop_targets(table, base)
+    fitted = []
+    if config is None and scenario is None and (data is not None or own):
+        asked = any(item.strip().startswith("scenario.partition") for item in set_ or [])
+        same = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
+        fitted = fit_to_data(table, partition=same and not asked, selectors=selectors is None)
     taken = inherited(base, table)
-    if natural and table["scenario"]["partition"] == {"name": "natural"}:
-        say(err(quiet), f"note: every value of {client!r} is a client (the partition 'natural')")
-    for text in [*([f"from {origin}: {taken}"] if origin and taken else []), *supply(table)]:
+    for text in [*([f"from {origin}: {taken}"] if origin and taken else []), *fitted, *supply(table)]:
         say(err(quiet), f"note: {text}")
     launch(
         Experiment.from_dict(table),

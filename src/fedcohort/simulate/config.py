@@ -226,11 +226,13 @@ def _check_top(table: Mapping[str, Any]) -> None:
         raise _unknown("The configuration", key, _TOP, hint)
 
 
-def _table(where: str, value: Any) -> dict[str, Any]:
+def _table(where: str, value: Any, hint: str | None = None) -> dict[str, Any]:
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must be a table or a name. Got {value!r}.")
+        plain = value is None or isinstance(value, (bool, int, float))
+        got = shown(value) if plain else f"something of the type {type(value).__name__}"
+        raise ConfigError(f"{where} must be a table or a name. Got {got}.", hint=hint)
     return dict(value)
 
 
@@ -267,7 +269,7 @@ def _task(value: Any) -> Task:
 def _data(value: Any, target: str = "class") -> DataOptions:
     if isinstance(value, Dataset):
         return DataOptions(name="memory", source=InMemory(value))
-    values = _table("The section [data]", value)
+    values = _table("The section [data]", value, "from_arrays and from_pandas make a Dataset of arrays and frames")
     name = values.pop("name", "file" if "path" in values else "digits")
     if isinstance(name, str):
         short = spelled(name)
@@ -301,14 +303,29 @@ def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where
         raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
 
 
-def _scenario(value: Any) -> Scenario:
+def names_clients(table: Mapping[str, Any]) -> bool:
+    """Whether the data of a configuration say whose sample each is."""
+    data = _data(table.get("data", {}), _task(table.get("task", {})).target)
+    return data.source.names_clients(data.folder)
+
+
+def _scenario(value: Any, data: DataOptions | None = None) -> Scenario:
+    """Build a scenario; without a partition, clients that ``data`` name are the federation's."""
     table = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
-        raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {value!r}.")
+        raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {shown(value)}.")
+    if data is not None and _takes_clients(table, data):
+        table = {**table, "partition": {"name": "natural"}}
     try:
         return Scenario.from_dict(table)
     except (ParameterError, UnknownNameError) as error:
         raise ConfigError(f"In the section [scenario]: {error.message}", hint=error.hint) from error
+
+
+def _takes_clients(scenario: Any, data: DataOptions) -> bool:
+    """Whether a section [scenario] leaves the partition to data that name their clients."""
+    given = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
+    return not given and data.source.names_clients(data.folder)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -346,11 +363,11 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     seeds = _seeds(table.get("seeds", [0]))
     selectors = table.get("selectors") or {"uniform": {}}
     if not isinstance(selectors, Mapping):
-        raise ConfigError(f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {selectors!r}.")
+        raise ConfigError(f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {shown(selectors)}.")
     selectors = expanded(selectors, table.get("sweep", {}))
     settings = table.get("settings", [])
     if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
-        raise ConfigError(f"'settings' must be tables, [[settings]]. Got {settings!r}.")
+        raise ConfigError(f"'settings' must be tables, [[settings]]. Got {shown(settings)}.")
     count = max(len(settings), 1) * len(selectors) * len(seeds)
     if count > MOST_RUNS:
         raise ConfigError(
@@ -398,7 +415,10 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         to_toml(complete).encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
-    return Experiment(name, complete, tuple(plans), options, _notes(complete, selectors))
+    notes = _notes(complete, selectors)
+    if any(_takes_clients(merged(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
+        notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
+    return Experiment(name, complete, tuple(plans), options, notes)
 
 
 def _check_targets(targets: Sequence[float], task: Task) -> None:
@@ -468,11 +488,12 @@ def _runs_of(
                 f"The filter that the selector {selector_name!r} comes with cannot be used. {error.message}",
                 hint=error.hint,
             ) from error
+    data = _data(whole.get("data", {}), task.target)
     shared = {
         "selector": selector,
-        "data": _data(whole.get("data", {}), task.target),
+        "data": data,
         "task": task,
-        "scenario": _scenario(whole.get("scenario", {})),
+        "scenario": _scenario(whole.get("scenario", {}), data),
         "model": _section("model", whole.get("model", {})),
         "local": _section("local", whole.get("local", {})),
         "aggregator": _named("aggregator", whole.get("aggregator", {})),
@@ -553,7 +574,9 @@ def _complete(
     # A setting that changes parts of a preset must still find the preset by name.
     given = base.get("scenario", {})
     keep = any("scenario" in setting for setting in settings)
-    complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given).to_dict()
+    complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given, data).to_dict()
+    if keep and _takes_clients(given, data):
+        complete["scenario"]["partition"] = {"name": "natural"}
     filtered = "filter" in base or any("filter" in setting for setting in settings)
     complete["aggregator"] = _described("aggregator", base.get("aggregator", {}))
     complete["labels"] = _described("labels", base.get("labels", {}))

@@ -22,7 +22,7 @@ from torch import nn
 from fedcohort.errors import InputError
 from fedcohort.registry import Registry, is_reference, referenced
 
-MODELS: Registry[nn.Module] = Registry("model")
+MODELS: Registry[nn.Module] = Registry("model", references=True)
 
 Shape = tuple[int, ...]
 

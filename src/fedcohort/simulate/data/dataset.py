@@ -71,6 +71,12 @@ class Dataset:
                 f"Samples of the dataset {self.name!r} must have one shape. Got {self.x_train.shape[1:]} for training "
                 f"and {self.x_test.shape[1:]} for testing."
             )
+        if self.x_train.dtype != self.x_test.dtype:
+            raise InputError(
+                f"Samples of the dataset {self.name!r} must be of one type. Got {self.x_train.dtype} for training and "
+                f"{self.x_test.dtype} for testing.",
+                hint="give both as uint8, or both as float32 on one scale; bytes are standardised, floats are not",
+            )
         for writers, labels in ((self.writers, self.y_train), (self.writers_test, self.y_test)):
             if writers is not None and writers.shape != labels.shape[:1]:
                 raise InputError(
@@ -194,8 +200,8 @@ def from_arrays(
     x : (n, ...) array
         Samples. Integers and floats other than uint8 become float32; images of uint8 stay as they are.
     y : (n,) or (n, ...) array
-        What is to be predicted. Classes: integers from 0, none of them left out, or texts, which are numbered in
-        alphabetical order. Numbers: (n,) or (n, outputs). Tokens: (n, length) integers from 0.
+        What is to be predicted. Classes: integers from 0, none of them left out, or texts (also a column of pandas),
+        which are numbered in alphabetical order. Numbers: (n,) or (n, outputs). Tokens: (n, length) integers from 0.
     x_test, y_test : arrays, optional
         A test set. Without one, ``test_share`` of every class is held out, at random by ``seed``.
     name : str
@@ -295,7 +301,10 @@ def _held_out(name: str, labels: AnyArray, target: Target, share: float, seed: i
 def _samples(name: str, x: npt.ArrayLike, whole: bool) -> AnyArray:
     array = np.asarray(x)
     if array.dtype.kind not in "fiub":
-        raise InputError(f"Samples must be numbers. Got an array of {array.dtype}.")
+        raise InputError(
+            f"Samples must be numbers. Got an array of {array.dtype}.",
+            hint="from_pandas takes a frame with columns of text" if hasattr(x, "columns") else None,
+        )
     if whole:
         if array.dtype.kind not in "iu":
             raise InputError(
@@ -305,11 +314,35 @@ def _samples(name: str, x: npt.ArrayLike, whole: bool) -> AnyArray:
     return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
+def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
+    """Return labels or writers as an array; texts that came as objects, as in pandas, are texts."""
+    array = np.asarray(values)
+    if array.dtype.kind != "O":
+        return array
+    listed = array.ravel().tolist()
+    missing = [
+        i
+        for i, value in enumerate(listed)
+        if str(value) in ("None", "nan", "<NA>", "NaT") and not isinstance(value, str)
+    ]
+    if missing:
+        raise InputError(
+            f"The {what} is missing in {len(missing):,} of {len(listed):,} samples of {name!r} (the first has the "
+            f"number {missing[0]}).",
+            hint="complete these samples or take them out",
+        )
+    kinds = {type(value) for value in listed}
+    if kinds == {str} or (kinds and all(issubclass(kind, (int, np.integer)) for kind in kinds)):
+        return np.array(listed).reshape(array.shape)
+    found = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise InputError(f"The {what}s of {name!r} must be texts or whole numbers, all of one kind. Got {found}.")
+
+
 def _targets(
     name: str, y: npt.ArrayLike, y_test: npt.ArrayLike | None, target: Target
 ) -> tuple[AnyArray, AnyArray | None, Sequence[str] | None]:
     """Return what is predicted in training and testing, and the names of the classes where they were texts."""
-    parts = [np.asarray(y)] if y_test is None else [np.asarray(y), np.asarray(y_test)]
+    parts = [_values(name, "label", part) for part in ((y,) if y_test is None else (y, y_test))]
     if target == "number":
         for part in parts:
             if part.dtype.kind not in "fiub":
@@ -348,7 +381,7 @@ def _check_gaps(name: str, labels: IntArray, classes: int) -> None:
 
 def _owners(name: str, writers: npt.ArrayLike, names: Sequence[str] | None) -> tuple[IntArray, Sequence[str] | None]:
     """Return numbers of writers (n,) and their names."""
-    array = np.asarray(writers)
+    array = _values(name, "writer", writers)
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise InputError(
             f"The writers of {name!r} must be integers or texts, one per sample. Got {array.shape} of {array.dtype}."

@@ -6,20 +6,23 @@ import dataclasses
 import io
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedcohort.archives import DAMAGE, ArchiveError, read_arrays
+from fedcohort.archives import DAMAGE, ArchiveError, read_arrays, shapes
 from fedcohort.arrays import AnyArray, BoolArray
 from fedcohort.errors import DataError, FedcohortError, InputError, MissingExtraError
+from fedcohort.guard import guarded
 from fedcohort.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
 from fedcohort.registry import nearest
 from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.sources import DATASETS, Source
+from fedcohort.text import shown
 
 _TABLES = (".csv", ".parquet")
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "clients", "client_names", "class_names")
@@ -53,6 +56,10 @@ class InMemory(Source):
             names = tuple(map(str, range(int(dataset.writers.max()) + 1)))
             dataset = dataclasses.replace(dataset, writer_names=names)
         self.dataset = dataset
+
+    def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
+        """Whether it says whose sample each is."""
+        return self.dataset.writers is not None
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Return it."""
@@ -118,6 +125,18 @@ class OwnFile(Source):
         dataset = here._table(path) if path.suffix in _TABLES else here._arrays(path)
         return dataclasses.replace(dataset, source=str(path))
 
+    def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
+        """Whether the file says whose sample each is; False where it cannot be read, which loading will say."""
+        path = Path(self.placed(folder).path)
+        if path.suffix in _TABLES:
+            return self.client is not None
+        if path.is_dir():
+            return (path / "clients.npy").is_file()
+        try:
+            return path.suffix == ".npz" and "clients" in shapes(path, sys.maxsize)
+        except (ArchiveError, OSError, FedcohortError):
+            return False
+
     # -- arrays ----------------------------------------------------------------------------------------------------
 
     def _arrays(self, path: Path) -> Dataset:
@@ -136,10 +155,12 @@ class OwnFile(Source):
             )
         extra = [key for key in arrays if key not in _ARRAYS]
         if extra:
-            near = nearest(extra[0], list(_ARRAYS))
+            near = nearest(extra[0], [key for key in _ARRAYS if key not in arrays])
             raise DataError(
                 f"{path} has {extra[0]!r}, which is no array of a dataset. Known: {', '.join(_ARRAYS)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=f"did you mean {near!r}?"
+                if near
+                else "whose sample each is stands in 'clients'; leave others out",
             )
         names = {key: arrays[key].tolist() if key in arrays else None for key in ("class_names", "client_names")}
         y, y_test, classes = arrays["y_train"], arrays.get("y_test"), names["class_names"]
@@ -168,46 +189,133 @@ class OwnFile(Source):
     def _table(self, path: Path) -> Dataset:
         if self.target == "token" or self.integers:
             raise InputError(f"A table such as {path} holds no sequences of tokens.", hint="give an npz archive")
-        tables = [_Table(path)] if self.test is None else [_Table(path), _Table(Path(self.test))]
-        features = self.features or tuple(n for n in tables[0].names if n not in (self.label, self.client))
-        for name in (self.label, *((self.client,) if self.client is not None else ()), *features):
-            for table in tables if name != self.client else tables[:1]:
-                table.need(name)
-        for name in features:
-            if name in (self.label, self.client):
-                raise InputError(f"The column {name!r} of {path} cannot be a feature: it is the label or the client.")
-        if not features:
-            raise DataError(f"{path} has no column to learn from beside {self.label!r}.")
-        x = [np.stack([table.numbers(name) for name in features], axis=1) for table in tables]
-        remark: tuple[str, ...] = ()
-        names = None
-        if self.target == "number":
-            y = [table.numbers(self.label) for table in tables]
-        else:
-            values = [table.labels(self.label) for table in tables]
-            first, second, names, remark = _numbered(path.name, values[0], values[1] if self.test else None)
-            y = [first] if second is None else [first, second]
-        dataset = from_arrays(
-            x[0],
-            y[0],
-            x[1] if self.test else None,
-            y[1] if self.test else None,
-            name=path.stem,
+        tables = [_Table.read(path), *([] if self.test is None else [_Table.read(Path(self.test))])]
+        return _of_tables(
+            path.stem,
+            tables,
+            label=self.label,
+            client=self.client,
+            features=self.features,
+            standardise=self.standardise,
             target=self.target,
             test_share=self.test_share,
             seed=self.seed,
-            class_names=names,
-            writers=None if self.client is None else tables[0].owners(self.client),
         )
-        if self.standardise:
-            mean, deviation = (
-                dataset.x_train.mean(axis=0, dtype=np.float64),
-                dataset.x_train.std(axis=0, dtype=np.float64),
+
+
+@guarded
+def from_pandas(
+    frame: Any,
+    *,
+    label: str,
+    client: str | None = None,
+    test: Any = None,
+    features: Iterable[str] = (),
+    standardise: bool = True,
+    target: Literal["class", "number"] = "class",
+    name: str = "frame",
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Make a dataset of a pandas frame with a row per sample.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+    label : str
+        The column that is predicted.
+    client : str, optional
+        The column that says whose sample a row is. These are then the clients, unless a partition is given.
+    test : pandas.DataFrame, optional
+        Rows for testing; without them ``test_share`` is held out.
+    features : iterable of str
+        The columns to learn from, all numbers; default: all others.
+    standardise : bool
+        Bring features to mean 0 and deviation 1 in the training set.
+    target : "class" or "number"
+        What is predicted.
+    name : str
+        What to call it.
+    test_share, seed : float, int
+        How much is held out where there is no test set, and the seed of that.
+
+    Examples
+    --------
+    >>> import pandas
+    >>> frame = pandas.DataFrame({"age": range(10), "ill": ["no", "yes"] * 5, "ward": list("aabbccddee")})
+    >>> from_pandas(frame, label="ill", client="ward")
+    Dataset('frame', train=8, test=2, shape=(1,), classes=2)
+    """
+    if target not in ("class", "number"):
+        raise InputError(f"The 'target' of a frame must be 'class' or 'number'. Got {shown(target)}.")
+    frames = [frame] if test is None else [frame, test]
+    tables = [_Table.of_frame(one, said) for one, said in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)]
+    chosen = (features,) if isinstance(features, str) else tuple(features)
+    return _of_tables(
+        name,
+        tables,
+        label=label,
+        client=client,
+        features=chosen,
+        standardise=standardise,
+        target=target,
+        test_share=test_share,
+        seed=seed,
+    )
+
+
+def _of_tables(
+    name: str,
+    tables: list[_Table],
+    *,
+    label: str,
+    client: str | None,
+    features: tuple[str, ...],
+    standardise: bool,
+    target: Target,
+    test_share: float,
+    seed: int,
+) -> Dataset:
+    """Return the dataset in a table for training and perhaps one for testing."""
+    first, tested = tables[0], len(tables) > 1
+    features = features or tuple(n for n in first.names if n not in (label, client))
+    for column in (label, *((client,) if client is not None else ()), *features):
+        for table in tables if column != client else tables[:1]:
+            table.need(column)
+    for column in features:
+        if column in (label, client):
+            raise InputError(
+                f"The column {column!r} of {first.said} cannot be a feature: it is the label or the client."
             )
-            scale = 1 / np.where(deviation > 0, deviation, 1)
-            x_train, x_test = (((part - mean) * scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
-            dataset = dataclasses.replace(dataset, x_train=x_train, x_test=x_test)
-        return dataclasses.replace(dataset, remarks=(*remark, *dataset.remarks))
+    if not features:
+        raise DataError(f"{first.said} has no column to learn from beside {label!r}.")
+    x = [np.stack([table.numbers(column) for column in features], axis=1) for table in tables]
+    remark: tuple[str, ...] = ()
+    names = None
+    if target == "number":
+        y = [table.numbers(label) for table in tables]
+    else:
+        values = [table.labels(label) for table in tables]
+        train, test, names, remark = _numbered(first.short, values[0], values[1] if tested else None)
+        y = [train] if test is None else [train, test]
+    dataset = from_arrays(
+        x[0],
+        y[0],
+        x[1] if tested else None,
+        y[1] if tested else None,
+        name=name,
+        target=target,
+        test_share=test_share,
+        seed=seed,
+        class_names=names,
+        writers=None if client is None else first.owners(client),
+    )
+    if standardise:
+        mean, deviation = dataset.x_train.mean(axis=0, dtype=np.float64), dataset.x_train.std(axis=0, dtype=np.float64)
+        scale = 1 / np.where(deviation > 0, deviation, 1)
+        x_train, x_test = (((part - mean) * scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
+        dataset = dataclasses.replace(dataset, x_train=x_train, x_test=x_test)
+    return dataclasses.replace(dataset, remarks=(*remark, *dataset.remarks))
 
 
 def _numbered(
@@ -222,6 +330,8 @@ def _numbered(
                 f"{part.dtype}.",
                 hint="where they are numbers to be predicted, set task.name=regression",
             )
+    if all(part.dtype.kind in "iu" for part in parts) and not any(part.dtype == np.uint64 for part in parts):
+        parts = [part.astype(np.int64) for part in parts]  # uint8 beside int64 is one kind
     if len({part.dtype.kind for part in parts}) > 1:
         raise InputError(f"The labels of {name} are of one kind for training and of another for testing.")
     values, codes = np.unique(np.concatenate(parts), return_inverse=True)
@@ -242,7 +352,10 @@ def _numbered(
 def _read_npz(path: Path) -> dict[str, AnyArray]:
     if path.suffix != ".npz":
         raise DataError(
-            f"{path} is no data file fedcohort reads.", hint="it reads .csv, .parquet, .npz and folders of .npy"
+            f"{path} is no data file fedcohort reads.",
+            hint=f"name the class in that file: {path.name}:CLASS"
+            if path.suffix == ".py"
+            else "it reads .csv, .parquet, .npz and folders of .npy",
         )
     try:
         return read_arrays(path, sys.maxsize)
@@ -270,46 +383,83 @@ def _is_number(text: str) -> bool:
     return True
 
 
-class _Table:
-    """A CSV or Parquet file in memory, with errors that name file, column and row."""
+def _pyarrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("Tables need pyarrow.", hint="pip install 'fedcohort[sim]'") from error
+    return pa
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import pyarrow as pa
-            import pyarrow.compute
-            import pyarrow.csv
-            import pyarrow.parquet
-        except ImportError as error:
-            raise MissingExtraError("Tables need pyarrow.", hint="pip install 'fedcohort[sim]'") from error
-        self.path = path
+
+class _Table:
+    """A CSV or Parquet file or a frame in memory, with errors that name it, the column and the row."""
+
+    def __init__(
+        self, table: Any, said: str, short: str, named_with: str = "data.label, data.client and data.features"
+    ) -> None:
+        self._table = table
+        self.said, self.short, self._named_with = said, short, named_with
+        self.names: list[str] = list(table.column_names)
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"{said} has more than one column {twice!r}.")
+        if not table.num_rows:
+            raise DataError(f"{said} has no rows.")
+
+    @classmethod
+    def read(cls, path: Path) -> _Table:
+        """Read a file."""
+        pa = _pyarrow()
         if not path.is_file():
             raise DataError(f"There is no file {path}.")
         try:
             if path.suffix == ".parquet":
-                self._table: Any = pa.parquet.ParquetFile(path).read(use_threads=False)
+                table = pa.parquet.ParquetFile(path).read(use_threads=False)
             else:
                 options = pa.csv.ConvertOptions(strings_can_be_null=True)
                 alone = pa.csv.ReadOptions(use_threads=False)
-                self._table = pa.csv.read_csv(path, read_options=alone, convert_options=options)
+                table = pa.csv.read_csv(path, read_options=alone, convert_options=options)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {error}.") from error
-        self.names: list[str] = list(self._table.column_names)
-        twice = next((name for name in self.names if self.names.count(name) > 1), None)
-        if twice is not None:
-            raise DataError(f"{path} has more than one column {twice!r}.")
-        if not self._table.num_rows:
-            raise DataError(f"{path} has no rows.")
+        return cls(table, str(path), path.name)
+
+    @classmethod
+    def of_frame(cls, frame: Any, said: str) -> _Table:
+        """Take a pandas frame."""
+        pa = _pyarrow()
+        if type(frame).__name__ != "DataFrame" or not hasattr(frame, "iloc"):
+            raise InputError(
+                f"{said} must be a pandas DataFrame. Got something of the type {type(frame).__name__}.",
+                hint="from_arrays takes arrays",
+            )
+        odd = next((name for name in frame.columns if not isinstance(name, str)), None)
+        if odd is not None:
+            raise InputError(
+                f"The columns of a frame must be named by texts. Got {shown(odd)}.",
+                hint="frame.columns = frame.columns.astype(str)",
+            )
+        try:
+            return cls(
+                pa.Table.from_pandas(frame, preserve_index=False, nthreads=1),
+                said,
+                said,
+                "label=, client= and features=",
+            )
+        except (pa.ArrowException, TypeError, ValueError) as error:  # among them a column of several kinds
+            raise InputError(
+                f"{said} cannot be read as a table: {shown(' '.join(map(str, error.args)))}.",
+                hint="a column has values of one kind: numbers or texts",
+            ) from error
 
     def need(self, name: str) -> None:
         """Refuse a column that is not there."""
         if name not in self.names:
             near = nearest(name, self.names)
-            which = "the label with data.label, the client with data.client"
             raise DataError(
-                f"{self.path} has no column {name!r}. It has: {', '.join(map(repr, self.names))}.",
-                hint=f"did you mean {near!r}? Columns are named with data.label, data.client and data.features"
-                if near
-                else f"name {which}",
+                f"{self.said} has no column {name!r}. It has: {', '.join(map(repr, self.names))}.",
+                hint=f"{f'did you mean {near!r}? ' if near else ''}Columns are named with {self._named_with}",
             )
 
     def _column(self, name: str) -> Any:
@@ -324,7 +474,7 @@ class _Table:
         if len(rows):
             shown = ", ".join(str(int(row) + 1) for row in rows[:_SHOWN]) + (", ..." if len(rows) > _SHOWN else "")
             raise InputError(
-                f"The column {name!r} of {self.path} {what} in {len(rows):,} of {len(bad):,} rows (row {shown}, the "
+                f"The column {name!r} of {self.said} {what} in {len(rows):,} of {len(bad):,} rows (row {shown}, the "
                 "first after the header being 1).",
                 hint=hint or "complete these rows or take them out",
             )
@@ -335,8 +485,8 @@ class _Table:
         if values.dtype.kind not in "iufb":
             odd = next((str(value) for value in values if not _is_number(str(value))), str(values[0]))
             raise InputError(
-                f"The column {name!r} of {self.path} holds no numbers ({self._table.column(name).type}), e.g. {odd!r}.",
-                hint="learn from other columns with data.features, or turn it into numbers first",
+                f"The column {name!r} of {self.said} holds no numbers ({self._table.column(name).type}), e.g. {odd!r}.",
+                hint="name the columns to learn from (features), or turn this one into numbers first",
             )
         array = values.astype(np.float64)
         self._refuse(name, ~np.isfinite(array), "is not finite")
@@ -380,6 +530,10 @@ class FlwrDataset(Source):
     client: str | None = param(None, Optional(Text()), "the column of whose sample it is; the partition 'natural'")
     train: str = param("train", Text(), "the split to train on")
     test: str = param("test", Text(), "the split to test on")
+
+    def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
+        """Whether a column of clients is named."""
+        return self.client is not None
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Let flwr_datasets load it, which fetches what it does not have."""

@@ -41,6 +41,10 @@ class Source(Parameterized):
         """Return the dataset; see :func:`load_dataset`."""
         raise NotImplementedError(type(self).__name__)
 
+    def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
+        """Whether the user's data say whose sample each is; then these are the clients, unless a partition is given."""
+        return False
+
 
 DATASETS: Registry[Source] = Registry("dataset", base=Source)
 

@@ -1,0 +1,84 @@
+"""What somebody types in the first ten minutes, with data of their own and without reading much."""
+
+import numpy as np
+import pytest
+
+from fedcohort.simulate.results import load
+
+N = 240
+SHORT = ("--rounds", "2", "--seeds", "1", "--cohort", "3", "-s", "run.device=cpu", "-s", "run.workers=1")
+
+
+@pytest.fixture
+def arrays():
+    draw = np.random.default_rng(0)
+    y = draw.permutation(np.arange(N) % 4)
+    x = (draw.normal(size=(N, 5)) + 2 * y[:, None]).astype(np.float32)
+    return {"x_train": x[:200], "y_train": y[:200], "x_test": x[200:], "y_test": y[200:]}
+
+
+def only(folder):
+    return load(next((folder / "runs").iterdir()))
+
+
+def test_a_comparison_on_own_data_needs_no_selectors(command, tmp_path, arrays):
+    np.savez(tmp_path / "mine.npz", **arrays)
+    done = command("compare", "--data", "mine.npz", *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    selectors = {run.selector for run in only(tmp_path).runs}
+    assert {"uniform", "balanced", "fedcbs", "flash"} <= selectors
+
+
+def test_a_comparison_in_a_scenario_needs_no_selectors(command, tmp_path):
+    done = command("compare", "--scenario", "fedcor-1spc", *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_clients_that_an_archive_names_are_the_clients(command, tmp_path, arrays):
+    clients = np.array(["north", "south", "east", "west"])[np.arange(200) % 4]
+    np.savez(tmp_path / "mine.npz", clients=clients, **arrays)
+    done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "name their clients" in done.stderr and "'natural'" in done.stderr
+    found = only(tmp_path).federation(only(tmp_path).runs[0])
+    assert sorted(found.names) == ["east", "north", "south", "west"]
+
+
+def test_a_partition_that_was_asked_for_stays(command, tmp_path, arrays):
+    np.savez(tmp_path / "mine.npz", clients=np.arange(200) % 4, **arrays)
+    asked = ("-s", "scenario.partition={name='iid', clients=7}")
+    done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "'natural'" not in done.stderr
+    found = only(tmp_path).federation(only(tmp_path).runs[0])
+    assert len(found.sizes) == 7
+
+
+def test_a_regression_leaves_out_what_needs_classes(command, tmp_path, arrays):
+    arrays = {**arrays, "y_train": arrays["x_train"][:, 0] * 3, "y_test": arrays["x_test"][:, 0] * 3}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    done = command("compare", "--data", "mine.npz", "-s", "task.name=regression", *SHORT, cwd=tmp_path)
+    assert "fedcbs" in done.stderr and "need classes" in done.stderr
+    selectors = {run.selector for run in only(tmp_path).runs}
+    assert "uniform" in selectors and "fedcbs" not in selectors
+
+
+def test_bytes_beside_floats_are_refused_before_anything_is_written(command, tmp_path, arrays):
+    arrays = {**arrays, "x_train": (arrays["x_train"] * 20).clip(0, 255).astype(np.uint8)}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, cwd=tmp_path)
+    assert done.returncode == 1 and "uint8 for training and float32 for testing" in " ".join(done.stderr.split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("compare", "--model", "net.py", "--selectors", "uniform"), "net.py:CLASS"),
+        (("compare", "--selectors", "mine.py"), "mine.py:CLASS"),
+        (("reproduce", "fedcor-tabel-1"), "'fedcor-table-1"),
+    ],
+)
+def test_hints_name_what_was_meant(command, tmp_path, arguments, hint):
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 1 and hint in done.stderr, done.stderr
