@@ -217,7 +217,7 @@ def test_a_source_of_ones_own(tmp_path):
         "class Other: ...\n"
     )
     assert isinstance(load_dataset(f"{tmp_path / 'source.py'}:Mine"), Dataset)
-    with pytest.raises(InputError, match="is the class Other, not a Source"):
+    with pytest.raises(ConfigError, match="is the class Other, not a Source"):
         Experiment.from_dict({"data": f"{tmp_path / 'source.py'}:Other"})
 
 
