@@ -166,6 +166,21 @@ def test_ten_thousand_random_federations_keep_their_rules() -> None:
         federation(seed)
 
 
+@pytest.mark.parametrize("rule", ["max_participations", "min_separation", "cool_off", "failures", "window"])
+def test_numbers_that_cannot_be_counted_are_refused(rule: str) -> None:
+    with pytest.raises(ParameterError, match=f"'{rule}' .* Got 100000000000000000000000"):
+        Rules(**{rule: 10**23})
+    rules = Rules(**{rule: 2**63 - 1})
+    with Session(Uniform(), ClientTable(n=4), seed=1, rules=rules) as session:
+        session.ask(RoundRequest(2))
+
+
+def test_a_budget_that_never_ends() -> None:
+    rules = Rules(budget={"epsilon": 1e300}, budgets={"1": {"epsilon": 1.0}}, cost={"epsilon": 1e-300})
+    with Session(Uniform(), ClientTable(n=4), seed=1, rules=rules) as session:
+        assert played(session, 2).size == 2
+
+
 def test_a_minimum_in_every_window() -> None:
     rules = Rules(window=6, min_in_window=2)
     session = Session(Uniform(), ClientTable(n=6), seed=3, rules=rules)

@@ -43,7 +43,7 @@ from fedcohort.protocol import Cohort, Status
 
 _NEVER = np.iinfo(np.int64).min // 2
 _NO_BOUND = np.iinfo(np.int64).max
-_COUNT = Interval(int, 1, None)
+_COUNT = Interval(int, 1, _NO_BOUND)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Rules(Parameterized):
         None, Optional(_Numbers(Interval(int, 0, 10**12))), "by client, the round from which it may be picked again"
     )
     failures: int = param(3, _COUNT, "failures in a row after which a client cools off")
-    cool_off: int = param(0, Interval(int, 0, None), "cohorts a client cools off after that; 0: never")
+    cool_off: int = param(0, Interval(int, 0, _NO_BOUND), "cohorts a client cools off after that; 0: never")
     min_separation: int = param(1, _COUNT, "rounds at least from one participation to the next (b of DP-FTRL)")
     max_participations: int | None = param(None, Optional(_COUNT), "participations at most in the whole run")
     window: int | None = param(None, Optional(_COUNT), "rounds that min_in_window and max_in_window are about")
@@ -175,7 +175,8 @@ class Rules(Parameterized):
 
     def _most(self, budget: Mapping[str, float]) -> int | None:
         cost = {ROUNDS: 1.0, **(self.cost or {})}
-        bounds = [math.floor(limit / cost[kind] + 1e-9) for kind, limit in budget.items()]
+        # A budget that never ends is one of as many rounds as can be counted.
+        bounds = [math.floor(min(limit / cost[kind] + 1e-9, 2.0**62)) for kind, limit in budget.items()]
         if self.max_participations is not None:
             bounds.append(self.max_participations)
         return min(bounds) if bounds else None

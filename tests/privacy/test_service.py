@@ -22,7 +22,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from typer.testing import CliRunner
 
+from fedcohort.cli.app import app
 from fedcohort.clients import LabelGram
 from fedcohort.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
 from fedcohort.privacy.openers import EncryptedLabels
@@ -187,6 +189,24 @@ def test_client_key_file(tmp_path: Path) -> None:
         with pytest.raises(InputError):
             make_client_key(tmp_path / "other.key", bad)
     assert not (tmp_path / "other.key").exists()
+
+
+@pytest.mark.parametrize("place", ["clients.txt", "/dev/zero", "no-such"])
+def test_a_file_of_clients_that_is_no_text_is_named(place: str, tmp_path: Path) -> None:
+    (tmp_path / "clients.txt").write_bytes(b"anna \xff\xfe")
+    arguments = ["keyholder", "new", str(tmp_path / "holder"), "--classes", "3", "--clients", str(tmp_path / place)]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 1 and isinstance(found.exception, (SystemExit, InputError)), found.exception
+    assert place in str(found.exception) + found.output
+    assert not (tmp_path / "holder").exists()
+
+
+def test_a_folder_whose_clients_are_no_text_is_not_served(tmp_path: Path) -> None:
+    lines = [make_client_key(tmp_path / f"{name}.key", name) for name in NAMES[:2]]
+    make_folder(tmp_path / "holder", 3, lines, 50)
+    (tmp_path / "holder" / "clients.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"clients.txt cannot be read: it is no text"):
+        open_folder(tmp_path / "holder")
 
 
 def test_commands(tmp_path: Path) -> None:

@@ -46,12 +46,9 @@ def new(
 
     Example: fedcohort keyholder new holder --classes 10 --clients clients.txt
     """
-    from fedcohort.errors import InputError
-    from fedcohort.privacy.service import make_folder
+    from fedcohort.privacy.service import client_lines, make_folder
 
-    if not clients.exists():
-        raise InputError(f"There is no file {clients} with the clients' names and keys.")
-    public = make_folder(folder, classes, clients.read_text().splitlines(), most_samples)
+    public = make_folder(folder, classes, client_lines(clients), most_samples)
     say(err(), f"made {folder}, key {public.name}: secret.key stays here, public.key is for clients and server")
 
 

@@ -33,6 +33,7 @@ import numpy as np
 
 from fedcohort.arrays import IntArray
 from fedcohort.errors import FedcohortError, InputError, KeyHolderError, MissingExtraError, UnknownNameError
+from fedcohort.files import read_file
 from fedcohort.guard import guarded
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.scheme import STATEMENT_LIMIT, ClientKey, PublicKey, SecretKey, enrolled, make_keys
@@ -63,8 +64,21 @@ def make_folder(folder: Path, classes: int, clients: Sequence[str], most_samples
     _private(folder / "secret.key", secret.to_bytes())
     _private(folder / "token", secrets.token_urlsafe(32).encode())
     (folder / "public.key").write_bytes(secret.public.to_bytes())
-    (folder / "clients.txt").write_text("".join(f"{line.strip()}\n" for line in clients if line.strip()))
+    lines = "".join(f"{line.strip()}\n" for line in clients if line.strip())
+    (folder / "clients.txt").write_text(lines, encoding="utf-8")
     return secret.public
+
+
+def client_lines(path: Path) -> list[str]:
+    """Return the lines of a file of clients."""
+    try:
+        return read_file(path).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is no text: {error}"
+        raise InputError(
+            f"The clients' names and keys in {path} cannot be read: {why}.",
+            hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+        ) from error
 
 
 def make_client_key(path: Path, name: str) -> str:
@@ -94,7 +108,7 @@ def open_folder(folder: Path) -> tuple[KeyHolder, str]:
             f"Others can read {folder / 'secret.key'}.", hint=f"chmod 600 {folder / 'secret.key'}, or make new keys"
         )
     secret = SecretKey.from_bytes((folder / "secret.key").read_bytes())
-    clients = enrolled((folder / "clients.txt").read_text().splitlines())
+    clients = enrolled(client_lines(folder / "clients.txt"))
     if not (folder / "statements.sqlite").exists():
         _private(folder / "statements.sqlite", b"")
     return KeyHolder(secret, clients, folder / "statements.sqlite"), (folder / "token").read_text().strip()
