@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,12 @@ from fedcohort.benchmark import (
 from fedcohort.benchmark.__main__ import STOPPED, main
 from fedcohort.benchmark.page import markdown, page, sentences
 from fedcohort.benchmark.run import every_selector
-from fedcohort.benchmark.scores import Line, Scores
-from fedcohort.benchmark.suite import DATASETS
+from fedcohort.benchmark.scores import Line, Scores, horizon, restricted_mean
+from fedcohort.benchmark.suite import DATASETS, kinds
 from fedcohort.cli.app import app
 from fedcohort.errors import InputError, UnknownNameError
 from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.leaderboard import terminal_window
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Progress, SeedRow, terminal_window
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import run_experiment
 
@@ -97,8 +98,7 @@ def test_pieces_are_scored_together_if_they_fit(small, tmp_path):
 
 def line(label, **gains):
     arrays = {name: np.array(values, float) for name, values in gains.items()}
-    ones = {name: np.ones(len(values)) for name, values in gains.items()}
-    return Line(label, arrays, {"rounds": ones, "seconds": {name: np.full(2, math.nan) for name in gains}})
+    return Line(label, arrays, {"rounds": dict.fromkeys(gains, 1.0), "seconds": dict.fromkeys(gains, math.nan)})
 
 
 def test_the_sentence_says_where_it_helps_and_where_it_hurts():
@@ -169,24 +169,82 @@ def test_unknown_names_are_named(tmp_path):
     assert done.exit_code != 0
 
 
+def board_of(**runs):
+    """Return a board of uniform and others: of each run the rounds to the target or None, its length and its state."""
+    rows = []
+    for label, ends in runs.items():
+        seeds = tuple(
+            SeedRow(
+                seed=seed, state=state, rounds=made, rounds_to=(to,), seconds_to=(None if to is None else 10.0 * to,),
+                megabytes_to=(None if to is None else 2.0 * to,), best=0.5, early_stop=0.5, terminal=0.5, window=1,
+                qcid=math.nan, megabytes=2.0 * made, query_megabytes=0.0, clock=10.0 * made,
+            )
+            for seed, (to, made, state) in enumerate(ends)
+        )  # fmt: skip
+        rows.append(LeaderRow(label, label, label == "uniform", seeds, (), math.nan, None))
+    return Leaderboard("toy", (0.5,), "", 1, "", "uniform", None, tuple(rows), Progress(1, 1, None, 0))
+
+
+def times(board, label, measure="rounds"):
+    row = next(row for row in board.rows if row.label == label)
+    return restricted_mean(row, measure, horizon(board, measure))
+
+
+def test_never_arriving_is_no_way_to_be_fast():
+    """A run that ends early without arriving takes as long as anybody was watched, not until its own end."""
+    quits = [(None, 10, "diverged"), (None, 10, "failed")]
+    board = board_of(uniform=[(40, 60, "finished"), (50, 60, "finished")], quits=quits)
+    for measure, unit in (("rounds", 1), ("seconds", 10), ("bytes", 2)):
+        assert horizon(board, measure) == 60 * unit
+        assert times(board, "quits", measure) == 60 * unit > times(board, "uniform", measure) == 45 * unit
+
+
+def test_nobody_is_watched_longer_than_the_others():
+    board = board_of(uniform=[(40, 60, "finished"), (None, 30, "stopped")], ours=[(20, 60, "finished")] * 2)
+    assert horizon(board, "rounds") == 30  # all that is known of everybody
+    assert (times(board, "uniform"), times(board, "ours")) == (30, 20)
+
+
+def test_settings_that_differ_in_time_alone_count_once():
+    gains = {"noise": [0.0, 0.0], "skew-noise": [3.0, 3.0], "skew-noise-slow": [3.0, 3.0]}
+    grouped = kinds("digits", list(gains))
+    assert grouped == (("noise",), ("skew-noise", "skew-noise-slow"))
+    one = Line("a", {name: np.array(values) for name, values in gains.items()}, kinds=grouped)
+    assert one.mean == 1.5
+    assert kinds("digits", ["skew-slow", "skew-failures"]) == (("skew-slow",), ("skew-failures",))
+    scores = Scores("digits", (1, 2), 60, tuple(gains), (one,), True)
+    assert scores.ranking.blocks == 2 and scores.ranking.over == "setting"
+
+
+def test_columns_of_speed_say_how_many_settings_they_cover():
+    gains = {name: np.ones(2) for name in ("x", "y")}
+    some = Line("a", gains, {"rounds": {"x": 2.0, "y": math.nan}}, {"x": 1.0, "y": 0.0})
+    assert (some.speed("rounds"), some.covers("rounds"), some.arrived) == (2.0, 1, 0.5)
+    text = markdown(Scores("digits", (1, 2), 60, ("x", "y"), (some,), True))
+    assert "2.00×" in text and "in 1" in text and "50%" in text
+
+
+def test_scores_without_times_say_so():
+    old = Line("a", {"x": np.ones(2), "y": np.ones(2)})
+    scores = Scores("digits", (1, 2), 60, ("x", "y"), (old,), True)
+    assert "of an earlier version" in page(scores) and "of an earlier version" in markdown(scores)
+
+
 def test_bytes_count_questions_to_clients(small):
     scores = score(small)
     (line,) = scores.lines
-    for setting in scores.settings:
-        for i, seed in enumerate(scores.seeds):
-            ends, targets = {}, []
-            for run in small.runs:
-                if run.setting["name"] == setting and run.seed == seed:
-                    names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
-                    total = np.cumsum(sum(np.array(small.column(run, name), float) for name in names))
-                    ends[run.label] = (np.array(small.column(run, "accuracy"), float), total)
-            board = next(b for b in small.leaderboards() if b.setting == setting)
-            targets.append(board.target)
-            spent = {}
-            for label, (accuracy, total) in ends.items():
-                reached = np.flatnonzero(np.round(accuracy, 6) >= board.target)
-                spent[label] = total[reached[0]] if len(reached) else total[-1]
-            assert line.faster["bytes"][setting][i] == pytest.approx(spent["uniform"] / spent["balanced"])
+    for board in small.leaderboards():
+        spent, ends = {}, []
+        for run in small.runs:
+            if run.setting["name"] == board.setting:
+                names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+                total = np.cumsum(sum(np.array(small.column(run, name), float) for name in names))
+                accuracy = np.round(np.array(small.column(run, "accuracy"), float), 6)
+                reached = np.flatnonzero(accuracy >= board.target)
+                spent.setdefault(run.label, []).append(total[reached[0]] if len(reached) else np.inf)
+                ends.append(total[-1])
+        means = {label: np.minimum(values, min(ends)).mean() for label, values in spent.items()}
+        assert line.faster["bytes"][board.setting] == pytest.approx(means["uniform"] / means["balanced"])
     assert "times its bytes" in line.sentence
 
 
@@ -213,7 +271,8 @@ def submission(tmp_path):
     wanted = Experiment.from_dict(table("digits", {"balanced": {}}, REPORT_SEEDS[:2])).table
     every = tuple(setting.name for setting in suite("digits"))
     gains = {name: [1.0 + i, 2.0 - i] for i, name in enumerate(every)}
-    scores = Scores("digits", REPORT_SEEDS[:2], 60, every, (line("balanced", **gains),), True)
+    mine = replace(line("balanced", **gains), kinds=kinds("digits", every))
+    scores = Scores("digits", REPORT_SEEDS[:2], 60, every, (mine,), True)
     (tmp_path / "config.toml").write_text(to_toml(wanted))
     (tmp_path / "bench.json").write_text(json.dumps(scores.to_dict()))
     return tmp_path

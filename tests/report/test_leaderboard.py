@@ -13,9 +13,16 @@ from fedcohort.errors import InputError
 from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.report.data import RunCurve, boards, load_bundle
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Options, leaderboards, leaderboards_of, rank_selectors, ranking
+from fedcohort.simulate.leaderboard import (
+    Options,
+    leaderboard_table,
+    leaderboards,
+    leaderboards_of,
+    rank_selectors,
+    ranking,
+)
 from fedcohort.simulate.leaderboard import leaderboard as compute
-from fedcohort.simulate.leaderboard.significance import holm, paired_t_test, studentized_range
+from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
 from fedcohort.simulate.results import load
 from fedcohort.simulate.runner import run_experiment
 
@@ -190,7 +197,7 @@ def test_a_diverged_run_reached_what_it_reached_but_ends_nowhere():
     assert row.terminal.count == 1 and row.terminal.mean == pytest.approx(0.4)
     assert row.paired.seeds == 1 and row.paired.difference == pytest.approx(-0.1)
     assert row.main.rounds.count == 2 and row.best.mean == pytest.approx(0.65)
-    assert "A run that diverged has no terminal accuracy." in board.note
+    assert "A run that diverged has no terminal accuracy: means are over the others" in board.note
 
 
 def test_an_accuracy_kept_in_32_bits_reaches_its_target():
@@ -210,12 +217,6 @@ def test_the_reference_setting_says_what_there_was_to_make_good():
 
 
 # -- all against all ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [2, 3, 6, 10])
-def test_the_studentized_range_equals_the_reference(k):
-    for q in (0.5, 2.0, 3.5, 5.0):
-        assert studentized_range(q, k) == pytest.approx(reference.studentized_range.cdf(q, k, np.inf), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -252,7 +253,49 @@ def test_equal_results_do_not_differ_and_diverged_ones_are_last():
     assert found.labels == ("uniform", "wild") and found.ranks == (1.0, 2.0) and found.differ("wild", "uniform")
 
 
-def test_ranks_are_over_the_settings_and_seeds_that_all_ran():
+def test_of_two_selectors_the_test_is_a_sign_test():
+    found = rank_selectors(["a", "b"], np.array([[1.0, 0.0]] * 6))
+    assert found.friedman == pytest.approx(2 * 0.5**6)
+
+
+def test_more_seeds_do_not_make_more_settings():
+    """Seeds of one setting are no independent blocks beside those of another."""
+    results = {
+        name: setting(
+            uniform=[run("uniform", s, [0.5]) for s in range(20)],
+            ours=[run("ours", s, [better]) for s in range(20)],
+        )
+        for name, better in (("a", 0.6), ("b", 0.4))
+    }
+    boards = leaderboards_of(results, Options(), {})
+    both, one = ranking(boards), ranking(boards[:1])
+    assert (both.blocks, both.over, both.friedman) == (2, "setting", 1.0)
+    assert (one.blocks, one.over) == (20, "seed") and one.friedman < 1e-4
+
+
+def test_who_lost_a_run_is_never_best_and_says_so():
+    board = leaderboard(
+        setting(
+            uniform=[run("uniform", s, [0.5, 0.5]) for s in (1, 2)],
+            wild=[run("wild", 1, [0.9, 0.9]), run("wild", 2, [0.9, 0.1], state="diverged")],
+        ),
+        targets=(0.4,),
+    )
+    assert [row.label for row in board.rows] == ["uniform", "wild"]
+    table = leaderboard_table(board)
+    (wild,) = [row for row in table.rows if row[0].text == "wild"]
+    assert "1 diverged" in wild[0].note and not any(cell.best for cell in wild)
+    whole = leaderboard(
+        setting(
+            uniform=[run("uniform", s, [0.5, 0.5]) for s in (1, 2)], wild=[run("wild", s, [0.9, 0.9]) for s in (1, 2)]
+        ),
+        targets=(0.4,),
+    )
+    assert [row.label for row in whole.rows] == ["wild", "uniform"]
+    assert any(cell.best for cell in leaderboard_table(whole).rows[0])
+
+
+def test_ranks_are_over_the_settings_with_means_over_the_seeds_that_all_ran():
     boards = leaderboards_of(
         {
             "a": setting(
@@ -266,9 +309,7 @@ def test_ranks_are_over_the_settings_and_seeds_that_all_ran():
         {},
     )
     found = ranking(boards)
-    assert found.blocks == 3 and dict(zip(found.labels, found.ranks, strict=True)) == pytest.approx(
-        {"ours": 4 / 3, "uniform": 5 / 3}
-    )
+    assert found.blocks == 2 and dict(zip(found.labels, found.ranks, strict=True)) == {"ours": 1.5, "uniform": 1.5}
     assert ranking(boards[:0]) is None
 
 

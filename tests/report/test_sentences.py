@@ -66,7 +66,14 @@ def test_who_is_first_is_said_only_of_who_gets_there_in_every_seed():
     text = accuracy(*both, run("ours", quick), run("ours", quick, seed=2), targets=(0.5,))
     assert "ours is first at 50% in every seed, after 1 round on average, 3.00 times as fast as uniform" in text
     text = accuracy(*both, run("ours", quick), run("ours", never, seed=2), targets=(0.5,))
-    assert text.startswith("uniform is first at 50% in every seed") and "times as fast" not in text
+    assert "in every seed, after" in text and "times as fast" not in text
+    assert text.startswith("uniform is first at 50% on average of those that reach it in every seed, after 3 rounds")
+    assert "(first in 1 of 2 seeds)" in text  # ours was there sooner once
+    # The same mean order, but not in every seed: 1 and 3 rounds against 3 and 2.
+    mixed = [run("uniform", [0.5, 0.5, 0.5]), run("uniform", [0.1, 0.1, 0.5], seed=2)]
+    text = accuracy(*mixed, run("ours", [0.1, 0.1, 0.5]), run("ours", [0.1, 0.5, 0.5], seed=2), targets=(0.5,))
+    assert text.startswith("uniform is first at 50% on average, after 2 rounds (first in 1 of 2 seeds)")
+    assert "in every seed" not in text
     assert "ours and uniform are first" in accuracy(run("uniform", slow), run("ours", slow), targets=(0.5,))
     assert "nobody reaches 90%." in accuracy(run("uniform", slow), run("ours", quick), targets=(0.9,))
     some = accuracy(run("uniform", slow), run("uniform", never, seed=2), targets=(0.5,))
@@ -266,6 +273,25 @@ def test_numbers_that_are_not_known_do_not_break_sentences():
     assert "nan" not in text.lower() and text.startswith("Nobody has a terminal accuracy")
 
 
+def test_who_lost_a_run_is_not_said_to_end_highest():
+    runs = [run("uniform", [0.5], seed=s) for s in (1, 2)]
+    runs += [run("wild", [0.9], seed=1), run("wild", [0.2], seed=2, state="diverged")]
+    text = accuracy(*runs, targets=(0.99,))
+    assert "uniform ends highest of those that lost no run, at 50.0%" in text
+    sound = [run("wild", [0.9], seed=2) if r.state == "diverged" else r for r in runs]
+    assert "wild ends highest, at 90.0%" in accuracy(*sound, targets=(0.99,))
+
+
+def test_ranks_over_settings_say_so():
+    made = [
+        setting(*(run(label, [value], seed=s) for s in (1, 2) for label, value in (("uniform", 0.5), ("ours", 0.6))))
+    ]
+    every = boards(made, Options())
+    text = figures.ranks(made[0], every[0], [every[0], every[0], every[0]]).sentence
+    assert "Over 3 settings" in text and "settings like these" in text
+    assert "settings like these" not in figures.ranks(made[0], every[0]).sentence
+
+
 def test_ranks_claim_a_difference_only_where_there_is_one():
     def text(better):
         runs = [run("uniform", [0.5], seed=s) for s in range(10)]
@@ -274,12 +300,12 @@ def test_ranks_claim_a_difference_only_where_there_is_one():
         return figures.ranks(made, boards([made], Options())[0]).sentence
 
     assert text(lambda s: 0.1).startswith(
-        "ours has the best mean rank over 10 blocks (1 of 2; Friedman, p = 0.002); it is"
+        "ours has the best mean rank over 10 seeds (1 of 2; Friedman, p = 0.002); it is"
     )
     assert "it is better than uniform by the critical difference of 0.62 or more." in text(lambda s: 0.1)
     assert text(lambda s: -0.1).startswith("uniform has the best mean rank")
     assert text(lambda s: 0.1 * (-1) ** s).startswith(
-        "Over 10 blocks the selectors cannot be told apart (Friedman, p = 1"
+        "Over 10 seeds the selectors cannot be told apart (Friedman, p = 1"
     )
     one = setting(run("uniform", [0.5]), run("ours", [0.6]))
     assert figures.ranks(one, boards([one], Options())[0]) is None

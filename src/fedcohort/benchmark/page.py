@@ -14,6 +14,10 @@ from fedcohort.simulate.leaderboard import Ranking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
 from fedcohort.text import in_html
 
+UNTIMED = (
+    "How much sooner uniform's accuracy is reached is not shown: these scores are of an earlier version, which counted "
+    "a run that never arrives with its own end, and keep no times by setting."
+)
 _SCALE = 5.0  # points at which a cell has its full colour
 
 _STYLE = """
@@ -68,11 +72,24 @@ def robustness(scores: Scores) -> Table:
         cells = [Cell(f"{line.mean:+.2f}", "" if math.isnan(line.interval) else f"± {line.interval:.2f}")]
         cells.append(Cell(f"{rank:.1f}", "" if math.isnan(around) else f"± {around:.1f}"))
         cells += [Cell(f"{line.shortfall:.1f}"), Cell(f"{line.worst_run:+.1f}")]
-        speeds = [line.speed(name) for name in ("rounds", "seconds", "bytes")]
-        cells += [Cell("–" if math.isnan(speed) else f"{speed:.2f}×") for speed in speeds]
+        cells.append(Cell("–" if math.isnan(line.arrived) else f"{line.arrived:.0%}"))
+        cells += [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]
         rows.append((Cell(line.label), *cells))
-    head = ("selector", "mean gain", "rank", "never worse by more than", "worst run", "rounds", "seconds", "bytes")
-    return Table("robustness", "Ranks, robustness, and how many times less uniform's accuracy costs", head, tuple(rows))
+    most = "never worse by more than"
+    head = ("selector", "mean gain", "rank", most, "worst run", "reached", "rounds", "seconds", "bytes")
+    title = "Ranks, robustness, and how many times less uniform's accuracy costs"
+    return Table("robustness", title, head, tuple(rows), note="" if _timed(scores) else UNTIMED)
+
+
+def _speed(line: Line, measure: str, settings: int) -> Cell:
+    speed, covers = line.speed(measure), line.covers(measure)
+    if math.isnan(speed):
+        return Cell("–")
+    return Cell(f"{speed:.2f}×", f"in {covers}" if covers < settings else "")
+
+
+def _timed(scores: Scores) -> bool:
+    return not scores.lines or any(line.faster for line in scores.lines)
 
 
 def markdown(scores: Scores) -> str:
@@ -113,8 +130,11 @@ def page(scores: Scores) -> str:
         f"{scores.rounds} rounds, seeds {seeds} ({used}); fedcohort {fedcohort.__version__}, "
         f"{time.strftime('%Y-%m-%d')}.</p>{state}"
         f"<h2>Gain over uniform selection</h2><p>Points of terminal accuracy, mean over seeds; ± is the 95% interval "
-        f"of the mean over seeds. Faster: how many times sooner uniform's own accuracy is reached, in rounds, "
-        f"simulated seconds and bytes (questions to clients included), geometric mean. Rank: mean over settings, "
+        f"of the mean over seeds. Settings that differ in time alone count once for mean gain and rank. Reached: share "
+        f"of the runs that get to uniform's own accuracy. Faster: how many times sooner they do, in rounds, simulated "
+        f"seconds and bytes (questions to clients included); a run that does not get there takes the time that all "
+        f"runs of its setting were watched; geometric mean over the settings in which somebody gets there, as many as "
+        f"are named. {'' if _timed(scores) else UNTIMED} Rank: mean over settings, "
         f"uniform included, with its 95% interval over seeds. Never worse than uniform by more than: the most that any "
         f"setting loses, in the mean over seeds.</p><div class=wide tabindex=0>{_heat(scores)}</div>"
         f"{_ranks(scores.ranking)}"
@@ -127,7 +147,8 @@ def _heat(scores: Scores) -> str:
     body = "".join(_heat_row(line, scores) for line in scores.lines)
     return (
         f"<table><thead><tr><th scope=col>selector</th><th scope=col>mean</th><th scope=col>worst</th>"
-        f"<th scope=col>never worse by<br>more than</th><th scope=col>rank</th><th scope=col>faster,<br>rounds</th>"
+        f"<th scope=col>never worse by<br>more than</th><th scope=col>rank</th>"
+        f"<th scope=col>reached</th><th scope=col>faster,<br>rounds</th>"
         f"<th scope=col>faster,<br>seconds</th><th scope=col>faster,<br>bytes</th>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
     )
@@ -139,8 +160,9 @@ def _heat_row(line: Line, scores: Scores) -> str:
         gain = float(line.gain[name].mean())
         cells += f"<td class=cell style='background:{_colour(gain)}'>{gain:+.1f}</td>"
     width = "" if math.isnan(line.interval) else f" ± {line.interval:.1f}"
-    speeds = [line.speed(name) for name in ("rounds", "seconds", "bytes")]
-    faster = "".join(f"<td>{'' if math.isnan(speed) else f'{speed:.2f}x'}</td>" for speed in speeds)
+    speeds = [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]
+    faster = f"<td>{'–' if math.isnan(line.arrived) else f'{line.arrived:.0%}'}</td>"
+    faster += "".join(f"<td>{in_html(f'{cell.text} {cell.note}'.strip())}</td>" for cell in speeds)
     rank, around = scores.ranks[line.label]
     ranked = f"{rank:.1f}" if math.isnan(around) else f"{rank:.1f} ± {around:.1f}"
     return (
@@ -181,7 +203,8 @@ def _ranks(ranking: Ranking | None) -> str:
         )
     height = 80 + 8 * len(ranking.alike) + step * most
     return (
-        f"<h2>All against all</h2><p>Mean rank over {ranking.blocks} blocks (setting and seed), 1 is best. Two "
+        f"<h2>All against all</h2><p>Mean rank over {ranking.blocks} kinds of settings, each with the mean over "
+        f"its seeds, 1 is best: a verdict about settings like these. Two "
         f"selectors differ at the 5% level when their ranks are {ranking.difference:.2f} apart (Friedman p "
         f"{ranking.friedman:.2g}, then Nemenyi); a bar joins those that cannot be told apart.</p>"
         f"<div class=wide tabindex=0>"

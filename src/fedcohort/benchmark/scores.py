@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,14 +12,16 @@ import numpy as np
 
 import fedcohort
 from fedcohort.arrays import FloatArray
-from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, rounds_of, suite
+from fedcohort.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
 from fedcohort.errors import InputError
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, SeedRow, leaderboards, rank_selectors
+from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.results import Results
 
 # What a submission calls each speed.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
+_Kinds = tuple[tuple[str, ...], ...]
 _CLEAR = 0.5  # points from which a gain or a loss is worth a word
 
 
@@ -32,24 +34,38 @@ class Line:
     label : str
     gain : mapping of setting to (seeds,) array
         Points of terminal accuracy above uniform with the same seed; a run that diverged counts as 0% accurate.
-    faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to (seeds,) array
-        How many times less than uniform it takes to reach the target; a run that never reaches it counts with its end.
-        Bytes are those of models both ways and of every question to a client.
+    faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to float
+        How many times less than uniform it takes to reach the target, on average within the horizon that all runs of
+        the setting have in common: a run that does not arrive takes the whole horizon, and more is not known of it. NaN
+        where neither arrives or nothing takes time. Bytes are those of models both ways and of every question to a
+        client. Empty for scores of an earlier version, which counted runs that never arrive with their own end.
+    reached : mapping of setting to float
+        Share of its seeds that reach the target within the common horizon of rounds.
+    kinds : tuple of tuple of str
+        Settings that count as one for the mean gain, see :func:`~fedcohort.benchmark.suite.kinds`; empty: none do.
     """
 
     label: str
     gain: Mapping[str, FloatArray]
-    faster: Mapping[str, Mapping[str, FloatArray]]
+    faster: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    reached: Mapping[str, float] = field(default_factory=dict)
+    kinds: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def _by_seed(self) -> FloatArray:
+        """(seeds,) mean gain over the kinds of settings."""
+        kinds = self.kinds or tuple((name,) for name in self.gain)
+        return np.asarray(np.mean([np.mean([self.gain[name] for name in kind], axis=0) for kind in kinds], axis=0))
 
     @property
     def mean(self) -> float:
-        """Mean gain over the settings, in points."""
-        return float(np.mean([values.mean() for values in self.gain.values()]))
+        """Mean gain over the kinds of settings, in points."""
+        return float(self._by_seed.mean())
 
     @property
     def interval(self) -> float:
         """Half of the 95% interval of the mean gain, over the seeds; NaN with one seed."""
-        return half_interval(np.mean(list(self.gain.values()), axis=0))
+        return half_interval(self._by_seed)
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -68,10 +84,22 @@ class Line:
         return float(min(values.min() for values in self.gain.values()))
 
     def speed(self, measure: str) -> float:
-        """Geometric mean over settings and seeds of how many times faster; NaN where nothing takes time."""
-        values = np.concatenate(list(self.faster.get(measure, {}).values()) or [np.zeros(0)])
-        values = values[np.isfinite(values)]
+        """Geometric mean over settings of how many times faster; NaN where no setting tells."""
+        values = self._speeds(measure)
         return float(np.exp(np.log(values).mean())) if len(values) else math.nan
+
+    def covers(self, measure: str) -> int:
+        """How many settings :meth:`speed` is a mean over."""
+        return len(self._speeds(measure))
+
+    def _speeds(self, measure: str) -> FloatArray:
+        values = np.array(list(self.faster.get(measure, {}).values()), np.float64)
+        return values[np.isfinite(values)]
+
+    @property
+    def arrived(self) -> float:
+        """Share of all runs that reach uniform's accuracy; NaN where it is not known."""
+        return float(np.mean(list(self.reached.values()))) if self.reached else math.nan
 
     @property
     def sentence(self) -> str:
@@ -83,6 +111,8 @@ class Line:
         paid = self.speed("bytes")
         if not math.isnan(paid):
             start += f", uniform's accuracy for {1 / paid:.2g} times its bytes"
+            if self.arrived < 1:
+                start += f" (reached by {self.arrived:.0%} of the runs)"
         helps = f"gains {_CLEAR:g} points or more in {names(good, 4)}" if good else "gains half a point nowhere"
         if not bad:
             return f"{start}; {helps}, and loses as much nowhere (worst {self.worst[1]:+.1f} in {self.worst[0]})."
@@ -114,16 +144,19 @@ class Scores:
 
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
-        """Return the scores a submission holds; of its speeds it has the means alone."""
+        """Return the scores a submission holds; one of an earlier version has no speeds."""
 
-        def speed(value: float | None) -> FloatArray:
-            return np.array([math.nan if value is None else value])
+        def numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+            return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
+        grouped = kinds(submission["data"], submission["settings"])
         lines = [
             Line(
                 entry["label"],
                 {name: np.array(entry["gains"][name], np.float64) for name in submission["settings"]},
-                {measure: {"all": speed(entry[key])} for measure, key in _SPEEDS.items()},
+                {measure: numbers(values) for measure, values in entry.get("faster", {}).items()},
+                numbers(entry.get("reached", {})),
+                grouped,
             )
             for entry in submission["selectors"]
         ]
@@ -150,10 +183,20 @@ class Scores:
         return ["uniform", *(line.label for line in self.lines)]
 
     @cached_property
+    def kinds(self) -> tuple[tuple[str, ...], ...]:
+        """Settings that count as one where accuracy is compared."""
+        return kinds(self.data, self.settings)
+
+    @cached_property
     def _gains(self) -> FloatArray:
-        """(settings, labels, seeds); uniform gains nothing."""
+        """(kinds, labels, seeds); uniform gains nothing."""
         zero = np.zeros(len(self.seeds))
-        return np.array([[zero, *(line.gain[setting] for line in self.lines)] for setting in self.settings])
+        return np.array(
+            [
+                [zero, *(np.mean([line.gain[setting] for setting in kind], axis=0) for line in self.lines)]
+                for kind in self.kinds
+            ]
+        )
 
     @cached_property
     def ranks(self) -> dict[str, tuple[float, float]]:
@@ -169,9 +212,8 @@ class Scores:
 
     @cached_property
     def ranking(self) -> Ranking | None:
-        """All against all, uniform included, over every setting and seed."""
-        blocks = self._gains.transpose(0, 2, 1).reshape(-1, len(self._labels)) if self._gains.size else np.zeros((0, 1))
-        return rank_selectors(self._labels, blocks)
+        """All against all, uniform included, over the kinds of settings, each with its mean over the seeds."""
+        return rank_selectors(self._labels, self._gains.mean(axis=2) if self._gains.size else np.zeros((0, 1)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the submission."""
@@ -199,6 +241,11 @@ class Scores:
                     "mean_rank": ranks[line.label][0],
                     "rank_interval": _plain(ranks[line.label][1]),
                     **{key: _plain(line.speed(measure)) for measure, key in _SPEEDS.items()},
+                    "faster": {
+                        measure: {name: _plain(value) for name, value in values.items()}
+                        for measure, values in line.faster.items()
+                    },
+                    "reached": dict(line.reached),
                     "gains": {name: values.tolist() for name, values in line.gain.items()},
                     "use": line.sentence,
                 }
@@ -212,15 +259,16 @@ def score(*results: Results) -> Scores:
     boards = [board for part in results for board in leaderboards(part)]
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
-    kinds = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
-    if len(kinds) != 1:
-        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(kinds)}.")
-    ((data, rounds),) = kinds
+    made = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
+    if len(made) != 1:
+        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(made)}.")
+    ((data, rounds),) = made
     labels = [row.label for row in boards[0].rows] if boards else []
     if "uniform" not in labels:
         raise InputError("The benchmark compares with 'uniform', which these results lack.")
     seeds = tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
-    lines = [_line(label, boards, seeds) for label in labels if label != "uniform"]
+    grouped = kinds(data, [board.setting for board in boards])
+    lines = [_line(label, boards, seeds, grouped) for label in labels if label != "uniform"]
     return Scores(
         data=data,
         seeds=seeds,
@@ -231,22 +279,52 @@ def score(*results: Results) -> Scores:
     )
 
 
-def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int]) -> Line:
+def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], grouped: _Kinds) -> Line:
     gain: dict[str, FloatArray] = {}
-    rounds: dict[str, FloatArray] = {}
-    seconds: dict[str, FloatArray] = {}
-    sent: dict[str, FloatArray] = {}
+    faster: dict[str, dict[str, float]] = {measure: {} for measure in _SPEEDS}
+    reached: dict[str, float] = {}
     for board in boards:
-        ours, theirs = _by_seed(_row(board, label)), _by_seed(board.base)
-        pairs = [(ours[seed], theirs[seed]) for seed in seeds]
-        gain[board.setting] = np.array([100 * (_end(mine) - _end(base)) for mine, base in pairs])
-        rounds[board.setting] = np.array([_times(base.rounds_to[-1], base.rounds, mine.rounds_to[-1], mine.rounds)
-                                          for mine, base in pairs])  # fmt: skip
-        seconds[board.setting] = np.array([_times(base.seconds_to[-1], base.clock, mine.seconds_to[-1], mine.clock)
-                                           for mine, base in pairs])  # fmt: skip
-        sent[board.setting] = np.array([_times(base.megabytes_to[-1], _all(base), mine.megabytes_to[-1], _all(mine))
-                                        for mine, base in pairs])  # fmt: skip
-    return Line(label, gain, {"rounds": rounds, "seconds": seconds, "bytes": sent})
+        row = _row(board, label)
+        ours, theirs = _by_seed(row), _by_seed(board.base)
+        gain[board.setting] = np.array([100 * (_end(ours[seed]) - _end(theirs[seed])) for seed in seeds])
+        for measure in _SPEEDS:
+            limit = horizon(board, measure)
+            mine, base = (restricted_mean(which, measure, limit) for which in (row, board.base))
+            tells = mine > 0 and base > 0 and min(mine, base) < limit
+            faster[measure][board.setting] = base / mine if tells else math.nan
+        limit = horizon(board, "rounds")
+        times = [_taken(seed, "rounds")[0] for seed in row.seeds]
+        reached[board.setting] = float(np.mean([time is not None and time <= limit for time in times]))
+    return Line(label, gain, faster, reached, grouped)
+
+
+def horizon(board: Leaderboard, measure: str) -> float:
+    """Return how long every run of a setting was watched, in rounds, seconds or megabytes; NaN where that is unknown.
+
+    A run that diverged or failed was watched for good: it does not arrive any more.
+    """
+    ends = [_taken(seed, measure)[1] for row in board.rows for seed in row.seeds if seed.state not in LOST]
+    return float(min(ends)) if ends else math.nan
+
+
+def restricted_mean(row: LeaderRow, measure: str, limit: float) -> float:
+    """Return the mean time to the target, in which nobody takes more than ``limit``: who does not arrive takes that.
+
+    This is the restricted mean time of survival analysis, for runs that are all censored at the same moment.
+    """
+    times = [_taken(seed, measure)[0] for seed in row.seeds]
+    return float(np.mean([limit if time is None else min(time, limit) for time in times]))
+
+
+def _taken(seed: SeedRow, measure: str) -> tuple[float | None, float]:
+    """Return what a run took to reach the target, None where it did not, and what it took in all."""
+    match measure:
+        case "rounds":
+            return seed.rounds_to[-1], seed.rounds
+        case "seconds":
+            return seed.seconds_to[-1], seed.clock
+        case _:
+            return seed.megabytes_to[-1], _all(seed)
 
 
 def _all(seed: SeedRow) -> float:
@@ -263,12 +341,6 @@ def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
 
 def _end(seed: SeedRow) -> float:
     return 0.0 if math.isnan(seed.terminal) else seed.terminal
-
-
-def _times(base: float | None, base_end: float, ours: float | None, our_end: float) -> float:
-    """How many times faster we were; who never got there is counted with the end of its run."""
-    mine, theirs = our_end if ours is None else ours, base_end if base is None else base
-    return theirs / mine if mine > 0 and theirs > 0 else math.nan
 
 
 def half_interval(values: FloatArray) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.benchmark.scores import half_interval
-from fedcohort.benchmark.suite import REPORT_SEEDS, VERSION, rounds_of, suite, table
+from fedcohort.benchmark.scores import Line
+from fedcohort.benchmark.suite import REPORT_SEEDS, VERSION, kinds, rounds_of, suite, table
 from fedcohort.errors import FedcohortError
 from fedcohort.files import read_file
 from fedcohort.simulate.config import Experiment
@@ -90,11 +90,13 @@ def _scores(found: Mapping[str, Any]) -> list[str]:
             if gains.shape != (len(found["settings"]), len(found["seeds"])):
                 problems.append(f"{entry['label']} has no gain for every setting and seed")
                 continue
-            interval = half_interval(gains.mean(axis=0))
-            close = np.isclose(gains.mean(), entry["mean_gain"]) and np.isclose(
-                gains.mean(axis=1).min(), entry["worst_gain"]
+            line = Line(
+                entry["label"],
+                dict(zip(found["settings"], gains, strict=True)),
+                kinds=kinds(found["data"], found["settings"]),
             )
-            if not close or (not math.isnan(interval) and not np.isclose(interval, entry["interval"])):
+            close = np.isclose(line.mean, entry["mean_gain"]) and np.isclose(line.worst[1], entry["worst_gain"])
+            if not close or (not math.isnan(line.interval) and not np.isclose(line.interval, entry["interval"])):
                 problems.append(f"the figures of {entry['label']} do not follow from its gains")
         return problems
     except (KeyError, TypeError, ValueError, FedcohortError) as error:

@@ -155,6 +155,26 @@ def suite(data: str) -> tuple[Setting, ...]:
     )
 
 
+def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Group settings that differ in nothing but how long clients take: they are one kind where accuracy counts.
+
+    Whoever does not look at the time does the same in all of them, and would be counted twice.
+
+    >>> kinds("digits", ["noise", "skew-noise", "skew-noise-slow"])
+    (('noise',), ('skew-noise', 'skew-noise-slow'))
+    """
+    known = {setting.name: setting for setting in suite(data)} if data in DATASETS else {}
+    found: dict[str, list[str]] = {}
+    for name in settings:
+        setting = known.get(name)
+        key = name
+        if setting is not None:
+            owns = {part: value for part, value in setting.scenario.items() if part != "latency"}
+            key = repr((sorted(owns.items()), sorted(setting.run.items())))
+        found.setdefault(key, []).append(name)
+    return tuple(tuple(names) for names in found.values())
+
+
 def table(
     data: str, selectors: Mapping[str, Any], seeds: Sequence[int], *, settings: Sequence[str] = (), rounds: int = 0
 ) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from fedcohort.arrays import AnyArray, FloatArray
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Leaderboard, Progress, Ranking, ranking
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Progress, Ranking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import counted, names, number, percent, times
@@ -200,17 +200,19 @@ def _accuracy_sentence(board: Leaderboard) -> str:
     known = [row for row in board.rows if not math.isnan(row.terminal.mean)]
     if not known:
         return f"Nobody has a terminal {metric.name}{'' if board.finished else ' yet'}."
+    whole = [row for row in known if not row.lost] or known
     before = "" if board.finished else f"So far ({board.progress.words}): "
     place = "highest" if metric.higher else "lowest, which is best"
     at_the_top = f"ends {place}" if board.finished else f"is {place}"
-    best = known[0]
+    best = whole[0]
     value = metric.value(best.terminal.mean)
     if len(known) == 1:
         text = f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
-    elif metric.value(known[-1].terminal.mean) == value:
+    elif {metric.value(row.terminal.mean) for row in known} == {value}:
         text = f"all {'end at' if board.finished else 'are at'} {value}"
     else:
-        text = f"{best.label} {at_the_top}, at {value}"
+        of_all = any(row.terminal.mean > best.terminal.mean for row in known)
+        text = f"{best.label} {at_the_top}{' of those that lost no run' if of_all else ''}, at {value}"
         if not best.baseline and not math.isnan(board.base.terminal.mean):
             text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
     opened = text.replace("all ", "All ", 1) if text.startswith("all ") else text
@@ -223,13 +225,34 @@ def _accuracy_sentence(board: Leaderboard) -> str:
         return f"{before}{opened}; {nobody}{' in every seed' if some else ''}."
     quickest = min(row.main.rounds.mean for row in reached)
     first = [row for row in reached if row.main.rounds.mean == quickest]
-    every = "" if all(row.runs == 1 for row in reached) else " in every seed"
-    quick = f"{names([row.label for row in first])} {'is' if len(first) == 1 else 'are'} first at {target}{every}"
-    quick += f", after {counted(quickest, 'round')}" + (" on average" if every else "")
+    who = f"{names([row.label for row in first])} {'is' if len(first) == 1 else 'are'} first at {target}"
+    after = f"after {counted(quickest, 'round')}"
+    won, seeds = _firsts(board, first[0])
+    if all(row.runs == 1 for row in board.rows):
+        quick = f"{who}, {after}"
+    elif len(first) == 1 and won == seeds:
+        quick = f"{who} in every seed, {after} on average"
+    else:
+        some = any(0 < row.main.rounds.count < row.runs for row in board.rows)
+        quick = f"{who} on average{' of those that reach it in every seed' if some else ''}, {after}"
+        if len(first) == 1:
+            quick += f" (first in {won} of {counted(seeds, 'seed')})"
     gain = first[0].main.speed_up
     if len(first) == 1 and not first[0].baseline and gain > 1:
         quick += f", {times(gain)} times as fast as {board.baseline}"
     return f"{before}{quick}; {text}."
+
+
+def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
+    """Return in how many of its seeds nobody reached the target sooner than this selector, and how many it has."""
+    others: dict[int, list[int]] = {}
+    for other in board.rows:
+        for run in other.seeds:
+            if other is not row and run.rounds_to[-1] is not None:
+                others.setdefault(run.seed, []).append(run.rounds_to[-1])
+    mine = {run.seed: run.rounds_to[-1] for run in row.seeds}
+    won = sum(made is not None and made < min(others.get(seed, [made + 1])) for seed, made in mine.items())
+    return won, len(mine)
 
 
 def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> Figure | None:
@@ -258,16 +281,18 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
         return None
     before = so_far(setting)
     about = (
-        f" Ranks are by terminal {board.metric.name} within a seed of a setting; Friedman's test over these blocks, "
-        "then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told apart; which ones can "
-        "depends on who else is compared."
+        f" Ranks are by terminal {board.metric.name}: within each seed of one setting, which says what to expect of "
+        "its other seeds"
+        + (", and by the means over seeds within each of all settings, which is about settings like these" * several)
+        + ". Friedman's test, then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told "
+        "apart; which ones can depends on who else is compared."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)
 
 
 def _rank_sentence(found: Ranking, where: str) -> str:
-    over = f"over {counted(found.blocks, 'block')}" + (f" {where}" if where else "")
+    over = f"over {counted(found.blocks, found.over)}" + (f" {where}" if where and found.over == "seed" else "")
     p = "p < 0.001" if found.friedman < 0.001 else f"p = {found.friedman:.3f}"
     best = found.labels[0]
     if found.friedman >= LEVEL:

@@ -232,6 +232,11 @@ class LeaderRow:
         return sum(seed.state == "failed" for seed in self.seeds)
 
     @property
+    def lost(self) -> int:
+        """How many diverged or failed: the means over the others flatter."""
+        return self.diverged + self.failed
+
+    @property
     def main(self) -> ToTarget:
         """The highest target, which speed-ups are about."""
         return self.to_target[-1]
@@ -301,7 +306,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The table of one setting, best terminal accuracy first.
+    """The table of one setting, best terminal accuracy first; selectors that lost a run come after all others.
 
     Attributes
     ----------
@@ -472,7 +477,7 @@ def leaderboard(
                 paired=None if label == base else replace(paired[label], p=corrected[label]),
             )
         )
-    rows.sort(key=lambda r: (-r.terminal.mean if not math.isnan(r.terminal.mean) else math.inf, r.label))
+    rows.sort(key=lambda r: (r.lost > 0, -r.terminal.mean if not math.isnan(r.terminal.mean) else math.inf, r.label))
     longest = max(seed.rounds for row in rows for seed in row.seeds)
     return Leaderboard(
         setting=setting,

@@ -111,15 +111,21 @@ def leaderboards_of(
 
 
 def ranking(boards: Sequence[Leaderboard]) -> Ranking | None:
-    """Rank all selectors against each other by terminal accuracy, over every setting and seed that all of them ran."""
+    """Rank all selectors against each other by terminal accuracy.
+
+    Blocks are the settings, each with the means over the seeds that all selectors ran there; of a single setting they
+    are its seeds.
+    """
     labels = [row.label for row in boards[0].rows] if boards else []
     labels = [label for label in labels if all(any(row.label == label for row in b.rows) for b in boards)]
-    blocks = []
+    blocks: list[list[float]] = []
     for board in boards:
         ends = {
             row.label: {s.seed: -math.inf if s.state in LOST else s.terminal for s in row.seeds} for row in board.rows
         }
         common = set.intersection(*(set(ends[label]) for label in labels)) if labels else set()
         rows = [[ends[label][seed] for label in labels] for seed in sorted(common)]
-        blocks += [row for row in rows if not np.isnan(row).any()]
-    return rank_selectors(labels, np.array(blocks, np.float64).reshape(len(blocks), len(labels)))
+        rows = [row for row in rows if not np.isnan(row).any()]
+        blocks += rows if len(boards) == 1 else [np.mean(rows, axis=0).tolist()] if rows else []
+    over = "seed" if len(boards) == 1 else "setting"
+    return rank_selectors(labels, np.array(blocks, np.float64).reshape(len(blocks), len(labels)), over)

@@ -1,11 +1,12 @@
 """How sure a difference is: paired t-tests against the baseline, and ranks of all selectors against each other.
 
 Two questions, two tests. *Is this selector better than the baseline here?* is answered in the leaderboard by a paired
-t-test over the seeds both ran. *Which selectors differ at all?* is answered by Friedman's test over blocks, each a
-setting with one seed, followed by Nemenyi's critical difference [Demsar2006]_. Ranks were chosen because accuracies of
-different settings cannot be averaged, and Nemenyi over pairwise Wilcoxon tests because those cannot reach p < 0.05
-with five blocks or fewer, however clear the difference (their smallest p is 2 / 2^5 = 0.0625), while experiments with
-three to five seeds are the rule. Its price: the verdict on a pair depends on which other selectors were compared.
+t-test over the seeds both ran. *Which selectors differ at all?* is answered by Friedman's test over blocks, followed by
+Nemenyi's critical difference [Demsar2006]_. Blocks must be independent: of several settings each is one block, with the
+mean over its seeds, and the verdict is about settings like these; of a single setting each seed is one, and the verdict
+is about other seeds of that setting. Ranks were chosen because accuracies of different settings cannot be averaged, and
+Nemenyi over pairwise Wilcoxon tests because those cannot reach p < 0.05 with five blocks or fewer, however clear the
+difference (their smallest p is 2 / 2^5 = 0.0625). Its price: the verdict on a pair depends on who else was compared.
 
 .. [Demsar2006] J. Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7, 2006.
 """
@@ -66,7 +67,9 @@ class Ranking:
     ranks : tuple of float
         Mean rank of each over the blocks, 1 is best.
     blocks : int
-        Settings times seeds in which every selector ran.
+        Settings, or seeds of one setting, in which every selector ran.
+    over : str
+        What the blocks are, and what the verdict is about: "setting" or "seed".
     friedman : float
         p of Friedman's test that all selectors are alike.
     difference : float
@@ -80,6 +83,7 @@ class Ranking:
     labels: tuple[str, ...]
     ranks: tuple[float, ...]
     blocks: int
+    over: str
     friedman: float
     difference: float
     p: Mapping[tuple[str, str], float]
@@ -90,7 +94,7 @@ class Ranking:
         return self.friedman < LEVEL and self.p[one, other] < LEVEL
 
 
-def rank_selectors(labels: Sequence[str], results: FloatArray) -> Ranking | None:
+def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "setting") -> Ranking | None:
     """Rank selectors over blocks.
 
     Parameters
@@ -99,6 +103,8 @@ def rank_selectors(labels: Sequence[str], results: FloatArray) -> Ranking | None
         k of them, at least two.
     results : (n, k) float array
         A block in each row, higher is better; equal ones share their mean rank. A run that diverged is -inf: last.
+    over : str
+        What a block is, "setting" or "seed".
 
     Returns
     -------
@@ -107,28 +113,27 @@ def rank_selectors(labels: Sequence[str], results: FloatArray) -> Ranking | None
     n, k = results.shape
     if n < 2 or k < 2:
         return None
-    from scipy.special import chdtrc
+    from scipy import stats
 
-    ranks = np.array([_mean_ranks(-row) for row in results])
+    ranks = stats.rankdata(-results, axis=1)
     mean = ranks.mean(axis=0)
-    ties = sum(float((c**3 - c).sum()) for c in (np.unique(row, return_counts=True)[1] for row in ranks))
-    scale = 1 - ties / (n * (k**3 - k))
-    statistic = 12 * n / (k * (k + 1)) * float(((mean - (k + 1) / 2) ** 2).sum())
-    friedman = float(chdtrc(k - 1, statistic / scale)) if scale > 0 else 1.0
+    friedman = _friedman(ranks)
     unit = math.sqrt(k * (k + 1) / (6 * n))
     order = np.argsort(mean, kind="stable")
     p = {
-        (labels[i], labels[j]): 1 - studentized_range(math.sqrt(2) * abs(mean[i] - mean[j]) / unit, k)
+        (labels[i], labels[j]): float(
+            stats.studentized_range.sf(math.sqrt(2) * abs(mean[i] - mean[j]) / unit, k, np.inf)
+        )
         for i in range(k)
         for j in range(k)
         if i != j
     }
-    difference = _critical(k) / math.sqrt(2) * unit
+    difference = float(stats.studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * unit
     sorted_ranks = [float(mean[i]) for i in order]
     names = tuple(labels[i] for i in order)
     # Nemenyi's test follows Friedman's: where that finds all alike, nobody differs from anybody.
     alike = _alike(names, sorted_ranks, difference) if friedman < LEVEL else (names,)
-    return Ranking(names, tuple(sorted_ranks), n, friedman, difference, p, alike)
+    return Ranking(names, tuple(sorted_ranks), n, over, friedman, difference, p, alike)
 
 
 def _alike(names: Sequence[str], ranks: Sequence[float], difference: float) -> tuple[tuple[str, ...], ...]:
@@ -141,31 +146,13 @@ def _alike(names: Sequence[str], ranks: Sequence[float], difference: float) -> t
     return tuple(tuple(names[a : b + 1]) for a, b in found)
 
 
-def _mean_ranks(values: FloatArray) -> FloatArray:
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[which])
+def _friedman(ranks: FloatArray) -> float:
+    """Return the p-value of Friedman's test over ranks (n, k); of two selectors it is a sign test, and exact."""
+    from scipy import stats
 
-
-def studentized_range(q: float, k: int) -> float:
-    """Return the chance that the range of ``k`` standard normal numbers is at most ``q``.
-
-    >>> round(studentized_range(3.314, 3), 3)  # the 5% point of three groups, any table of it
-    0.95
-    """
-    if q <= 0:
-        return 0.0
-    from scipy.special import ndtr
-
-    z = np.linspace(-8.0, 8.0 + q, 4001)
-    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    return min(1.0, float(np.trapezoid(k * density * (ndtr(z) - ndtr(z - q)) ** (k - 1), z)))
-
-
-def _critical(k: int) -> float:
-    """Return the point that the range of ``k`` standard normal numbers exceeds with probability :data:`LEVEL`."""
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if studentized_range(middle, k) < 1 - LEVEL else (low, middle)
-    return high
+    if ranks.shape[1] == 2:
+        wins, losses = int((ranks[:, 0] < ranks[:, 1]).sum()), int((ranks[:, 0] > ranks[:, 1]).sum())
+        return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+    if (ranks == ranks[:, :1]).all():
+        return 1.0  # all alike everywhere
+    return float(stats.friedmanchisquare(*ranks.T).pvalue)

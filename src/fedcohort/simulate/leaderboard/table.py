@@ -38,10 +38,11 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
         cells = [_rounds(row, row.to_target[i].rounds, at == fastest) for at, row in enumerate(rows)]
         add(f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, cells)
     add("Speed-up", 4, [Cell(_known(row.main.speed_up, "{:.2f}×")) for row in rows])
-    add("Best", 6, _scores([row.best for row in rows], board.metric))
+    whole = [not row.lost for row in rows]
+    add("Best", 6, _scores([row.best for row in rows], whole, board.metric))
     if any(row.early_stop != row.best for row in rows):
-        add("Where it stopped", 10, _scores([row.early_stop for row in rows], board.metric))
-    add("Terminal", 1, _scores([row.terminal for row in rows], board.metric))
+        add("Where it stopped", 10, _scores([row.early_stop for row in rows], whole, board.metric))
+    add("Terminal", 1, _scores([row.terminal for row in rows], whole, board.metric))
     gain = "Gain over" if board.metric.higher else "Difference to"
     add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
     if board.reference is not None:
@@ -56,7 +57,7 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
             [_time(row, at == quickest) for at, row in enumerate(rows)],
         )
     if any(row.qcid.count for row in rows):
-        evenest = _best([row.qcid.mean for row in rows], min)
+        evenest = _best([math.nan if row.lost else row.qcid.mean for row in rows], min)
         cells = [Cell(number(r.qcid.mean) if r.qcid.count else "–", best=i == evenest) for i, r in enumerate(rows)]
         add("Mean QCID", 7, cells)
     if any(row.megabytes.count for row in rows):
@@ -89,7 +90,10 @@ def note(board: Leaderboard) -> str:
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
         said.append("Of shorter runs it is the last fifth.")
     if any(row.diverged for row in board.rows):
-        said.append(f"A run that diverged has no terminal {board.metric.name}.")
+        said.append(
+            f"A run that diverged has no terminal {board.metric.name}: means are over the others, and nothing of such "
+            "a selector is marked as best."
+        )
     if any(row.failed for row in board.rows):
         said.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
     if max(row.runs for row in board.rows) > 1:
@@ -105,7 +109,7 @@ def _about_p(board: Leaderboard) -> str:
     common = (
         f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
         f"{board.baseline}{' in percentage points' if board.metric.share else ''}, over the seeds both "
-        "ran, with wins among those seeds; p of a two-sided paired t-test, Holm-corrected over the rows."
+        "ran, with wins among those seeds; p of a two-sided paired t-test, Holm-corrected over the rows of this table."
     )
     if fewest < 2:
         return common + " With one common seed or none there is no test: a difference may be chance."
@@ -141,8 +145,8 @@ def _best(values: Sequence[float], choose: Callable[..., float]) -> int:
 
 
 def _complete(row: LeaderRow, value: Spread) -> float:
-    """Return the mean where every run has a value: others cannot be the best."""
-    return value.mean if value.count == row.runs else math.nan
+    """Return the mean where every run has a value and none was lost: others cannot be the best."""
+    return value.mean if value.count == row.runs and not row.lost else math.nan
 
 
 def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
@@ -157,8 +161,9 @@ def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
     return Cell(row.label, ", ".join(notes), color=color, dash=dash)
 
 
-def _scores(values: Sequence[Spread], metric: Metric) -> list[Cell]:
-    best = _best([value.mean for value in values], max)
+def _scores(values: Sequence[Spread], whole: Sequence[bool], metric: Metric) -> list[Cell]:
+    """Return cells of which the best is marked, among selectors that lost no run."""
+    best = _best([value.mean if all_there else math.nan for value, all_there in zip(values, whole, strict=True)], max)
     return [
         Cell("–")
         if value.count == 0
