@@ -193,7 +193,8 @@ class Cohort:
     parts : mapping of str to (c,) float array
         What the score was made of, by name (loss, balance, latency, exploration, ...).
     weights : (k,) float array, optional
-        Multiplicity of each client in the average; default 1 each.
+        Multiplicity of each client in the average, beside its share of the data; default 1 each. Which
+        aggregator makes an unbiased average of them, the selector says: :attr:`Selector.aggregator`.
     work : (k,) float array, optional
         Local work of each client as a multiple of the default number of local steps.
     notes : mapping of str to str or number
@@ -341,6 +342,11 @@ class Selector(Parameterized, ABC, Generic[State]):
     def requires(self) -> frozenset[Signal]:
         """The signals this selector reads."""
         return frozenset()
+
+    @property
+    def aggregator(self) -> str | None:
+        """The aggregator under which its weights are unbiased, taken where none is configured; None: any will do."""
+        return None
 
     def adapted(self, supplied: frozenset[Signal]) -> Selector[State]:
         """Return this selector as it works with the signals that table and host supply; nearly always itself.

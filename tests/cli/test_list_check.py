@@ -108,3 +108,16 @@ def test_help_and_version():
     assert code == 0 and "list" in out and "check" in out
     code, out, _ = fedcohort("--version")
     assert code == 0 and out.count(".") == 2
+
+
+def test_list_says_which_aggregator_makes_a_selector_unbiased():
+    _, out, _ = fedcohort("list", "selectors", "gradnorm")
+    assert "unbiased with the aggregator: inverse-probability" in out
+    _, out, _ = fedcohort("list", "--format", "json")
+    paired = {e["name"]: e["aggregator"] for e in json.loads(out) if "aggregator" in e}
+    assert paired == {
+        "clustered": "size-mean",
+        "feel": "inverse-probability",
+        "gradnorm": "inverse-probability",
+        "size-weighted": "mean",
+    }

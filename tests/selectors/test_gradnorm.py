@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from fedcohort.clients import ClientTable
+from fedcohort.numerics.sampling import systematic_sample
 from fedcohort.protocol import Slate
-from fedcohort.selectors.gradnorm import GradNorm, NormState, probabilities, systematic
+from fedcohort.selectors.gradnorm import GradNorm, NormState, probabilities
 
 
 def brute_force(u, m):
@@ -44,7 +45,7 @@ def test_systematic_draws_have_a_fixed_size_and_the_wanted_probabilities():
     rng = np.random.default_rng(0)
     hits = np.zeros(7)
     for _ in range(4000):
-        drawn = systematic(chance, rng)
+        drawn = systematic_sample(chance, rng)
         assert len(drawn) == len(set(drawn.tolist())) == 3
         hits[drawn] += 1
     assert hits / 4000 == pytest.approx(chance, abs=0.03)

@@ -1,24 +1,25 @@
 """Aggregators: how the kept models become the next global model, found by name in :data:`AGGREGATORS`.
 
-================  =============================================================================================
-``size-mean``     the default, and what most people call FedAvg: weights n_k over the kept cohort, summing to 1
-``mean``          plain mean of the kept models (FedCor Eq. 4)
-``fedavg``        FedCM Table 1's FedAvg: everybody who is absent keeps the old global model
-``fedprox``       plain (or size-weighted) mean, with a proximal term in local training
-``fedpdp``        FedAvg with partial device participation, p_k N / n(S); FedCA's Eq. 5 when a filter is used
-``fednova``       updates normalised by each client's number of local steps
-``scaffold``      control variates correct the drift of local training
-``fedavgm``       momentum at the server
-``fedadam``       Adam at the server
-``fedyogi``       Yogi at the server
-``median``        coordinate-wise median
-``trimmed-mean``  coordinate-wise mean without the extremes
-``krum``          the one model with the closest company
-``multi-krum``    the mean of the models with the closest company
-``feddf``         the mean, distilled from the ensemble on unlabelled samples of the server
-``rhfl``          models count by the confidence in their clients, in the mean and in what is distilled
-``fedbio``        weights of clients are learned from the loss on labelled samples of the server
-================  =============================================================================================
+=======================  ===============================================================================================
+``size-mean``            the default, and what most people call FedAvg: weights n_k over the kept cohort, summing to 1
+``mean``                 plain mean of the kept models (FedCor Eq. 4)
+``fedavg``               FedCM Table 1's FedAvg: everybody who is absent keeps the old global model
+``inverse-probability``  w plus the sum of p_k m_k (w_k - w): unbiased for selectors that declare probabilities
+``fedprox``              plain (or size-weighted) mean, with a proximal term in local training
+``fedpdp``               FedAvg with partial device participation, p_k N / n(S); FedCA's Eq. 5 when a filter is used
+``fednova``              updates normalised by each client's number of local steps
+``scaffold``             control variates correct the drift of local training
+``fedavgm``              momentum at the server
+``fedadam``              Adam at the server
+``fedyogi``              Yogi at the server
+``median``               coordinate-wise median
+``trimmed-mean``         coordinate-wise mean without the extremes
+``krum``                 the one model with the closest company
+``multi-krum``           the mean of the models with the closest company
+``feddf``                the mean, distilled from the ensemble on unlabelled samples of the server
+``rhfl``                 models count by the confidence in their clients, in the mean and in what is distilled
+``fedbio``               weights of clients are learned from the loss on labelled samples of the server
+=======================  ===============================================================================================
 """
 
 from fedcohort.aggregators.base import (
@@ -37,7 +38,7 @@ from fedcohort.aggregators.distillation import FedDf, Rhfl
 from fedcohort.aggregators.fedbio import Cleaning, FedBio
 from fedcohort.aggregators.fednova import FedNova
 from fedcohort.aggregators.fedopt import FedAdam, FedAvgM, FedYogi, Moments
-from fedcohort.aggregators.linear import FedAvg, FedPdp, FedProx, Mean, SizeMean
+from fedcohort.aggregators.linear import FedAvg, FedPdp, FedProx, InverseProbability, Mean, SizeMean
 from fedcohort.aggregators.robust import Krum, Median, MultiKrum, TrimmedMean
 from fedcohort.aggregators.scaffold import ControlVariates, Scaffold
 
@@ -57,6 +58,7 @@ __all__ = [
     "FedPdp",
     "FedProx",
     "FedYogi",
+    "InverseProbability",
     "Krum",
     "Mean",
     "Median",

@@ -3,6 +3,8 @@ r"""Weighted means of the kept models.
 .. [McMahan2017] B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data".
 .. [Li2020] T. Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx).
 .. [Li2019] X. Li et al., "On the Convergence of FedAvg on Non-IID Data" (partial device participation).
+.. [Horvitz1952] D. G. Horvitz, D. J. Thompson, "A Generalization of Sampling Without Replacement From a Finite
+   Universe", JASA 47, 1952.
 .. [Kim2020] T. Kim et al., "Accurate and Fast Federated Learning via Combinatorial Multi-Armed Bandits", Table 1.
 
 Symbols: S all N clients, S^t the clients whose models are averaged, p_k client k's share of all training samples,
@@ -13,8 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedcohort.aggregators.base import AGGREGATORS, Members, Mix, WeightedSum
-from fedcohort.params import Boolean, Interval, OneOf, param
+from fedcohort.params import Boolean, Interval, OneOf, Optional, param
 
 
 @AGGREGATORS.register("size-mean")
@@ -64,6 +68,36 @@ class FedAvg(WeightedSum):
         if present > 1.0:
             return Mix(weights / present)
         return Mix(weights, 1.0 - present)
+
+
+@AGGREGATORS.register("inverse-probability")
+@dataclass(frozen=True, kw_only=True)
+class InverseProbability(WeightedSum):
+    r"""Estimate of the update of all clients, :math:`w + \sum_{k \in S^t} p_k m_k (w_k - w)` ([Horvitz1952]_).
+
+    Unbiased with selectors that count every client once on average over draws (m_k is 0 for those not drawn), as with
+    :math:`m_k = 1 / \pi_k` and the probability :math:`\pi_k` that k takes part: ``gradnorm`` and ``feel``. Weights are
+    not divided by their sum, so the old model has :math:`1 - \sum_k p_k m_k`, which may be below 0. Clients that could
+    not be drawn, that failed or that a filter dropped count as if they had left the model as it was. ``clip`` trades
+    variance for bias.
+
+    >>> members = Members(np.array([4, 7]), np.array([0.1, 0.3]), np.array([5., 5.]), 10, np.array([5.0, 2.5]))
+    >>> mix = InverseProbability().mix(members)
+    >>> mix.weights, mix.old
+    (array([0.5 , 0.75]), -0.25)
+    """
+
+    clip: float | None = param(
+        None,
+        Optional(Interval(float, 1, None)),
+        "most that a client's weight is multiplied by, against rare clients with huge weights; None: no limit",
+    )
+
+    def mix(self, members: Members) -> Mix:
+        """Weights p_k m_k; the old model gets what is missing to 1, or what is too much."""
+        counted = members.multiplicity if self.clip is None else np.minimum(members.multiplicity, self.clip)
+        weights = members.share * counted
+        return Mix(weights, 1.0 - float(weights.sum()))
 
 
 @AGGREGATORS.register("fedprox")

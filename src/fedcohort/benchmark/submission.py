@@ -17,6 +17,8 @@ from fedcohort.files import read_file
 from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.tables import parse_toml
 
+_NOT_SELECTION = ("aggregator", "filter", "labels", "local")
+
 
 class SubmissionError(FedcohortError, ValueError):
     """Files that are no submission, or that do not agree with the suite or with each other."""
@@ -66,7 +68,9 @@ def _configuration(wanted: Mapping[str, Any]) -> list[str]:
     if not set(wanted["seeds"]) <= set(REPORT_SEEDS):
         problems.append(f"seeds {wanted['seeds']} are not for reports: {', '.join(map(str, REPORT_SEEDS))}")
     for label, entry in mine.table["selectors"].items():
-        changed = sorted(set(entry) & {"local", "aggregator", "filter", "labels"})
+        alone = {key: value for key, value in entry.items() if key not in _NOT_SELECTION}
+        brought = Experiment.from_dict(table(data, {label: alone}, wanted["seeds"])).table["selectors"][label]
+        changed = sorted(key for key in _NOT_SELECTION if entry.get(key) != brought.get(key))
         if changed and label != "uniform":
             problems.append(f"the selector {label!r} changes {', '.join(changed)}, not only selection")
     return problems

@@ -89,7 +89,10 @@ def written(name: str, data: str, selectors: list[str], file: Path) -> str:
     if training.ours:
         lines.append(f"# Not in the paper but our choice: {', '.join(training.ours)}.")
     lines += _section("local", LocalTraining, table["local"])
-    lines += ["[aggregator]", f'name = "{table["aggregator"]["name"]}"', ""]
+    if "aggregator" in table:
+        lines += ["[aggregator]", f'name = "{table["aggregator"]["name"]}"', ""]
+    else:
+        lines += [f"# [aggregator]{_note('see: fedcohort list aggregators')}", f'# name = "{training.aggregator}"', ""]
     lines += _section("run", RunOptions, table["run"])
     for plan in {plan.label: plan for plan in experiment.plans}.values():
         lines += _selector(plan.label, plan.selector, experiment.table["selectors"][plan.label])
@@ -132,10 +135,9 @@ def _selector(label: str, selector: Selector[Any], entry: Mapping[str, Any]) -> 
 
     head = to_toml({"selectors": {label: {"x": 0}}}).splitlines()[0]
     lines = [head, *([f"name = {_toml(entry['name'])}"] if entry["name"] != label else [])]
-    if "filter" in entry:
-        lines.append(
-            f"filter = {{name = {_toml(entry['filter']['name'])}}}{_note('it learns from which models are kept')}"
-        )
+    for section, why in (("filter", "it learns from which models are kept"), ("aggregator", "it is unbiased with it")):
+        if section in entry:
+            lines.append(f"{section} = {{name = {_toml(entry[section]['name'])}}}{_note(why)}")
     for info in parameters(type(selector)):
         shown = "..." if info.default is None else _toml(info.default)
         lines.append(f"# {info.name} = {shown}{_note(info.meaning)}")

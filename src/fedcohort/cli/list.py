@@ -84,7 +84,10 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
             for info in parameters(item)
         ]
         if hasattr(item, "requires") and not any(p["required"] for p in entry["parameters"]):
-            entry["signals"] = sorted(item().requires)
+            made = item()
+            entry["signals"] = sorted(made.requires)
+            if getattr(made, "aggregator", None):
+                entry["aggregator"] = made.aggregator
         reason = getattr(item, "starves", None)
         if reason:
             entry["starves"] = reason
@@ -136,6 +139,8 @@ def list_(
     say(console, f": {entry['summary']}", lead=entry["name"])
     if entry.get("signals"):
         say(console, f"needs: {', '.join(entry['signals'])}")
+    if entry.get("aggregator"):
+        say(console, f"unbiased with the aggregator: {entry['aggregator']}")
     if entry.get("starves"):
         say(console, f"may leave clients out: {entry['starves']}")
     for line in entry.get("scenario", []):

@@ -205,6 +205,12 @@ class CohortStrategy(Strategy):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
         if wanted(levels(self.strategy), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        if self.selector.aggregator not in (None, "size-mean"):  # what Flower's strategies are
+            log.warning(
+                "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
+                "takes a mean by size of its weights, and the average may be biased",
+                self.selector.name, self.selector.aggregator,
+            )  # fmt: skip
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
         self.filter = KeepAll() if filter is None else _made("filter", filter, Filter, FILTERS)

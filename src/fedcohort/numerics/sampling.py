@@ -15,6 +15,9 @@ _SUM_BLOCK = 1024
 def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> IntArray:
     """Draw ``k`` positions without replacement, each next one with probability proportional to its weight.
 
+    Several together are not in the draw with probabilities proportional to the weights; see
+    :func:`systematic_sample` for that.
+
     Exponential keys E_i / w_i in ascending order have exactly the law of drawing one after the other; positions of
     weight zero come last, in random order. O(n).
 
@@ -33,6 +36,21 @@ def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> In
             chosen = top_k(-keys, k - missing)
             return np.concatenate([chosen, rng.choice(np.flatnonzero(~positive), missing, replace=False)])
     return top_k(-keys, k)
+
+
+def systematic_sample(chance: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Draw positions of a fixed number, the sum of ``chance``, among which i is with probability exactly ``chance[i]``.
+
+    The certain ones come first. The others are laid out in random order as intervals as long as their probabilities,
+    and those are taken that contain one of the points u, u + 1, u + 2, ... with a uniform u.
+    """
+    certain = np.flatnonzero(chance >= 1.0)
+    others = rng.permutation(np.flatnonzero(chance < 1.0))
+    wanted = round(float(chance[others].sum()))
+    ends = np.cumsum(chance[others])
+    points = rng.random() + np.arange(wanted)
+    hit = np.minimum(np.searchsorted(ends, points, side="right"), len(others) - 1)
+    return np.concatenate([certain, others[np.unique(hit)]])
 
 
 def softmax_sample(logits: FloatArray, k: int, rng: np.random.Generator) -> IntArray:

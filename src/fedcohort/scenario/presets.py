@@ -328,10 +328,7 @@ def preset_table(name: str, data: str) -> dict[str, Any]:
     if training.targets:
         run["targets"] = list(training.targets)
     local = {key: list(value) if isinstance(value, tuple) else value for key, value in training.local.items()}
-    return {
-        "data": {"name": data},
-        "scenario": {"preset": name},
-        "local": local,
-        "aggregator": {"name": training.aggregator},
-        "run": run,
-    }
+    table: dict[str, Any] = {"data": {"name": data}, "scenario": {"preset": name}, "local": local, "run": run}
+    if training.aggregator != Training.aggregator:  # under the default, selectors may bring their own
+        table["aggregator"] = {"name": training.aggregator}
+    return table

@@ -137,6 +137,11 @@ class Bounded(Selector[Any]):
         return SELECTORS.create(self.of, **(self.params or {}))
 
     @property
+    def aggregator(self) -> str | None:
+        """That of the one that chooses."""
+        return self.inner.aggregator
+
+    @property
     def requires(self) -> frozenset[Signal]:
         """What the selector that chooses reads, and with ``audit`` the server's own loss."""
         return self.inner.requires | (frozenset() if self.audit is None else {Signal.SERVER_LOSS})

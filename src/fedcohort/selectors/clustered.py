@@ -79,7 +79,7 @@ class Clustered(Selector[ClusteredState]):
     A client drawn from several distributions trains once and counts that often, so cohorts may be smaller than asked
     for. **The weights** (``Cohort.weights``) make the average unbiased under the aggregator named by ``average``: the
     number of draws under ``mean``, which is the paper's, and draws divided by the client's size under ``size-mean``,
-    the library's default, which multiplies by sizes itself.
+    the library's default, which multiplies by sizes itself. That aggregator is taken where none is configured.
 
     Deviations: angles are those of a random projection of the updates to 64 numbers (they are off by about 0.1 rad),
     because the server keeps no models. Only the ``memory`` clients heard last are compared, since the tree costs their
@@ -111,6 +111,11 @@ class Clustered(Selector[ClusteredState]):
     def requires(self) -> frozenset[Signal]:
         """Data sizes, and updates where they are compared."""
         return frozenset({Signal.SIZES} | ({Signal.UPDATE_SKETCH} if self.by == "similarity" else set()))
+
+    @property
+    def aggregator(self) -> str:
+        """The one that the weights are made for."""
+        return self.average
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> ClusteredState:
         """No updates are known."""

@@ -6,14 +6,17 @@ r"""E3CS: exponential weights for clients that finish, and a quota for everybody
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.arrays import BoolArray, FloatArray, sealed
 from fedcohort.clients import ClientTable
-from fedcohort.numerics.sampling import weighted_sample
-from fedcohort.params import Interval, Optional, param
+from fedcohort.numerics.sampling import systematic_sample, weighted_sample
+from fedcohort.params import Boolean, Interval, Optional, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.signals import Signal
 
@@ -39,14 +42,16 @@ class E3CS(Selector[WeightState]):
         w_i &\leftarrow w_i \exp\Big(\frac{(k - K \sigma) \eta}{K} \frac{x_i}{p_i}\Big)
             \quad \text{for } i \text{ in the cohort with } p_i < 1
 
-    with alpha such that no p exceeds 1. The cohort is drawn one client after the other with chances proportional to p,
-    without replacement.
+    with alpha such that no p exceeds 1. The cohort is drawn systematically, so that client i is in it with probability
+    :math:`p_i`: those with p = 1 always, and everybody at least with its quota.
 
     Symbols: K = number of candidates, k = slate.size, x_i = 1 if the client's model arrived sound and in time
     (outcome.ok), eta = ``rate``, sigma = ``fairness`` times k / K. The paper's E3CS-0, E3CS-0.5 and E3CS-0.8 are
     ``fairness`` 0, 0.5 and 0.8; E3CS-inc is ``fairness=0`` with ``until`` a quarter of the rounds.
 
-    Deviations: K counts the clients that are available now, all of them in the paper. No weight is less than
+    Deviations: the paper draws one client after the other with chances proportional to p, without replacement, which
+    ``exact=False`` does. Clients with p = 1 are then left out in up to a third of the rounds, and :math:`x_i / p_i` is
+    no unbiased estimate. K counts the clients that are available now, all of them in the paper. No weight is less than
     :math:`e^{-30}` of the largest.
 
     Examples
@@ -68,6 +73,9 @@ class E3CS(Selector[WeightState]):
         None, Optional(Interval(int, 0, None)), "rounds after which all chances are equal (E3CS-inc); None: never"
     )
 
+    exact: bool = param(True, Boolean(), "whether clients take part with exactly the stated chances; the paper: no")
+    added: ClassVar[Mapping[str, object]] = MappingProxyType({"exact": False})
+
     @property
     def requires(self) -> frozenset[Signal]:
         """Nothing but who finished."""
@@ -87,7 +95,7 @@ class E3CS(Selector[WeightState]):
         weight = slate.of_candidates(state.weight)
         quota = fairness * size / count
         chance, full = allocate(np.exp(weight - weight.max()), size, quota)
-        picks = weighted_sample(chance, size, rng)
+        picks = systematic_sample(chance, rng) if self.exact else weighted_sample(chance, size, rng)
         gain = state.gain.copy()
         step = (size - count * quota) * self.rate / count
         gain[slate.candidates[picks]] = np.where(full[picks], 0.0, step / np.maximum(chance[picks], 1e-300))

@@ -52,8 +52,10 @@ class Feel(Selector[FeelState]):
     time to send is known from the channel; here both are those of the client's last report, the mean before the first,
     and T_k is the whole round trip. T_k is taken relative to its mean and a_k to its sum, so that rho needs no units. A
     norm counts for at least a hundredth of the mean one. For several clients the paper's own estimate is replaced by
-    Raj's. The aggregator divides by the sum of the weights, which makes the average a ratio of two unbiased sums; where
-    all candidates are taken each counts once.
+    Raj's. Where all candidates are taken each counts once.
+
+    **Aggregator**: ``inverse-probability``, which is taken where none is configured. ``size-mean`` and others that
+    divide by the sum of the weights are biased towards clients with large gradients.
 
     Examples
     --------
@@ -77,6 +79,11 @@ class Feel(Selector[FeelState]):
         """Sizes, norms, and durations unless they do not matter."""
         needed = {Signal.SIZES, Signal(self.importance)}
         return frozenset(needed | {Signal.DURATION} if self.rho > 0 else needed)
+
+    @property
+    def aggregator(self) -> str | None:
+        """The one that does not divide by the sum of the weights; any, without such weights."""
+        return "inverse-probability" if self.unbiased else None
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FeelState:
         """Nothing is known of anybody."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray, sealed
+from fedcohort.arrays import FloatArray, sealed
 from fedcohort.clients import ClientTable
+from fedcohort.numerics.sampling import systematic_sample
 from fedcohort.params import Interval, param
 from fedcohort.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.signals import Signal
@@ -50,8 +51,10 @@ class GradNorm(Selector[NormState]):
     probabilities above 0, so old norms cost variance only. A client not heard yet has the mean norm of the others, and
     none has less than ``floor`` times that mean: a client whose last update was 0 must not be out for ever. Exactly m
     clients are drawn, with the probabilities above (systematically, in random order), where the paper decides about
-    each client by itself and gets m on average. The aggregator ``size-mean`` divides the weights by their sum, which
-    makes it a ratio of two unbiased estimates; ``fedavg`` does not, as in the paper, unless they exceed 1.
+    each client by itself and gets m on average.
+
+    **Aggregator**: ``inverse-probability``, the paper's, which is taken where none is configured. ``size-mean`` and
+    others that divide by the sum of the weights are biased towards clients with large updates.
 
     Examples
     --------
@@ -76,6 +79,11 @@ class GradNorm(Selector[NormState]):
         """Data sizes and the norms of updates."""
         return frozenset({Signal.SIZES, Signal.UPDATE_NORM})
 
+    @property
+    def aggregator(self) -> str:
+        """The one that does not divide by the sum of the weights."""
+        return "inverse-probability"
+
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NormState:
         """No norms are known."""
         return NormState(sealed(np.full(clients.n, np.nan)))
@@ -93,7 +101,7 @@ class GradNorm(Selector[NormState]):
         importance = share * norm
         importance = np.maximum(importance, self.floor * importance.mean())
         chance = probabilities(importance, slate.size)
-        picked = systematic(chance, rng)
+        picked = systematic_sample(chance, rng)
         squared = (importance / max(float(importance.max()), np.finfo(np.float64).tiny)) ** 2
         uniform = (len(chance) / slate.size - 1) * squared.sum()
         cohort = Cohort(
@@ -147,18 +155,3 @@ def probabilities(importance: FloatArray, m: int) -> FloatArray:
     else:
         chance[order[:uncertain]] = wanted / uncertain
     return chance
-
-
-def systematic(chance: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Draw a cohort of fixed size in which client i is with probability ``chance[i]``.
-
-    The certain ones come first. The others are laid out in random order as intervals as long as their probabilities,
-    and those are taken that contain one of the points u, u + 1, u + 2, ... with a uniform u.
-    """
-    certain = np.flatnonzero(chance >= 1.0)
-    others = rng.permutation(np.flatnonzero(chance < 1.0))
-    wanted = round(float(chance[others].sum()))
-    ends = np.cumsum(chance[others])
-    points = rng.random() + np.arange(wanted)
-    hit = np.minimum(np.searchsorted(ends, points, side="right"), len(others) - 1)
-    return np.concatenate([certain, others[np.unique(hit)]])

@@ -25,6 +25,9 @@ class SizeWeighted(Selector[NoState]):
     for. Symbols: p_k = clients.weights over the available clients, m = slate.size. Deviations: clients without data
     are drawn only when nobody has any.
 
+    **Aggregator**: ``mean`` (or ``fedprox``), with which the average is unbiased; it is taken where none is configured.
+    Under ``size-mean`` sizes count twice.
+
     Examples
     --------
     >>> from fedcohort import ClientTable, RoundRequest, Session
@@ -40,6 +43,11 @@ class SizeWeighted(Selector[NoState]):
     def requires(self) -> frozenset[Signal]:
         """Data sizes."""
         return frozenset({Signal.SIZES})
+
+    @property
+    def aggregator(self) -> str:
+        """The plain mean: sizes have counted in the draw."""
+        return "mean"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
         """Return the empty state."""

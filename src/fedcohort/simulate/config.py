@@ -65,7 +65,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcohort.aggregators import AGGREGATORS, Aggregator
+from fedcohort.aggregators import AGGREGATORS, Aggregator, InverseProbability
 from fedcohort.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.filters import FILTERS, Filter
 from fedcohort.guard import guarded
@@ -415,7 +415,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         to_toml(complete).encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
-    notes = _notes(complete, selectors)
+    notes = _notes(complete, selectors, plans)
     if any(_takes_clients(merged(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
         notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
     return Experiment(name, complete, tuple(plans), options, notes)
@@ -430,17 +430,37 @@ def _check_targets(targets: Sequence[float], task: Task) -> None:
         )
 
 
-def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say which selectors were given a filter that the configuration does not name."""
-    added = {
-        label: entry["filter"]["name"]
+def _brought(selector: Selector[Any]) -> dict[str, str]:
+    """Return what a selector brings where the configuration names none: a filter, an aggregator."""
+    brought = {}
+    if Signal.KEPT in selector.requires:
+        brought["filter"] = selector.default_filter
+    if selector.aggregator is not None and selector.aggregator != _DEFAULTS["aggregator"]:
+        brought["aggregator"] = selector.aggregator
+    return brought
+
+
+_WHY = {
+    "filter": "it learns from which models a filter keeps",
+    "aggregator": "with it the weights of the clients it draws are unbiased",
+}
+
+
+def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any], plans: Sequence[RunPlan]) -> tuple[str, ...]:
+    """Say which selectors were given a part that the configuration does not name, and which have a wrong one."""
+    notes = [
+        f"{label} comes with the {section} {entry[section]['name']!r}, because {why}"
+        for section, why in _WHY.items()
         for label, entry in complete["selectors"].items()
-        if "filter" in entry and "filter" not in _table(label, selectors[label])
-    }
-    return tuple(
-        f"{label} comes with the filter {name!r}, because it learns from which models a filter keeps"
-        for label, name in added.items()
-    )
+        if section in entry and section not in _table(label, selectors[label])
+    ]
+    for plan in plans:
+        wanted, taken = plan.selector.aggregator, plan.aggregator.name
+        if taken == wanted or (wanted is None and taken != InverseProbability.name):
+            continue
+        made = "makes no weights for it" if wanted is None else f"makes weights for the aggregator {wanted!r}"
+        notes.append(f"{plan.label} is configured with the aggregator {taken!r} and {made}: its average may be biased")
+    return tuple(dict.fromkeys(notes))
 
 
 def _shadows(plan: RunPlan, plans: Sequence[RunPlan]) -> dict[str, Selector[Any]]:
@@ -479,13 +499,15 @@ def _runs_of(
     _check_requires(selector, str(selector_name))
     whole = merged(table, own)
     task = _task(whole.get("task", {}))
-    if not whole.get("filter") and Signal.KEPT in selector.requires:
-        whole["filter"] = selector.default_filter
+    for section, default in _brought(selector).items():
+        if whole.get(section):
+            continue
+        whole[section] = default
         try:
-            _named("filter", whole["filter"])
+            _named(section, default)
         except ConfigError as error:
             raise ConfigError(
-                f"The filter that the selector {selector_name!r} comes with cannot be used. {error.message}",
+                f"The {section} that the selector {selector_name!r} comes with cannot be used. {error.message}",
                 hint=error.hint,
             ) from error
     data = _data(whole.get("data", {}), task.target)
@@ -577,11 +599,11 @@ def _complete(
     complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given, data).to_dict()
     if keep and _takes_clients(given, data):
         complete["scenario"]["partition"] = {"name": "natural"}
-    filtered = "filter" in base or any("filter" in setting for setting in settings)
-    complete["aggregator"] = _described("aggregator", base.get("aggregator", {}))
-    complete["labels"] = _described("labels", base.get("labels", {}))
-    if not filtered or base.get("filter"):
-        complete["filter"] = _described("filter", base.get("filter", {}))
+    # Where only a setting names one, a default here would stand in the way of what selectors bring in other settings.
+    named = {section for section in _WHY if section in base or any(section in setting for setting in settings)}
+    for section in _NAMED:
+        if section not in named or base.get(section):
+            complete[section] = _described(section, base.get(section, {}))
     complete["selectors"] = {}
     for label, raw in selectors.items():
         entry = _table(label, raw)
@@ -589,8 +611,9 @@ def _complete(
         wanted = entry.pop("name", label)
         selector = SELECTORS.create(wanted, **entry)
         wanted = SELECTORS.reference(type(selector)) or wanted  # good from any folder
-        if not filtered and "filter" not in own and Signal.KEPT in selector.requires:
-            own["filter"] = _described("filter", selector.default_filter)
+        for section, default in _brought(selector).items():
+            if section not in named and section not in own:
+                own[section] = _described(section, default)
         complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
     if settings:
         complete["settings"] = [{key: _placed(key, part) for key, part in setting.items()} for setting in settings]
