@@ -58,9 +58,22 @@ def test_a_regression_leaves_out_what_needs_classes(command, tmp_path, arrays):
     arrays = {**arrays, "y_train": arrays["x_train"][:, 0] * 3, "y_test": arrays["x_test"][:, 0] * 3}
     np.savez(tmp_path / "mine.npz", **arrays)
     done = command("compare", "--data", "mine.npz", "-s", "task.name=regression", *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "fedcbs" in done.stderr and "need classes" in done.stderr
     selectors = {run.selector for run in only(tmp_path).runs}
     assert "uniform" in selectors and "fedcbs" not in selectors
+
+
+def test_a_regression_in_large_units_does_not_diverge_and_is_reported_in_them(command, tmp_path):
+    sklearn = pytest.importorskip("sklearn.datasets")
+    raw = sklearn.load_diabetes()
+    np.savez(tmp_path / "mine.npz", x_train=raw.data, y_train=raw.target)
+    options = ("--selectors", "uniform", "-s", "task.name=regression", "-s", "run.workers=1", "--seeds", "1")
+    done = command("compare", "--data", "mine.npz", *options, "--rounds", "20", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = only(tmp_path)
+    rmse = results.column(results.runs[0], "metric")
+    assert 40 < rmse[-1] < 0.95 * raw.target.std()  # 77 is what the mean alone would reach
 
 
 def test_bytes_beside_floats_are_refused_before_anything_is_written(command, tmp_path, arrays):
@@ -82,3 +95,26 @@ def test_bytes_beside_floats_are_refused_before_anything_is_written(command, tmp
 def test_hints_name_what_was_meant(command, tmp_path, arguments, hint):
     done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 1 and hint in done.stderr, done.stderr
+
+
+def test_a_quick_benchmark_says_first_that_it_is_no_result(command, tmp_path):
+    few = ("--selectors", "fedcbs", "--settings", "iid", "--processes", "1", "--device", "cpu")
+    done = command("bench", "--quick", *few, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert "--quick" in first and "no number here is a result" in first
+    assert "fedcbs:" not in done.stdout  # no sentence about how it does
+
+
+def test_the_note_says_what_a_preset_or_the_demonstration_brings(command, tmp_path):
+    done = command("compare", "--selectors", "uniform", *SHORT, "-s", "local.steps=1", cwd=tmp_path)
+    note = next(line for line in done.stderr.splitlines() if line.startswith("note: from"))
+    for part in ("partition shards(clients=50", "latency shifted-exponential", "validation 0.1", "eval_every 2"):
+        assert part in done.stderr, note
+    assert "as asked for" not in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["selectors", "aggregators", "filters", "partitions"])
+def test_lists_hold_no_markup_of_the_documentation(command, kind):
+    listed = command("list", kind, "--format", "json").stdout
+    assert ":math:" not in listed and "``" not in listed and "frac{" not in listed

@@ -101,8 +101,13 @@ def bench(
     if format is Format.JSON:
         print_json({"out": str(simulation.out), **scores.to_dict()})
     else:
+        if quick:
+            say(
+                out(),
+                "A trial with --quick: one seed, 20 rounds. Everything runs; no number here is a result.",
+            )
         print_tables([matrix(scores), robustness(scores)], out())
-        for line in scores.lines:
+        for line in () if quick else scores.lines:
             say(out(), f"{line.label}: {line.sentence}")
     say(console, f"the page: {simulation.out / 'bench.html'}")
 

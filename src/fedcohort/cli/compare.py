@@ -39,15 +39,36 @@ from fedcohort.errors import InputError
 def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
     """Say which numbers of a base configuration an experiment still has."""
     ours, theirs = _section(base, "run"), _section(final, "run")
-    run = [(key, ours.get(key), theirs.get(key)) for key in ("cohort", "rounds", "targets")]
+    run = [(key, ours.get(key), theirs.get(key)) for key in ("cohort", "rounds", "targets", "eval_every")]
     local = [(key, value, _section(final, "local").get(key)) for key, value in _section(base, "local").items()]
     aggregator = [("aggregator", base.get("aggregator", {}).get("name"), _name(final.get("aggregator", {})))]
     kept = [
         f"{key} {_plain(before)}"
-        for key, before, after in [*run, *local, *aggregator]
+        for key, before, after in [*run, *local, *aggregator, *_of_scenario(base, final)]
         if before is not None and before == after
     ]
     return ", ".join(kept)
+
+
+def _of_scenario(base: Mapping[str, Any], final: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the parts of the base's scenario that say who has which data and answers when: name, before, after."""
+    from fedcohort.scenario import Scenario
+
+    tables = [
+        {"preset": part} if isinstance(part, str) else part for part in (t.get("scenario", {}) for t in (base, final))
+    ]
+    before, after = (Scenario.from_dict(part).to_dict() if isinstance(part, Mapping) else {} for part in tables)
+    plain = Scenario().to_dict()
+    keys = [key for key in before if before[key] != plain.get(key)]
+    return [(key, _words(before[key]), _words(after.get(key))) for key in keys]
+
+
+def _words(part: Any) -> Any:
+    """Return a part of a scenario as a person would write it."""
+    if not isinstance(part, Mapping):
+        return part
+    inside = ", ".join(f"{key}={value}" for key, value in part.items() if key != "name")
+    return f"{part.get('name', '')}({inside})"
 
 
 def drop_targets(table: dict[str, Any], base: Mapping[str, Any]) -> None:

@@ -67,7 +67,15 @@ def registry(kind: Kind) -> Registry[Any]:
 
 def _summary(item: Any) -> str:
     text = (inspect.getdoc(item) or "").split("\n\n")[0].replace("\n", " ")
-    return re.sub(r"\[(\w+)\]_", r"\1", text)
+    text = re.sub(r"\[(\w+)\]_", r"\1", text)
+    text = re.sub(r":math:`([^`]*)`", lambda found: _without_tex(found[1]), text)
+    return re.sub(r":\w+:`~?(?:[\w.]+\.)?([^`]+)`", r"\1", text).replace("``", "")
+
+
+def _without_tex(formula: str) -> str:
+    """Return a formula of a docstring as plain text."""
+    plain = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", formula)
+    return re.sub(r"\\[,;! ]|[{}]", "", plain).replace("\\", "")
 
 
 def _entry(name: str, item: Any) -> dict[str, Any]:

@@ -94,11 +94,17 @@ def reproduce(
     if format is Format.JSON:
         print_json([to_dict(exhibit, outcome.records[exhibit.study.name]) for exhibit in exhibits])
     else:
+        if quick:
+            say(
+                out(),
+                "A trial with --quick: digits, one seed, few rounds. Everything runs; no number here is a result.",
+            )
         for exhibit in exhibits:
             record = outcome.records[exhibit.study.name]
             print_tables(tables_of(exhibit, record), out())
             held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
-            say(console, f"{exhibit.name}: {held} claims hold; pages beside {out_dir / exhibit.name}.md")
+            judged = "nothing is judged" if quick else f"{held} claims hold"
+            say(console, f"{exhibit.name}: {judged}; pages beside {out_dir / exhibit.name}.md")
     if not outcome.finished:
         say(console, "stopped; the same command goes on where it stopped")
         raise typer.Exit(_STOPPED)

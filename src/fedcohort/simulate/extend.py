@@ -15,7 +15,7 @@ from typing import Any
 from fedcohort.simulate import checkpoint as checkpoints
 from fedcohort.simulate.config import MOST_RUNS, Experiment
 from fedcohort.simulate.results import ResultsError, load
-from fedcohort.simulate.tables import ConfigError, read_table
+from fedcohort.simulate.tables import ConfigError, read_begun
 from fedcohort.simulate.writer import check_unchanged
 
 
@@ -36,7 +36,7 @@ def extended(
     """
     results = load(out)
     check_unchanged(out, results.meta)
-    before = Experiment.from_dict(read_table(out / "config.toml"))
+    before = Experiment.from_dict(read_begun(out))
     table = copy.deepcopy(before.table)
     if seeds is not None:
         table["seeds"] = _more_seeds(table["seeds"], seeds)

@@ -36,7 +36,7 @@ from fedcohort.simulate.prepare import group_key, prepare
 from fedcohort.simulate.processes import Driver
 from fedcohort.simulate.results import ResultsError, RunInfo, as_engines, read_meta, read_runs
 from fedcohort.simulate.room import memory_errors
-from fedcohort.simulate.tables import override, read_table, to_toml
+from fedcohort.simulate.tables import override, read_begun, read_table, to_toml
 from fedcohort.simulate.writer import ExperimentWriter, check_unchanged, locked, write_atomically
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Simulation:
         """Continue an experiment from its directory, perhaps on Ray instead of here, or the other way round."""
         check_unchanged(out, read_meta(out))
         changes = [] if engine is None else [f"run.engine={engine}"]
-        experiment = Experiment.from_dict(override(read_table(out / "config.toml"), changes))
+        experiment = Experiment.from_dict(override(read_begun(out), changes))
         return cls(
             experiment,
             out,

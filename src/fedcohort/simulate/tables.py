@@ -95,6 +95,15 @@ def _found(name: Any, folder: Path) -> Any:
     return str((folder / name).resolve()) if is_data and (folder / name).exists() else name
 
 
+def read_begun(out: Path) -> dict[str, Any]:
+    """Read the configuration of an experiment that has begun, which goes on as it began."""
+    table = read_table(out / "config.toml")
+    task = table.get("task")
+    if isinstance(task, dict) and task.get("name") == "regression":
+        task.setdefault("standardise", False)  # begun before there was that choice
+    return table
+
+
 def builtin_names() -> list[str]:
     """Return the names of the configurations that come with fedcohort."""
     folder = importlib.resources.files("fedcohort.simulate") / "configs"

@@ -107,6 +107,11 @@ class Task(Parameterized):
         return type(self) is Classification and self.loss == "cross_entropy" and self.metric == "accuracy"
 
     @property
+    def standardises(self) -> bool:
+        """Whether models learn targets of mean 0 and deviation 1."""
+        return False
+
+    @property
     def predicts(self) -> str:
         """What is predicted, in words."""
         return _WHAT[self.target]
@@ -158,11 +163,23 @@ class Classification(Task):
 @TASKS.register("regression")
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task):
-    """One or several numbers per sample; squared error and its root unless told otherwise."""
+    """One or several numbers per sample; squared error and its root unless told otherwise.
+
+    Models learn targets of mean 0 and deviation 1, so that learning rates do not depend on the targets' unit. What is
+    reported, losses at the test set among it, is in that unit.
+    """
 
     target = "number"
     loss: str = param("mse_loss", Text(), _LOSS)
     metric: str = param("rmse", Text(), _METRIC)
+    standardise: bool = param(
+        True, Boolean(), "learn targets of mean 0 and deviation 1, where the loss is mse_loss or l1_loss"
+    )
+
+    @property
+    def standardises(self) -> bool:
+        """Whether models learn standardised targets: only with losses that have neither a zero point nor a unit."""
+        return self.standardise and self.loss in ("mse_loss", "l1_loss")
 
 
 @TASKS.register("next-token")

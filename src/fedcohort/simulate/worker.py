@@ -21,7 +21,7 @@ from fedcohort.simulate.config import Experiment
 from fedcohort.simulate.group import Group
 from fedcohort.simulate.handover import hand_over
 from fedcohort.simulate.prepare import Prepared
-from fedcohort.simulate.tables import read_table
+from fedcohort.simulate.tables import read_begun
 from fedcohort.simulate.writer import shared
 
 STOP = "stop"
@@ -50,7 +50,7 @@ class Assignment:
 
     def open(self) -> Prepared:
         """Return the experiment as it was prepared."""
-        return Prepared(experiment=Experiment.from_dict(read_table(self.out / "config.toml")), **self.prepared)
+        return Prepared(experiment=Experiment.from_dict(read_begun(self.out)), **self.prepared)
 
 
 class Stopped(Exception):

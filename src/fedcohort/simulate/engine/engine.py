@@ -149,7 +149,8 @@ class Engine:
         self.n_params = flat.n_params
         self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
-        self.store = Store(x_train, x_test, y_test, federations, None if self.task.has_classes else self.y_train)
+        targets = None if self.task.has_classes else self.y_train
+        self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises)
         fast = self.task.fast and not self.integers
         self.kind = engine_kind(flat, self.sample, local, self.device, fast)
         self.backend = self._backend(flat, workers or usable_cores(), tf32, fast)

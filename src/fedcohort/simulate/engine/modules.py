@@ -128,7 +128,7 @@ class ModuleBackend:
         y = self._store.y_test
         loss, metric = np.empty(len(models)), np.empty(len(models))
         for unit, model in enumerate(models):
-            logits = self._scores(model, self._store.x_test)
+            logits = self._store.in_units(self._scores(model, self._store.x_test))
             losses = self._losses(logits, y)
             loss[unit] = float(losses.double().mean())
             if self._task is None:

@@ -24,8 +24,9 @@ class Store:
 
     ``x`` holds the ``n_train`` training samples, then the test samples. A *slot* is one sample of one client of one
     federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it; where what is
-    predicted is no class, ``targets[sample[slot]]`` is it. Federation f has ``clients[f]`` clients, the largest of
-    which trains on ``largest[f]`` slots; where the slots of a client are, :meth:`spans` says.
+    predicted is no class, ``targets[sample[slot]]`` is it, standardised if asked for; ``y_test`` stays as it is.
+    Federation f has ``clients[f]`` clients, the largest of which trains on ``largest[f]`` slots; where the slots of a
+    client are, :meth:`spans` says.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Store:
         y_test: AnyArray,
         federations: Sequence[ClientData],
         targets: AnyArray | None = None,
+        standardised: bool = False,
     ) -> None:
         self.n_train = len(x_train)
         self.shape = sample_shape(x_train)
@@ -48,6 +50,11 @@ class Store:
             _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)
         self.y_test = torch.as_tensor(np.asarray(y_test, np.int64 if targets is None else targets.dtype))
         self.targets = None if targets is None else torch.as_tensor(targets)
+        self.unit: tuple[torch.Tensor, torch.Tensor] | None = None  # mean and deviation of the targets
+        if standardised and self.targets is not None:
+            mean, deviation = self.targets.double().mean(0), self.targets.double().std(0, correction=0)
+            self.unit = mean.float(), torch.where(deviation > 0, deviation, 1.0).float()
+            self.targets = (self.targets - self.unit[0]) / self.unit[1]
         self.sample = torch.from_numpy(np.concatenate([f.indices for f in federations]).astype(np.int64))
         self.label = torch.from_numpy(np.concatenate([f.labels for f in federations]).astype(np.int64))
         starts = np.cumsum([0, *(len(f.indices) for f in federations)])
@@ -67,7 +74,12 @@ class Store:
         for name in ("x", "sample", "label", "y_test"):
             setattr(result, name, getattr(self, name).to(device))
         result.targets = None if self.targets is None else self.targets.to(device)
+        result.unit = None if self.unit is None else (self.unit[0].to(device), self.unit[1].to(device))
         return result
+
+    def in_units(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return what a model says of samples in the unit of what is to be predicted."""
+        return outputs if self.unit is None else outputs * self.unit[1] + self.unit[0]
 
     def answers(self, first: int, count: int) -> torch.Tensor:
         """What is to be predicted for the samples of ``count`` slots."""

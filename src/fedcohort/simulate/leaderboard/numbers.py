@@ -482,7 +482,7 @@ def leaderboard(
     return Leaderboard(
         setting=setting,
         targets=targets,
-        target_source="as asked for" if options.targets else source,
+        target_source="as configured" if options.targets else source,
         window=terminal_window(longest, options.terminal),
         window_source=_window_source(longest, options.terminal),
         baseline=base,
