@@ -39,12 +39,13 @@ from fedcohort.errors import InputError
 def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
     """Say which numbers of a base configuration an experiment still has."""
     ours, theirs = _section(base, "run"), _section(final, "run")
-    run = [(key, ours.get(key), theirs.get(key)) for key in ("cohort", "rounds", "targets", "eval_every")]
+    run = [(key, ours.get(key), theirs.get(key)) for key in ("cohort", "rounds", "targets")]
+    judged = [("eval_every", ours.get("eval_every"), theirs.get("eval_every"))]
     local = [(key, value, _section(final, "local").get(key)) for key, value in _section(base, "local").items()]
     aggregator = [("aggregator", base.get("aggregator", {}).get("name"), _name(final.get("aggregator", {})))]
     kept = [
         f"{key} {_plain(before)}"
-        for key, before, after in [*run, *local, *aggregator, *_of_scenario(base, final)]
+        for key, before, after in [*run, *local, *aggregator, *judged, *_of_scenario(base, final)]
         if before is not None and before == after
     ]
     return ", ".join(kept)
