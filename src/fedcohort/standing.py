@@ -323,7 +323,7 @@ class Standing:
         before = self._shadows, self._states, self._blind
         try:
             with self._journal.event():
-                eraser = Eraser(client, self.table)
+                eraser = Eraser(client, self.table, self._journal)
                 erase(self._journal, eraser, block=block)
                 self._shadows = {eraser.text(name): shadow for name, shadow in self._shadows.items()}
                 self._states = {eraser.text(name): state for name, state in self._states.items()}

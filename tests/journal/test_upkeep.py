@@ -32,6 +32,7 @@ from fedcohort.session import Session
 from fedcohort.signals import Signal
 from fedcohort.testing import ScriptedHost
 from fedcohort.testing.snapshot import differences, standing
+from fedcohort.verification import examine
 
 NAMES = ["anna", "ben", "cem", "dora", "emil"]
 
@@ -232,6 +233,41 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
     if audit:
         found = confirm(path)
         assert not found.wrong and "The chain itself holds" in str(found.problem)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["ticket", "seed", "uniform", "Uniform", "round", "reason", "rules", "blocked", "kind", "loss", "name", "clients"],
+)
+def test_a_name_that_is_a_word_of_the_journals_own_is_forgotten_where_it_names_the_client(
+    tmp_path: Path, word: str
+) -> None:
+    """A client chooses its name; to be forgotten must not cost anybody the record."""
+    path = tmp_path / "run.sqlite"
+    with Session(
+        create("uniform"), ClientTable(names=[word, "ben", "cem"]), seed=1, journal=path, rules=Rules(blocked=(word,))
+    ) as session:
+        session.set_attributes({word: {"city": "Ulm"}})
+        cohort = session.ask(RoundRequest(1))
+        session.note(
+            "flower", {"ticket": cohort.ticket, "failures": {word: "out of memory", "ben": f"waits for {word}"}}
+        )
+        session.abandon(cohort.ticket, f"{word} is gone")
+        cohort = session.ask(RoundRequest(2))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+        session.record(0, {"loss": 0.5})
+    done = CliRunner().invoke(app, ["journal", "forget", str(path), word, "--block"])
+    assert done.exit_code == 0, done.output
+    assert examine(path).sound
+    with Session.open(path, create("uniform")) as session:
+        assert session.rules is not None and session.rules.blocked == ("forgotten-0",)
+        assert session.round == 1 and session.journal.metrics() == {0: {"loss": 0.5}}
+        assert "forgotten-0" in session.table.names and word not in session.table.names
+        assert session.ask(RoundRequest(2)).size == 2
+    text = everything(path)
+    assert "Ulm" not in text and "out of memory" not in text and f"{word} is gone" not in text
+    assert "waits for forgotten-0" in text and "forgotten-0 is gone" in text
+    assert CliRunner().invoke(app, ["explain", str(path), "--round", "0"]).exit_code == 0
 
 
 @pytest.mark.parametrize("audit", [False, True])

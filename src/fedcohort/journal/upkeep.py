@@ -6,7 +6,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, TABLES
 from fedcohort.journal.store import Journal, read_journal
 from fedcohort.protocol import Status
+from fedcohort.signals import Signal
 
 FORGOTTEN = "forgotten"
 PRUNED = "pruned"  # the event of details that were let go
@@ -32,6 +33,16 @@ BLOCKED = "blocked"  # under which the journal knows forgotten clients that must
 RECOVERED = "recovered"  # the event of a journal that goes on without its newest commits
 _MOST_FILES = 10_000  # that are searched for copies of a name
 _JSON = {("meta", "value"), ("cohorts", "notes"), ("events", "body")}  # columns; other texts are plain
+_BY_NAME = frozenset(("failures", "corrections", "paused", "clients"))  # keys under which clients' names are keys
+_NAMES = frozenset(("blocked", "pinned", "names", "clients", "client"))  # keys under which clients' names are values
+_WORDS = frozenset(  # what events are called, and what their bodies and rules call things
+    """
+    abandoned attributes corrections ended excluded facts failures filter flower forgotten join leave planned pruned
+    recovered registered rejoin rules selector settings shadow try
+    attempt budget budgets client clients codes cost count first name names order params quotas reason reasons round
+    spec ticket upto what
+    """.split()
+)
 _OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
 
@@ -135,7 +146,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     gone[index] = False
     changed["active"] = pack(np.packbits(gone))
     if "attributes" in facts:
-        changed["attributes"] = deflated(json.dumps(eraser.value(journal.attributes())).encode())
+        changed["attributes"] = deflated(json.dumps(eraser.value(journal.attributes(), "clients")).encode())
     for name, data in changed.items():
         database.put("facts", name, data)
     _blank_replies(database, index)
@@ -161,9 +172,15 @@ class Eraser:
 
     Parameters
     ----------
+    A client chooses its name, and may choose a word of the journal's own: "ticket", the name of the selector, a metric.
+    That word stays wherever the journal itself uses it, where it says nothing about the client; it goes where names
+    stand and from sentences.
+
     client : str
     table : ClientTable
         Everybody; a name that contains the client's stays what it is.
+    journal : Journal
+        Whose words are its own.
 
     Attributes
     ----------
@@ -174,7 +191,7 @@ class Eraser:
 
     tables = ("meta", "cohorts", "scores", "states", "deltas", "metrics", "events")
 
-    def __init__(self, client: str, table: ClientTable) -> None:
+    def __init__(self, client: str, table: ClientTable, journal: Journal) -> None:
         if not table.has_names:
             raise InputError("The clients of this journal have no names to forget.")
         self.client, self.index = client, table.index(client)
@@ -184,18 +201,24 @@ class Eraser:
         # Of a longer word that happens to contain it nothing is taken.
         found = "|".join(map(re.escape, [*longer, client]))
         self._pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)", re.IGNORECASE)
+        self._is_word = client.casefold() in _own_words(journal)
 
-    def text(self, text: str) -> str:
-        """Return a text without the name, however it is written there."""
+    def text(self, text: str, *, named: bool = False) -> str:
+        """Return a text without the name, however it is written there; ``named``: whether it is sure to hold names."""
+        if self._is_word and not named and " " not in text:
+            return text
         return self._pattern.sub(lambda m: m[0] if m[0] in self._others else self.stand_in, text)
 
-    def value(self, value: Any) -> Any:
-        """Return JSON-like data without the name; what was said under it as a key is gone."""
+    def value(self, value: Any, under: str = "") -> Any:
+        """Return JSON-like data, found under a key, without the name; what was said under it as a key is gone."""
         if isinstance(value, Mapping):
-            return {self.text(k): self.value(v) for k, v in value.items() if k != self.client}
+            kept = value.items()
+            if not self._is_word or under in _BY_NAME:
+                kept = {self.text(k, named=True): v for k, v in kept if k != self.client}.items()
+            return {k: self.value(v, k) for k, v in kept}
         if isinstance(value, list):
-            return [self.value(item) for item in value]
-        return self.text(value) if isinstance(value, str) else value
+            return [self.value(item, under) for item in value]
+        return self.text(value, named=under in _NAMES) if isinstance(value, str) else value
 
     def table(self, database: Database, name: str) -> None:
         """Go through all texts of a table; numbers that are kept under the client's name go."""
@@ -220,6 +243,30 @@ class Eraser:
             database.delete(name, table.where_key, key)
             if name != "metrics":
                 database.put(name, *{**before, **changes}.values())
+
+
+def _own_words(journal: Journal) -> set[str]:
+    """Return the words that a journal is made of, whoever its clients are."""
+    meta = journal.meta()
+    words = {*_WORDS, *meta, *Signal, *(column for table in TABLES.values() for column in table.columns)}
+    words.update(_words(meta["selector"]), _words(list(meta["shadows"].values())), _words(meta.get("rules")))
+    words.update(row[0] for row in journal.database.fetch("SELECT DISTINCT field FROM states"))
+    words.update(row[0] for row in journal.database.fetch("SELECT DISTINCT key FROM metrics"))
+    return {word.casefold() for word in words}
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yield keys and texts of JSON-like data, but none of the places in which clients are named."""
+    if isinstance(value, Mapping):
+        yield from value
+        for key, item in value.items():
+            if key not in _BY_NAME | _NAMES:
+                yield from _words(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _words(item)
+    elif isinstance(value, str):
+        yield value
 
 
 def copies(path: Path, client: str) -> list[Path]:
