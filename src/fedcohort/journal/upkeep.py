@@ -35,14 +35,13 @@ _MOST_FILES = 10_000  # that are searched for copies of a name
 _JSON = {("meta", "value"), ("cohorts", "notes"), ("events", "body")}  # columns; other texts are plain
 _BY_NAME = frozenset(("failures", "corrections", "paused", "clients"))  # keys under which clients' names are keys
 _NAMES = frozenset(("blocked", "pinned", "names", "clients", "client"))  # keys under which clients' names are values
-_WORDS = frozenset(  # what events are called, and what their bodies and rules call things
-    """
-    abandoned attributes corrections ended excluded facts failures filter flower forgotten join leave planned pruned
-    recovered registered rejoin rules selector settings shadow try
-    attempt budget budgets client clients codes cost count first name names order params quotas reason reasons round
-    spec ticket upto what
-    """.split()
-)
+# What events are called, and what their bodies and rules call things:
+_WORDS = frozenset((
+    "abandoned", "attributes", "corrections", "ended", "excluded", "facts", "failures", "filter", "flower", "forgotten",
+    "join", "leave", "planned", "pruned", "recovered", "registered", "rejoin", "rules", "selector", "settings",
+    "shadow", "try", "attempt", "budget", "budgets", "client", "clients", "codes", "cost", "count", "first", "name", "names",
+    "order", "params", "quotas", "reason", "reasons", "round", "spec", "ticket", "upto", "what",
+))  # fmt: skip
 _OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
 
