@@ -39,8 +39,8 @@ _NAMES = frozenset(("blocked", "pinned", "names", "clients", "client"))  # keys 
 _WORDS = frozenset((
     "abandoned", "attributes", "corrections", "ended", "excluded", "facts", "failures", "filter", "flower", "forgotten",
     "join", "leave", "planned", "pruned", "recovered", "registered", "rejoin", "rules", "selector", "settings",
-    "shadow", "try", "attempt", "budget", "budgets", "client", "clients", "codes", "cost", "count", "first", "name", "names",
-    "order", "params", "quotas", "reason", "reasons", "round", "spec", "ticket", "upto", "what",
+    "shadow", "try", "attempt", "budget", "budgets", "client", "clients", "codes", "cost", "count", "first", "name",
+    "names", "order", "params", "quotas", "reason", "reasons", "round", "spec", "ticket", "upto", "what",
 ))  # fmt: skip
 _OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
