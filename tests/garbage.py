@@ -345,12 +345,16 @@ def declared() -> list[Recipe]:
 
 def simulator() -> list[Recipe]:
     """What people call in the simulator."""
+    import pandas
+
     from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.data import from_arrays, load_dataset
+    from fedcohort.simulate.data import from_arrays, from_pandas, load_dataset
     from fedcohort.simulate.results import load
 
     x, y = np.zeros((6, 4), np.float32), np.array([0, 1, 0, 1, 0, 1])
+    frame = pandas.DataFrame({"a": [0.0, 1.0] * 5, "label": [0, 1] * 5, "who": ["x", "y"] * 5})
     return [
+        Recipe("from_pandas", from_pandas, lambda: {"frame": frame, "label": "label", "client": "who"}),
         Recipe(
             "from_arrays",
             from_arrays,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -83,7 +82,8 @@ def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
             mode = None
         if mode is not None:
             _check_is_file(mode, path)
-        beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        beside = path.with_name(f".{path.name[:60]}.tmp")  # a name may be as long as the system allows
+        beside.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody put there
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         handle = os.open(beside, flags, 0o666)  # less the umask
         try:

@@ -42,5 +42,5 @@ def test_bad_counts(tmp_path: Path, text: str) -> None:
     (tmp_path / "counts.csv").write_text(text)
     with pytest.raises(InputError, match="counts"):
         run("--counts", str(tmp_path / "counts.csv"))
-    with pytest.raises(InputError, match="no file"):
+    with pytest.raises(InputError, match="No such file"):
         run("--counts", str(tmp_path / "nothing.csv"))

@@ -133,5 +133,8 @@ def report(  # the command line's options are this signature
 
 
 def _write(output: Path, page: str) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_file(output.resolve(), page.encode())
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_file(output.resolve(), page.encode())
+    except OSError as error:
+        raise InputError(f"The report {output} could not be written: {error.strerror}.") from error

@@ -46,9 +46,10 @@ def played(
     config = copy.deepcopy({key: value for key, value in table.items() if key in _SECTIONS})
     seeds = table.get("seeds", [0])
     config |= {"selectors": dict(selectors), "seeds": seeds[:1] if isinstance(seeds, list) else [0]}
-    Experiment.from_dict(config)  # refuses what is no configuration
-    options = {key: value for key, value in config.get("run", {}).items() if key not in _OF_COMPARISONS}
-    config["run"] = {**options, "eval_every": 10**9}
+    given = config.get("run", {})
+    if isinstance(given, Mapping):  # what is none is refused with the rest
+        config["run"] = {key: value for key, value in given.items() if key not in _OF_COMPARISONS}
+        config["run"]["eval_every"] = 10**9
     prepared = prepare(Experiment.from_dict(config), device)
     (plan,) = prepared.experiment.plans
     plan = planned(plan, prepared.federations[prepared.federation_keys[0]])

@@ -45,7 +45,10 @@ def exposed(table: Mapping[str, Any], device: str | None = None) -> Exposed:
         A configuration; its data, scenario, model, local training and first seed are used.
     device : str, optional
     """
-    Experiment.from_dict(table)  # refuses what is no configuration
+    of_comparisons = ("selectors", "settings", "sweep")
+    Experiment.from_dict(
+        {k: v for k, v in table.items() if k not in of_comparisons}
+    )  # refuses what is no configuration
     config = copy.deepcopy({key: table[key] for key in ("data", "scenario", "model", "local") if key in table})
     seeds = table.get("seeds", [0])
     config |= {"seeds": seeds[:1] if isinstance(seeds, list) else [0], "selectors": {"all": {}}}

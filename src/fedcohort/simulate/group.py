@@ -152,6 +152,7 @@ class Group:
         """Open every run's session anew."""
         for run in self.runs:
             run.engines = ((0, self.engine.kind),)
+            run.check_supplied()
             alone(run, run.chooser, partial(run.start_session, self._journal(run)))
 
     def _journal(self, run: Run) -> Path | None:

@@ -13,6 +13,7 @@ import numpy as np
 from fedcohort import rng as streams
 from fedcohort.aggregators import Aggregator, Combined, Corrections, Members, Memory, Mix, WeightedSum, fitting
 from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.checks import check_signals
 from fedcohort.clients import ClientTable
 from fedcohort.early_stop import EarlyStop, Watch
 from fedcohort.errors import InputError, SignalError
@@ -238,6 +239,18 @@ class Run:
     def running(self) -> bool:
         """Whether there are rounds to make."""
         return self.state == "running"
+
+    def check_supplied(self) -> None:
+        """Refuse a configuration that withholds what the selector requires; whatever else is wrong is the selector's."""
+        table = self.ground.table(self.plan.labels, self.plan.seed)
+        signals = host_signals(self.federation, self.plan.task)
+        try:
+            selector = self.selector.adapted(table.signals | signals)
+            unsupplied = selector.requires - table.signals - signals
+        except Exception:  # somebody's own code, which ends its own run when it starts
+            return
+        if unsupplied:
+            check_signals(selector, table, signals)
 
     def start_session(self, journal: Path | None) -> None:
         """Start the run's session."""
