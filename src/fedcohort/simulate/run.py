@@ -241,7 +241,7 @@ class Run:
         return self.state == "running"
 
     def check_supplied(self) -> None:
-        """Refuse a configuration that withholds what the selector requires; whatever else is wrong is the selector's."""
+        """Refuse a configuration that withholds what the selector requires; other faults are the selector's own."""
         table = self.ground.table(self.plan.labels, self.plan.seed)
         signals = host_signals(self.federation, self.plan.task)
         try:
