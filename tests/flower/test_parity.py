@@ -195,14 +195,13 @@ def covering() -> list[str]:
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "names", [pytest.param(covering(), id="covering"), pytest.param(LABELS, id="all", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("names", [pytest.param(covering(), id="covering"), pytest.param(LABELS, id="all")])
 def test_a_deployment_of_eight_nodes(names: list[str], kit: Any, simulated: Path, tmp_path: Path) -> None:
     """1 SuperLink, 8 SuperNodes, selectors that decide from the same facts, two rounds each.
 
-    Among the few of every day, every signal, question and filter goes over the wire; ``-m slow`` runs all selectors.
+    Among the few that cover, every signal, question and filter goes over the wire.
     """
     app = write_app(tmp_path / "app", experiment_table(LABELS))
     (app / "parity_app" / "all_server.py").write_text(_SERVER)
