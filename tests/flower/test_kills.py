@@ -174,6 +174,8 @@ def test_killed_in_every_part_of_a_round(strategy: str, remembered: str, kit: An
         process.kill()
         process.join()
         seen.append(rounds_told(tmp_path / "killed"))
+        if seen[-1] == ([0, *seen])[-2]:
+            longest *= 1.1  # no round was told: the machine has more to do than when it was measured
     rounds = seen[-1] + 2
     for journal in ("killed", "whole"):
         process = started(tmp_path / journal, rounds)
