@@ -34,7 +34,7 @@ from fedcohort.testing import ScriptedHost
 from fedcohort.testing.snapshot import differences, standing
 from fedcohort.verification import examine
 
-NAMES = ["anna", "ben", "cem", "dora", "emil"]
+NAMES = ["anna", "benjamin", "cem", "dora", "emil"]
 
 
 @pytest.fixture
@@ -43,14 +43,19 @@ def journal(tmp_path: Path) -> Path:
     table = ClientTable(names=NAMES, sizes=[10, 20, 30, 40, 50])
     rules = Rules(blocked=("emil",), max_participations=6)
     with Session(ActiveFL(), table, seed=1, journal=path, rules=rules) as session:
-        session.set_attributes({"ben": {"city": "Ulm"}})
+        session.set_attributes({"benjamin": {"city": "Ulm on the Danube"}})
         for round_ in range(6):
             cohort = session.ask(RoundRequest(2))
             loss = 1.0 + cohort.clients
             status = [Status.OK, Status.FAILED if round_ == 2 else Status.OK]
             session.tell(RoundReport(cohort.ticket, cohort.clients, status, {Signal.LOSS: loss}))
             session.note(
-                "flower", {"round": round_, "ticket": cohort.ticket, "failures": {"ben": "out of memory in Ulm"}}
+                "flower",
+                {
+                    "round": round_,
+                    "ticket": cohort.ticket,
+                    "failures": {"benjamin": "out of memory in Ulm on the Danube"},
+                },
             )
             session.record(round_, {"accuracy": 0.1 * round_})
     return path
@@ -98,7 +103,7 @@ def shown(journal: Path) -> set[str]:
     """The metrics of a run that waits, with a client away: there is something to say about each."""
     with Session.open(journal) as session:
         session.note("planned", {"rounds": 9})
-        said = Presence("waiting", 1.0, at=2.0, generation=2, online=4, offline={"ben": 1.0}, offline_count=1)
+        said = Presence("waiting", 1.0, at=2.0, generation=2, online=4, offline={"benjamin": 1.0}, offline_count=1)
         said.write(journal)
         text = exposition({"run": journal})
     found = {line.split("{")[0] for line in text.splitlines() if not line.startswith("#")}
@@ -162,15 +167,15 @@ def test_pruning_keeps_what_resuming_and_proofs_need(journal: Path) -> None:
 
 def test_a_client_is_forgotten_and_its_participation_stays_provable(journal: Path) -> None:
     before = verify(journal)
-    done = CliRunner().invoke(app, ["journal", "forget", str(journal), "ben"])
+    done = CliRunner().invoke(app, ["journal", "forget", str(journal), "benjamin"])
     assert done.exit_code == 0 and "its rounds stand under forgotten-1" in done.output, done.output
     with closing(read_journal(journal)) as record:
         text = json.dumps(tables(record), default=str) + json.dumps(record.meta()) + json.dumps(record.attributes())
-        assert "ben" not in text and "Ulm" not in text and "forgotten-1" in text
+        assert "benjamin" not in text and "Ulm on the Danube" not in text and "forgotten-1" in text
         table, active = record.table()
         assert table.names[1] == "forgotten-1" and not active[1] and table.sizes[1] == 0
         assert all(r.metrics == {} for r in record.replies() if r.client == 1)
-    assert b"Ulm" not in journal.read_bytes()
+    assert b"Ulm on the Danube" not in journal.read_bytes()
     after = verify(journal)
     assert after.holds and (after.most, after.rounds) == (before.most, before.rounds)
     with Session.open(journal) as session:
@@ -193,7 +198,7 @@ def everything(path: Path) -> str:
 @pytest.mark.parametrize("audit", [False, True])
 def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
     path = tmp_path / "run.sqlite"
-    names = ["clinic-b", "clinic-b-2", "ben", "reuben"]
+    names = ["clinic-b", "clinic-b-2", "benjamin", "reubenjamin"]
     rules = Rules(blocked=("clinic-b-2",))
     with Session(
         create("uniform"),
@@ -204,17 +209,17 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
         audit=audit,
         shadows={"for clinic-b": create("uniform")},
     ) as session:
-        session.set_attributes({"clinic-b": {"city": "Ulm"}, "ben": {"partner": "clinic-b"}})
-        cohort = session.ask(RoundRequest(2, available=["clinic-b", "ben"]))
+        session.set_attributes({"clinic-b": {"city": "Ulm on the Danube"}, "benjamin": {"partner": "clinic-b"}})
+        cohort = session.ask(RoundRequest(2, available=["clinic-b", "benjamin"]))
         session.tell(RoundReport(cohort.ticket, [], complete=False), host={"said": "Clinic-B was slow"})
         session.note(
-            "flower", {"ticket": 0, "failures": {"clinic-b": "out of memory", "ben": "waited for clinic-b's data"}}
+            "flower", {"ticket": 0, "failures": {"clinic-b": "out of memory", "benjamin": "waited for clinic-b's data"}}
         )
-        session.abandon(cohort.ticket, "clinic-b is gone; reuben and clinic-b-2 are there")
+        session.abandon(cohort.ticket, "clinic-b is gone; reubenjamin and clinic-b-2 are there")
         session.note("about clinic-b", {"clinic-b's nurse": "called"})
         cohort = session.ask(RoundRequest(2))
         session.tell(RoundReport(cohort.ticket, cohort.clients))
-        session.record(0, {"accuracy": 0.5, "loss/clinic-b": 0.7, "loss/reuben": 0.2})
+        session.record(0, {"accuracy": 0.5, "loss/clinic-b": 0.7, "loss/reubenjamin": 0.2})
     (tmp_path / "run.log").write_text("clinic-b failed")
     (tmp_path / "other.log").write_text("clinic-b-2 failed")
     done = CliRunner().invoke(app, ["journal", "copy", str(path), str(tmp_path / "backup.sqlite")])
@@ -222,8 +227,10 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
     assert done.exit_code == 0, done.output
     text = everything(path)
     kept = text.replace("clinic-b-2", "").lower()
-    assert kept.count("clinic-b") == 0 and "Ulm" not in text
-    assert "reuben and clinic-b-2 are there" in text and "loss/reuben" in text and "loss/forgotten" not in text
+    assert kept.count("clinic-b") == 0 and "Ulm on the Danube" not in text
+    assert (
+        "reubenjamin and clinic-b-2 are there" in text and "loss/reubenjamin" in text and "loss/forgotten" not in text
+    )
     said = " ".join(done.output.split())
     assert "run.log" in said and "backup.sqlite" in said and "other.log" not in said and "run.sqlite." not in said
     with closing(read_journal(path)) as record:
@@ -245,12 +252,16 @@ def test_a_name_that_is_a_word_of_the_journals_own_is_forgotten_where_it_names_t
     """A client chooses its name; to be forgotten must not cost anybody the record."""
     path = tmp_path / "run.sqlite"
     with Session(
-        create("uniform"), ClientTable(names=[word, "ben", "cem"]), seed=1, journal=path, rules=Rules(blocked=(word,))
+        create("uniform"),
+        ClientTable(names=[word, "benjamin", "cem"]),
+        seed=1,
+        journal=path,
+        rules=Rules(blocked=(word,)),
     ) as session:
-        session.set_attributes({word: {"city": "Ulm"}})
+        session.set_attributes({word: {"city": "Ulm on the Danube"}})
         cohort = session.ask(RoundRequest(1))
         session.note(
-            "flower", {"ticket": cohort.ticket, "failures": {word: "out of memory", "ben": f"waits for {word}"}}
+            "flower", {"ticket": cohort.ticket, "failures": {word: "out of memory", "benjamin": f"waits for {word}"}}
         )
         session.abandon(cohort.ticket, f"{word} is gone")
         cohort = session.ask(RoundRequest(2))
@@ -265,7 +276,7 @@ def test_a_name_that_is_a_word_of_the_journals_own_is_forgotten_where_it_names_t
         assert "forgotten-0" in session.table.names and word not in session.table.names
         assert session.ask(RoundRequest(2)).size == 2
     text = everything(path)
-    assert "Ulm" not in text and "out of memory" not in text and f"{word} is gone" not in text
+    assert "Ulm on the Danube" not in text and "out of memory" not in text and f"{word} is gone" not in text
     assert "waits for forgotten-0" in text and "forgotten-0 is gone" in text
     assert CliRunner().invoke(app, ["explain", str(path), "--round", "0"]).exit_code == 0
 
@@ -276,18 +287,18 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
     with Session(
         create("uniform"), ClientTable(names=NAMES), journal=path, rules=Rules(window=2), audit=audit
     ) as session:
-        session.forget("ben", block=True)
+        session.forget("benjamin", block=True)
         session.forget("cem")
     with Session.open(path) as session:
-        with pytest.raises(InputError, match="'ben' was forgotten, and is blocked"):
-            session.join(ClientTable(names=["ben"]))
-        session.set_attributes({"ben": {"city": "Ulm"}, "anna": {"city": "Bonn"}})
+        with pytest.raises(InputError, match="'benjamin' was forgotten, and is blocked"):
+            session.join(ClientTable(names=["benjamin"]))
+        session.set_attributes({"benjamin": {"city": "Ulm on the Danube"}, "anna": {"city": "Bonn"}})
         session.join(ClientTable(names=["cem"]))
         assert session.table.names[-1] == "cem"
-        session.set_rules(Rules(blocked=("ben",), max_participations=3))  # as the operator's file still has them
+        session.set_rules(Rules(blocked=("benjamin",), max_participations=3))  # as the operator's file still has them
         assert session.rules is not None and session.rules.blocked == ("forgotten-1",)
     text = everything(path)
-    assert "ben" not in text.replace("forgotten-1", "") and "Ulm" not in text
+    assert "benjamin" not in text.replace("forgotten-1", "") and "Ulm on the Danube" not in text
     command = CliRunner().invoke(app, ["journal", "forget", str(path), "cem", "--block"])
     assert command.exit_code == 0
     with Session.open(path) as session, pytest.raises(InputError, match="'cem' was forgotten"):
@@ -297,18 +308,18 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
 def test_a_session_that_goes_on_knows_no_forgotten_name(tmp_path: Path) -> None:
     """What the journal forgets the living session forgets too: it equals one that is opened again."""
     table = ClientTable(names=NAMES, sizes=[10, 20, 30, 40, 50])
-    rules = Rules(blocked=("emil",), pinned=("ben",))
+    rules = Rules(blocked=("emil",), pinned=("benjamin",))
     with Session(ActiveFL(), table, seed=1, journal=tmp_path / "run.sqlite", rules=rules) as session:
-        session.set_attributes({"ben": {"city": "Ulm"}})
+        session.set_attributes({"benjamin": {"city": "Ulm on the Danube"}})
         cohort = session.ask(RoundRequest(2))
-        assert "ben" in cohort.names
-        session.tell(RoundReport(cohort.ticket, [], complete=False), host={"best": "ben"})
-        stand_in = session.forget("ben")
+        assert "benjamin" in cohort.names
+        session.tell(RoundReport(cohort.ticket, [], complete=False), host={"best": "benjamin"})
+        stand_in = session.forget("benjamin")
         session.forget("emil")
         assert session.rules is not None and session.rules.pinned == (stand_in,)
         assert stand_in in session.pending[0].names and session.host_state == {"best": stand_in}
         before = standing(session)
-        assert "ben" not in str(before) and "emil" not in str(before)
+        assert "benjamin" not in str(before) and "emil" not in str(before)
     with Session.open(tmp_path / "run.sqlite") as again:
         assert not differences(before, standing(again))
 
