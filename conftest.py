@@ -7,7 +7,7 @@ import pkgutil
 
 # pytest's importlib mode would execute a module a second time when its own package imports it first; packages whose
 # modules register things by name must therefore be imported before collection.
-for _package in ("selectors", "filters", "aggregators", "scenario"):
+for _package in ("selectors", "training.filters", "training.aggregators", "scenario"):
     _path = importlib.import_module(f"fedcohort.{_package}").__path__
-    for _module in pkgutil.iter_modules(_path, f"fedcohort.{_package}."):
+    for _module in pkgutil.walk_packages(_path, f"fedcohort.{_package}."):
         importlib.import_module(_module.name)

@@ -28,7 +28,7 @@ from fedcohort import (
     Session,
     create,
 )
-from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
 
 CLASSES = 10
 PARAMS = {  # what the comparison is about, where a default would measure something else

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.benchmark.run import seeds_of
-from fedcohort.benchmark.scores import half_interval, score
-from fedcohort.benchmark.suite import table
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
+from fedcohort.studies.benchmark.run import seeds_of
+from fedcohort.studies.benchmark.scores import half_interval, score
+from fedcohort.studies.benchmark.suite import table
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "bench/results/balanced_facts.json"

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.benchmark.suite import table
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
+from fedcohort.studies.benchmark.suite import table
 
 SELECTORS: dict[str, dict[str, Any]] = {
     "balanced": {},

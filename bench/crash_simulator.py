@@ -45,14 +45,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
 from fedcohort.journal import Position, read_journal
 from fedcohort.journal.codec import pack
-from fedcohort.simulate import checkpoint as checkpoints
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store import checkpoint as checkpoints
+from fedcohort.simulate.store.results import load
 
 TABLE = {
     "name": "crash",

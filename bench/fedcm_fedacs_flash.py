@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcohort.clients import ClientTable
-from fedcohort.filters import FedCA, Replies
-from fedcohort.protocol import Outcome, Slate
-from fedcohort.selectors.fedacs import FedAcs, FedAcsState
-from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb, ThompsonState, UcbState
-from fedcohort.selectors.flash import Flash
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Outcome, Slate
+from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState
+from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb, ThompsonState, UcbState
+from fedcohort.selectors.papers.flash import Flash
+from fedcohort.training.filters import FedCA, Replies
 
 N = 1_000_000
 SIZE = 100

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, RoundReport, RoundRequest, Selector, Session
-from fedcohort.selectors.fedcbs import FedCBS
-from fedcohort.selectors.fedcor import FedCor
+from fedcohort.selectors.papers.fedcbs import FedCBS
+from fedcohort.selectors.papers.fedcor import FedCor
 
 
 def best(functions: list[Callable[[], object]], repeat: int) -> list[float]:

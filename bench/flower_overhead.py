@@ -42,10 +42,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from fedcohort.flower import CohortStrategy
-from fedcohort.flower.wire import DESCRIBE, RECORD, Description
-from fedcohort.protocol import SELECTORS
-from fedcohort.signals import Signal
+from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.signals import Signal
+from fedcohort.hosts.flower import CohortStrategy
+from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, Description
 
 
 def model(parameters: int) -> ArrayRecord:

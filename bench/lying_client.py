@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.clients import ClientTable, LabelCounts
-from fedcohort.protocol import SELECTORS, Answer, Cohort, Losses, RoundReport, RoundRequest, Selector
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.protocol import SELECTORS, Answer, Cohort, Losses, RoundReport, RoundRequest, Selector
+from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, LossOf, Signal
 from fedcohort.session import Session
-from fedcohort.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, LossOf, Signal
 
 CLIENTS, COHORT, CLASSES = 50, 5, 10
 SURE = 1.5  # times what honesty takes: more than chance

@@ -15,9 +15,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
 
 EPSILONS = (0.5, 1, 2, 4, 8)
 ROOT = Path(__file__).parents[1]

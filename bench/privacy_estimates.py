@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcohort.numerics.label_shares import (
+from fedcohort.core.vectors import output_bias
+from fedcohort.selectors.numerics.label_shares import (
     auxiliary_norms,
     by_auxiliary_moments,
     by_gradient_norms,
     by_moments,
     by_relative_softmax,
 )
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.prepare import prepare
-from fedcohort.vectors import output_bias
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 LOOK = (0, 5, 20, 60)

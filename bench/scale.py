@@ -30,8 +30,8 @@ import numpy as np
 from ask_tell import CLASSES, answer
 
 from fedcohort import SELECTORS, ClientTable, LabelCounts, RoundReport, RoundRequest, Session, create
-from fedcohort.selectors.fedcor.process import fit_embedding
-from fedcohort.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam

@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs
-from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
+from fedcohort.training.local import LocalTraining
 
 THREADS = torch.get_num_threads()
 

@@ -30,8 +30,8 @@ from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.modules import ModuleBackend
 from fedcohort.simulate.engine.stacked import FunctionalNet, LayerNet, stack
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
+from fedcohort.training.local import LocalTraining
 
 
 def federation(clients: int, each: int, classes: int) -> ClientData:

@@ -31,9 +31,9 @@ from fedcohort import (
     Status,
     create,
 )
-from fedcohort.errors import DuplicateReportError, FedcohortError, JournalError
+from fedcohort.core.errors import DuplicateReportError, FedcohortError, JournalError
+from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
-from fedcohort.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 
 CLASSES = 10
 DAY = 2000 / 7  # rounds

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcohort.reproduce.catalogue import EXHIBITS
-from fedcohort.reproduce.run import table_of
-from fedcohort.simulate.config import Experiment, merged
-from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment, merged
+from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.studies.papers.catalogue import EXHIBITS
+from fedcohort.studies.papers.run import table_of
 
 _NAMES = {"fmnist": "fedcor-table-1-fmnist", "cifar": "fedcor-table-1-cifar10"}
 

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
 import fedcohort
-from fedcohort.params import parameters
+from fedcohort.core.params import parameters
 
 project = "fedcohort"
 author = "The fedcohort authors"
@@ -42,16 +42,16 @@ GENERATED = HERE / "reference"
 PACKAGES = {
     "core": ("Sessions and protocol", ""),
     "selectors": ("Selectors", "fedcohort.selectors"),
-    "numerics": ("Shared mathematics", "fedcohort.numerics"),
-    "filters": ("Filters", "fedcohort.filters"),
-    "aggregators": ("Aggregators", "fedcohort.aggregators"),
+    "numerics": ("Shared mathematics", "fedcohort.selectors.numerics"),
+    "filters": ("Filters", "fedcohort.training.filters"),
+    "aggregators": ("Aggregators", "fedcohort.training.aggregators"),
     "scenario": ("Scenarios", "fedcohort.scenario"),
     "journal": ("Journal", "fedcohort.journal"),
     "simulate": ("Simulator", "fedcohort.simulate"),
-    "benchmark": ("Benchmark", "fedcohort.benchmark"),
-    "reproduce": ("Reproductions", "fedcohort.reproduce"),
+    "benchmark": ("Benchmark", "fedcohort.studies.benchmark"),
+    "reproduce": ("Reproductions", "fedcohort.studies.papers"),
     "report": ("Reports", "fedcohort.report"),
-    "flower": ("Flower", "fedcohort.flower"),
+    "flower": ("Flower", "fedcohort.hosts.flower"),
     "privacy": ("Privacy", "fedcohort.privacy"),
     "testing": ("Testing", "fedcohort.testing"),
 }
@@ -85,16 +85,16 @@ def write_reference(app: Any) -> None:
 
 def _parameters() -> str:
     """Return every configurable thing with every parameter, its default, what is allowed and what it means."""
-    from fedcohort.aggregators import AGGREGATORS
-    from fedcohort.filters import FILTERS
-    from fedcohort.protocol import SELECTORS
+    from fedcohort.core.protocol import SELECTORS
     from fedcohort.scenario.availability import AVAILABILITIES
     from fedcohort.scenario.latency import LATENCIES
     from fedcohort.scenario.partition import PARTITIONS
+    from fedcohort.simulate.config.sections import RunOptions
     from fedcohort.simulate.data import DATASETS
-    from fedcohort.simulate.local import LocalTraining
-    from fedcohort.simulate.options import RunOptions
     from fedcohort.simulate.tasks import TASKS
+    from fedcohort.training.aggregators import AGGREGATORS
+    from fedcohort.training.filters import FILTERS
+    from fedcohort.training.local import LocalTraining
 
     lines = ["# Every parameter", "", "Written from the code: names, defaults and ranges are those it checks.", ""]
     for title, registry in (

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from fedcohort.simulate.data import Dataset, Source, from_arrays
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import default_out, run_experiment
+from fedcohort.simulate.rounds.runner import default_out, run_experiment
+from fedcohort.simulate.store.results import load
 
 MODULES = [
     "argparse", "ast", "bisect", "calendar", "configparser", "copy", "csv", "dataclasses", "difflib", "doctest",

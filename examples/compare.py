@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from fedcohort.simulate.leaderboard import leaderboards
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import run_experiment
+from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.store.results import load
 
 if __name__ == "__main__":
     experiment = {

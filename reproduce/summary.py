@@ -14,9 +14,9 @@ import dataclasses
 
 import numpy as np
 
-from fedcohort.simulate import results
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards, setting_name
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
+from fedcohort.simulate.store import results
 
 
 def with_column(table, heading, texts):

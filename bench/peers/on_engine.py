@@ -5,7 +5,7 @@ import torch
 from models_torch import build
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.training.local import LocalTraining
 
 
 class Peer:

@@ -10,9 +10,9 @@ from models_torch import build
 
 from fedcohort import Cohort, Selector
 from fedcohort.simulate.data import from_arrays
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import run_experiment
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.store.results import load
 
 
 @dataclass(frozen=True)

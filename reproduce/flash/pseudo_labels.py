@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort.reproduce.catalogue import EXHIBITS
-from fedcohort.reproduce.run import table_of
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.listener import LineProgress
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.listener import LineProgress
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
+from fedcohort.studies.papers.catalogue import EXHIBITS
+from fedcohort.studies.papers.run import table_of
 
 EVERY = 5  # rounds are evaluated
 SWEEPS = {

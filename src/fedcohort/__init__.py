@@ -5,9 +5,9 @@ __version__ = "0.3.0"
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
-from fedcohort.errors import FedcohortError
-from fedcohort.protocol import (
+from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.protocol import (
     SELECTORS,
     Answer,
     Cohort,
@@ -22,8 +22,8 @@ from fedcohort.protocol import (
     per_client,
     register,
 )
-from fedcohort.session import Session
-from fedcohort.signals import Signal
+from fedcohort.core.signals import Signal
+from fedcohort.session.session import Session
 
 if TYPE_CHECKING:
     from fedcohort.simulate.data import from_arrays, from_pandas

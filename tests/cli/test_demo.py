@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedcohort.cli.demo import companion, explanations, remarks, verdict
+from fedcohort.simulate.config.toml import find_table
 from fedcohort.simulate.metrics import Metric
-from fedcohort.simulate.results import load
-from fedcohort.simulate.tables import find_table
+from fedcohort.simulate.store.results import load
 
 CONFIG = {
     "selectors": {

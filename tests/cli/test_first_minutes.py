@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 N = 240
 SHORT = ("--rounds", "2", "--seeds", "1", "--cohort", "3", "-s", "run.device=cpu", "-s", "run.workers=1")

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from fedcohort import cli
 from fedcohort.cli.app import app
 from fedcohort.cli.output import Terminal, print_error, say, table
-from fedcohort.clients import ClientTable
-from fedcohort.errors import InputError
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
+from fedcohort.core.text import OneLine, in_html, in_label, printable
 from fedcohort.journal.exposition import exposition
-from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
-from fedcohort.rules import Rules
 from fedcohort.session import Session
-from fedcohort.text import OneLine, in_html, in_label, printable
+from fedcohort.session.rules import Rules
 
 HOSTILE = [
     "site[a]", "site[b]", "[/x]", "[/]", "[bold]x[/bold]", "[link=https://example.org]x[/link]", ":smile:", "\\[a]",
@@ -119,7 +119,7 @@ def test_logs_stay_one_line_each():
 
 def test_what_flower_logs_stays_one_line(caplog):
     pytest.importorskip("flwr")
-    from fedcohort.flower.exchange import log, short
+    from fedcohort.hosts.flower.exchange import log, short
 
     with caplog.at_level("INFO", logger="flwr.fedcohort"):
         log.propagate, before = True, log.propagate

@@ -72,7 +72,7 @@ def test_check_finds_what_is_wrong_in_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedcohort import Cohort, Selector\n"
-        "from fedcohort.selectors.uniform import NoState\n"
+        "from fedcohort.selectors.baselines.uniform import NoState\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class First(Selector[NoState]):\n"
         "    def init(self, clients, rng): return NoState()\n"

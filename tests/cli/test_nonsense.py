@@ -9,9 +9,9 @@ import pytest
 import typer
 
 from fedcohort.cli.app import app, main
-from fedcohort.errors import FedcohortError
-from fedcohort.simulate.runner import run_experiment
-from fedcohort.simulate.tables import to_toml
+from fedcohort.core.errors import FedcohortError
+from fedcohort.simulate.config.toml import to_toml
+from fedcohort.simulate.rounds.runner import run_experiment
 
 HUGE, DIGITS, LONG = "1" + "0" * 22, "9" * 5000, "n" * 300
 TABLE = {

@@ -12,11 +12,11 @@ import pytest
 
 from fedcohort import SELECTORS, Session
 from fedcohort.cli.flower import rendered
-from fedcohort.errors import InputError, JournalError, UnknownNameError
+from fedcohort.core.errors import InputError, JournalError, UnknownNameError
 from fedcohort.journal import read_journal
 from fedcohort.report.dashboard.watcher import Watcher
-from fedcohort.simulate.config import ConfigError, Experiment, read
-from fedcohort.simulate.results import load
+from fedcohort.simulate.config.experiment import ConfigError, Experiment, read
+from fedcohort.simulate.store.results import load
 
 DOCS = Path(__file__).parents[2] / "docs" / "writing-a-selector.md"
 
@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort import Cohort, Selector, Signal, per_client, register
-from fedcohort.numerics.top import top_k
-from fedcohort.params import Interval, param
-from fedcohort.pictures import Intervals, Picture
+from fedcohort.core.top import top_k
+from fedcohort.core.params import Interval, param
+from fedcohort.core.plots import Intervals, Picture
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def test_it_is_compared_reported_explained_watched_and_resumed(own, command):
 
 
 def test_it_is_resumed_by_another_process_in_another_folder(own, tmp_path_factory):
-    from fedcohort.simulate.listener import Listener
-    from fedcohort.simulate.runner import Simulation
+    from fedcohort.simulate.rounds.listener import Listener
+    from fedcohort.simulate.rounds.runner import Simulation
 
     class Stop(Listener):
         def on_round(self, run, row):
@@ -173,7 +173,7 @@ def test_it_is_resumed_by_another_process_in_another_folder(own, tmp_path_factor
 
 
 def test_a_journal_whose_file_is_gone_says_so(own):
-    from fedcohort.specs import rebuilt
+    from fedcohort.core.selector_spec import rebuilt
 
     folder, _ = own
     spec = {"name": "long-gone", "class": "m:Mine", "reference": f"{folder}/gone.py:Mine", "params": {}}

@@ -12,10 +12,10 @@ import pytest
 from fedcohort.cli import options
 from fedcohort.cli.compare import base_table, inherited
 from fedcohort.scenario.presets import PRESETS, preset_table
-from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import DATASETS
 from fedcohort.simulate.data.places import folders
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 HEADLINE = ("compare", "--data", "fashion-mnist", "--scenario", "fedcor-1spc", "--selectors")
 

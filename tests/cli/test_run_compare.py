@@ -15,7 +15,7 @@ from rich.console import Console
 from fedcohort.cli.experiment import LiveProgress
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import abandoned
-from fedcohort.simulate.results import RunInfo, load
+from fedcohort.simulate.store.results import RunInfo, load
 
 CONFIG = """
 name = "tiny"
@@ -161,9 +161,9 @@ def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(command, config, t
 
 
 def test_resume_continues_to_the_end(command, config, tmp_path):
-    from fedcohort.simulate.config import read
-    from fedcohort.simulate.listener import Listener
-    from fedcohort.simulate.runner import Simulation
+    from fedcohort.simulate.config.experiment import read
+    from fedcohort.simulate.rounds.listener import Listener
+    from fedcohort.simulate.rounds.runner import Simulation
 
     class Stop(Listener):
         def on_round(self, run, row):

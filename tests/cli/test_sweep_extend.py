@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 CONFIG = """
 name = "tiny"

@@ -3,7 +3,7 @@
 import pytest
 
 from fedcohort import SELECTORS, create
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 from fedcohort.testing import CHECKS, check_selector, run_check
 
 # name -> {check: written reason}

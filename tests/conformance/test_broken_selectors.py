@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedcohort import Cohort, Losses, Selector, Signal, per_client
-from fedcohort.params import Interval, param
+from fedcohort.core.params import Interval, param
 from fedcohort.testing import CHECKS, ConformanceError, run_check
 
 
@@ -203,7 +203,7 @@ class OwnMessage(Sound):
         try:
             super().__post_init__()
         except ValueError as error:
-            from fedcohort.errors import ParameterError
+            from fedcohort.core.errors import ParameterError
 
             raise ParameterError("bad") from error
 

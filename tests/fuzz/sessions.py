@@ -26,14 +26,14 @@ from fedcohort import (
     Signal,
     create,
 )
-from fedcohort.clients import LabelGramRows
-from fedcohort.errors import FedcohortError, JournalError, SelectorError
+from fedcohort.audit.choices import verify as audit
+from fedcohort.core.clients import LabelGramRows
+from fedcohort.core.errors import FedcohortError, JournalError, SelectorError
+from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS
 from fedcohort.journal import Journal
-from fedcohort.journal.upkeep import prune
-from fedcohort.participation import verify
-from fedcohort.privacy.audited import verify as audit
-from fedcohort.rules import Rules
-from fedcohort.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS
+from fedcohort.journal.maintenance import prune
+from fedcohort.session.participation import verify
+from fedcohort.session.rules import Rules
 from fedcohort.testing.snapshot import differences, full_disk, recorded, standing
 
 from .budget import tried

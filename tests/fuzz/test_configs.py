@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.errors import FedcohortError
-from fedcohort.simulate.config import Experiment, read, to_toml
+from fedcohort.core.errors import FedcohortError
+from fedcohort.simulate.config.experiment import Experiment, read, to_toml
 
 from .budget import tried, tries
 from .odd import damaged, odd_toml

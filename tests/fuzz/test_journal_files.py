@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcohort import ClientTable, LabelCounts, Session, create
-from fedcohort.errors import FedcohortError
-from fedcohort.journal import explain_round, read_journal
-from fedcohort.rules import Rules
+from fedcohort.core.errors import FedcohortError
+from fedcohort.journal import read_journal
+from fedcohort.session.explain import explain_round
+from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
 from fedcohort.testing.snapshot import differences, standing
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.protocol import Status
-from fedcohort.signals import METRIC_SIGNALS, Signal, VectorOf
+from fedcohort.core.protocol import Status
+from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf
 
 from .budget import tried, tries
 from .odd import damaged
@@ -18,9 +18,9 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcohort.flower.exchange import Reply
-from fedcohort.flower.replies import Checker, Measures, agreeing, averaged, sample_counts
-from fedcohort.flower.wire import RECORD, REPORTABLE, Description, report_record
+from fedcohort.hosts.flower.exchange import Reply
+from fedcohort.hosts.flower.replies import Checker, Measures, agreeing, averaged, sample_counts
+from fedcohort.hosts.flower.wire import RECORD, REPORTABLE, Description, report_record
 
 LOT = st.integers(0, 2**31 - 1)
 CLASSES = 3

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
 
 from .budget import tried, tries
 from .odd import damaged
@@ -19,7 +19,7 @@ from .sessions import MEMORY
 
 pytest.importorskip("pyarrow")
 from fedcohort.report.data import load_bundle
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 LOT = st.integers(0, 2**31 - 1)
 NAME = "fedcohort_report_fixtures"

@@ -16,16 +16,17 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort import ClientTable, RoundRequest, Session, create
+from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
-from fedcohort.errors import JournalError
-from fedcohort.journal import Journal, database, explain_round, is_blank, read_journal
-from fedcohort.journal.beside import Lock
+from fedcohort.core.errors import JournalError
+from fedcohort.journal import Journal, database, is_blank, read_journal
 from fedcohort.journal.exposition import exposition
+from fedcohort.journal.lock import Lock
 from fedcohort.journal.opening import copy, snapshot
 from fedcohort.report.dashboard.sessions import JournalItem
 from fedcohort.report.why import explain
+from fedcohort.session.explain import explain_round
 from fedcohort.testing import ScriptedHost
-from fedcohort.verification import examine
 
 HOST = ScriptedHost()
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -18,17 +18,18 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort import SELECTORS, ClientTable, RoundReport, RoundRequest, Session, create
+from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
-from fedcohort.errors import JournalError
-from fedcohort.journal import explain_round, read_journal
+from fedcohort.core.errors import JournalError
+from fedcohort.journal import read_journal
 from fedcohort.journal.codec import deflated, inflated, pack
 from fedcohort.journal.database import Seal
 from fedcohort.journal.reading import Record
 from fedcohort.journal.schema import TABLES
-from fedcohort.simulate.live import LiveFeed
-from fedcohort.simulate.results import ResultsError
-from fedcohort.simulate.writer import locked, write_atomically
-from fedcohort.verification import examine
+from fedcohort.session.explain import explain_round
+from fedcohort.simulate.store.live import LiveFeed
+from fedcohort.simulate.store.results import ResultsError
+from fedcohort.simulate.store.writer import locked, write_atomically
 
 NAMES = ["anna", "ben", "cem", "dora"]
 

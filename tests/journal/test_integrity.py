@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal, Status, create
+from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
-from fedcohort.errors import JournalError
+from fedcohort.core.errors import JournalError
 from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.maintenance import tables
 from fedcohort.journal.schema import TABLES
-from fedcohort.journal.upkeep import tables
-from fedcohort.rules import Rules
+from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from fedcohort.verification import examine
 
 HOST = ScriptedHost()
 TABLE = ClientTable(names=["a", "b", "c"], sizes=[1, 2, 3])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
-from fedcohort.errors import JournalError
+from fedcohort.core.errors import JournalError
 from fedcohort.journal import ReplyBlock, read_journal
 from fedcohort.journal.codec import changed_rows, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.opening import copy

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort import RoundRequest, Session
+from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
-from fedcohort.errors import JournalError
+from fedcohort.core.errors import JournalError
 from fedcohort.journal import SCHEMA_VERSION, read_journal
 from fedcohort.selectors import Balanced
-from fedcohort.verification import examine
 
 KEPT = Path(__file__).parent
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundRequest, Session, Signal, create
-from fedcohort.clients import LabelGramRows
-from fedcohort.errors import InputError, JournalError
+from fedcohort.audit.verification import examine
+from fedcohort.core.clients import LabelGramRows
+from fedcohort.core.errors import InputError, JournalError
 from fedcohort.journal import read_journal
-from fedcohort.rules import Rules
+from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
 from fedcohort.testing.snapshot import differences, standing
-from fedcohort.verification import examine
 
 HOST = ScriptedHost()
 

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
-from fedcohort.errors import InputError, UnknownNameError
+from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.privacy.scheme import ClientKey, LabelSeal, make_keys
 from fedcohort.privacy.service import RemoteKeyHolder
 

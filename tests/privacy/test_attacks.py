@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 from fedcohort.privacy.attacks import (
     Recovered,
     exact,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
-from fedcohort.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
+from fedcohort.core.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.scheme import (
     LARGEST_SIZE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 from fedcohort.privacy.meter import audit
 
 

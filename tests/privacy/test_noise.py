@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcohort.errors import BudgetError, InputError, JournalError, ParameterError
+from fedcohort.core.errors import BudgetError, InputError, JournalError, ParameterError
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import (
     CountNoise,
@@ -247,7 +247,7 @@ def test_two_objects_share_one_budget(tmp_path: Path) -> None:
 
 _SPEND = """
 import sys
-from fedcohort.errors import BudgetError
+from fedcohort.core.errors import BudgetError
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import Release
 ledger = Ledger(epsilon=1.0, path=sys.argv[1])

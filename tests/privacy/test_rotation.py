@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, RoundReport, RoundRequest, Session, create
-from fedcohort.errors import CiphertextError, InputError
+from fedcohort.core.errors import CiphertextError, InputError
 from fedcohort.privacy.rotation import SecretRotation, rotated_row
 
 

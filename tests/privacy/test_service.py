@@ -25,9 +25,9 @@ from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
-from fedcohort.clients import LabelGram
-from fedcohort.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
-from fedcohort.privacy.openers import EncryptedLabels
+from fedcohort.core.clients import LabelGram
+from fedcohort.core.errors import CiphertextError, InputError, KeyHolderError, UnknownNameError
+from fedcohort.privacy.label_decoders import EncryptedLabels
 from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey
 from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder, make_client_key, make_folder, open_folder
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fedcohort.clients import ClientTable, LabelCounts
-from fedcohort.protocol import SELECTORS, Answer, Losses, RoundReport, RoundRequest, Status
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.protocol import SELECTORS, Answer, Losses, RoundReport, RoundRequest, Status
+from fedcohort.core.signals import Signal
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 from fedcohort.simulate.metrics import imbalance
-from fedcohort.simulate.results import FORMAT_VERSION, FederationFacts, RunInfo, clients_schema, rounds_schema
-from fedcohort.simulate.writer import ExperimentWriter
+from fedcohort.simulate.store.results import FORMAT_VERSION, FederationFacts, RunInfo, clients_schema, rounds_schema
+from fedcohort.simulate.store.writer import ExperimentWriter
 
 CLASSES = 10
 MODEL_BYTES = 210_000

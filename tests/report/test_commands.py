@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.explain import explain
 from fedcohort.cli.report import report
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
 
 app = typer.Typer()
 app.command()(report)

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from fedcohort.clients import ClientTable
-from fedcohort.errors import FedcohortError, InputError
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.journal.exposition import exposition
-from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.report.dashboard import watcher as watching
 from fedcohort.report.dashboard.app import create_app
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import UNREADABLE, Watcher
 from fedcohort.session import Session
-from fedcohort.simulate.results import ResultsError, load
+from fedcohort.simulate.store.results import ResultsError, load
 
 CASES = int(os.environ.get("FEDCOHORT_DAMAGES", "50"))
 JUNK = ["null", "[]", "{}", "NaN", "-1", '"x"', "[1e999]", '{"run": 3}', "1e400", "true", "[[[]]]", '{"a": {}}']

@@ -14,10 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.errors import InputError
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.journal.presence import Presence
-from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.session import Session

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedcohort.errors import FedcohortError, InputError
+from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import load_bundle
-from fedcohort.simulate.results import RunInfo, load, rounds_schema
-from fedcohort.simulate.writer import locked
+from fedcohort.simulate.store.results import RunInfo, load, rounds_schema
+from fedcohort.simulate.store.writer import locked
 
 
 def rewrite(path, **changes):
@@ -118,7 +118,7 @@ def test_a_missing_federation_costs_only_its_picture(small):
 
 
 def test_a_round_written_twice_counts_once(small):
-    from fedcohort.simulate.writer import ExperimentWriter
+    from fedcohort.simulate.store.writer import ExperimentWriter
 
     table = load(small).rounds
     again = table.slice(0, 6)

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from fedcohort.errors import MissingExtraError, ParameterError
+from fedcohort.core.errors import MissingExtraError, ParameterError
 from fedcohort.report.export import export_figures, find_browser
 from fedcohort.report.page import assemble
 

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from fedcohort.pictures import Points
+from fedcohort.core.plots import Points
 from fedcohort.report import figures
 from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.figures import general_figures, seed_band, smoothed

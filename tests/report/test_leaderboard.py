@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.report.data import RunCurve, boards, load_bundle
 from fedcohort.report.tables import gini
@@ -23,8 +23,8 @@ from fedcohort.simulate.leaderboard import (
 )
 from fedcohort.simulate.leaderboard import leaderboard as compute
 from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import run_experiment
+from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.store.results import load
 
 
 def run(label, seed, accuracy, *, clock=None, selector=None, state="finished"):

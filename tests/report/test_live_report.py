@@ -12,16 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
-from fedcohort.clients import ClientTable, LabelCounts
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.protocol import RoundReport, RoundRequest, Status
+from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
-from fedcohort.numerics.class_balance import qcid
-from fedcohort.protocol import RoundReport, RoundRequest, Status
 from fedcohort.report.account import Past, account, read_account
 from fedcohort.report.dashboard.sessions import JournalItem
-from fedcohort.rules import Rules
 from fedcohort.selectors import FedCBS, PowerOfChoice, Uniform
+from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session import Session
-from fedcohort.signals import Signal
+from fedcohort.session.rules import Rules
 
 NAMES = [f"clinic-{name}" for name in ("north", "south", "east", "west", "hill", "lake", "<b>moor</b>", "shore")]
 COUNTS = np.array([[9, 1, 0], [0, 8, 2], [1, 1, 8], [5, 5, 0], [0, 4, 6], [3, 3, 4], [10, 0, 0], [0, 0, 10]])

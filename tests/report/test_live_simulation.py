@@ -4,15 +4,15 @@ import threading
 import time
 from contextlib import closing
 
-from fedcohort.clients import ClientTable, LabelCounts
-from fedcohort.errors import FedcohortError
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.journal.live import LiveRounds, read_with_live
-from fedcohort.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.session import Session
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import Simulation
 
 TABLE = {
     "seeds": [0],

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from fedcohort.errors import ParameterError, UnknownNameError
+from fedcohort.core.errors import ParameterError, UnknownNameError
 from fedcohort.report import load_figures
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 
 def test_a_data_frame_says_whose_every_row_is(toy, tmp_path):

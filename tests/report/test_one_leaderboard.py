@@ -17,7 +17,7 @@ from fedcohort.cli.app import main
 from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 # A baseline that is not uniform, a selector that diverges, no target, no window, a run shorter than the usual window.
 CONFIG = """

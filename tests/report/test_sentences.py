@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedcohort import SELECTORS
-from fedcohort.pictures import Record
+from fedcohort.core.plots import Record
 from fedcohort.report import figures
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
 from fedcohort.simulate.leaderboard import Options, Own
-from fedcohort.simulate.results import FederationFacts
+from fedcohort.simulate.store.results import FederationFacts
 
 
 def run(label, accuracy, *, seed=1, state="finished", picks=(), **columns):

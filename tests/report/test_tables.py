@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 
-from fedcohort.errors import ParameterError
+from fedcohort.core.errors import ParameterError
 from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.tables import participation_table
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, leaderboards, to_text
 from fedcohort.simulate.leaderboard.formats import Cell, Table, render, to_csv, to_html, to_latex, to_markdown
 from fedcohort.simulate.leaderboard.table import megabytes
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 NASTY = Table("t", "Title", ("a_b", "100%"), ((Cell("x & <y>|", "±1"), Cell("1×", best=True)),), "note #1")
 

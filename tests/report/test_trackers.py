@@ -7,9 +7,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fedcohort.errors import MissingExtraError, UnknownNameError
+from fedcohort.core.errors import MissingExtraError, UnknownNameError
 from fedcohort.report.trackers import TrackerError, numbers, tracker
-from fedcohort.simulate.results import RunInfo
+from fedcohort.simulate.store.results import RunInfo
 
 RUNS = [
     RunInfo(id="fedcor-s1", selector="fedcor", label="fedcor", seed=1, params={"dimension": 15}),

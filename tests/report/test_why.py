@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from fedcohort.errors import FedcohortError, InputError
+from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.journal import read_journal
 from fedcohort.report.data import load_bundle
 from fedcohort.report.why import as_json, explain, find_journal, report_explanations

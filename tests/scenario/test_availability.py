@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fedcohort.errors import ParameterError, ScenarioError
-from fedcohort.params import parameters
+from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.params import parameters
 from fedcohort.scenario import (
     AVAILABILITIES,
     Bernoulli,

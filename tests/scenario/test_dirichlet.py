@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedcohort.errors import ScenarioError
+from fedcohort.core.errors import ScenarioError
 from fedcohort.scenario import (
     ClassHeterogeneity,
     ClientHeterogeneity,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 from fedcohort.scenario import Federation, Iid, LabelNoise, Scenario
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcohort.errors import ParameterError
-from fedcohort.params import parameters
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.params import parameters
 from fedcohort.scenario import LATENCIES, NoLatency, ShiftedExponential
 from fedcohort.scenario.counter import uniforms
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.errors import InputError, ParameterError, ScenarioError
-from fedcohort.params import parameters
+from fedcohort.core.errors import InputError, ParameterError, ScenarioError
+from fedcohort.core.params import parameters
 from fedcohort.scenario import (
     PARTITIONS,
     ClassesPerClient,

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedcohort.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError, MissingExtraError
 from fedcohort.scenario import Federation, LabelNoise, Scenario, Shards, picture, text_picture
 
 FEDERATION = Scenario(partition=Shards(clients=20, per_client=2)).build(np.repeat(np.arange(10), 40), seed=0)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcohort.errors import UnknownNameError
+from fedcohort.core.errors import UnknownNameError
 from fedcohort.scenario import AVAILABILITIES, LATENCIES, PARTITIONS, PRESETS, preset
 
 DOCS = Path(__file__).parents[2] / "docs" / "scenarios.md"

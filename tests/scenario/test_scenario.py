@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from fedcohort.errors import ParameterError, ScenarioError, UnknownNameError
-from fedcohort.protocol import Status
+from fedcohort.core.errors import ParameterError, ScenarioError, UnknownNameError
+from fedcohort.core.protocol import Status
 from fedcohort.scenario import (
     PRESETS,
     ClassHeterogeneity,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import Slate
-from fedcohort.selectors.active_fl import ActiveFL, ActiveState
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Slate
+from fedcohort.selectors.baselines.active_fl import ActiveFL, ActiveState
 
 
 @pytest.mark.parametrize(("size", "alpha3"), [(5, 0.1), (3, 0.5), (10, 0.1), (1, 0.25)])

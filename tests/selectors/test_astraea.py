@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedcohort import create
-from fedcohort.clients import ClientTable, LabelCounts
-from fedcohort.protocol import RoundReport, RoundRequest
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.session import Session
 
 FIGURE_3 = [[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]]

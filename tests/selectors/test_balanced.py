@@ -18,10 +18,10 @@ from fedcohort import (
     Signal,
     Status,
 )
-from fedcohort.errors import JournalError, SignalError
-from fedcohort.numerics.class_balance import qcid
-from fedcohort.privacy.sharing import Noisy
+from fedcohort.core.errors import JournalError, SignalError
 from fedcohort.selectors import Balanced, Uniform
+from fedcohort.selectors.numerics.class_balance import qcid
+from fedcohort.simulate.label_sharing import Noisy
 
 
 def federation(seed=0, n=9, classes=4):

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort import Answer, ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, Signal, create
-from fedcohort.clients import LabelFactor
-from fedcohort.errors import JournalError, ParameterError, SignalError
-from fedcohort.protocol import Cohort
+from fedcohort.core.clients import LabelFactor
+from fedcohort.core.errors import JournalError, ParameterError, SignalError
+from fedcohort.core.protocol import Cohort
+from fedcohort.core.selector_spec import describe, rebuilt
 from fedcohort.selectors import Bounded
-from fedcohort.selectors.bounded import said_quantiles
-from fedcohort.specs import describe, rebuilt
+from fedcohort.selectors.ours.bounded import said_quantiles
 from fedcohort.testing.host import ScriptedHost
 
 ROOT = Path(__file__).parents[2]
@@ -298,8 +298,8 @@ def test_it_is_what_it_is_around():
 
 def test_the_simulator_runs_it_with_an_audit(tmp_path):
     pytest.importorskip("torch")
-    from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.runner import Simulation
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.rounds.runner import Simulation
 
     table = {
         "name": "bounded", "seeds": [0], "data": {"name": "synthetic"}, "run": {"cohort": 3, "rounds": 3},

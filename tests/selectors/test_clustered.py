@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.numerics.groups import angles, ward_groups
-from fedcohort.numerics.recent import RecentVectors
-from fedcohort.protocol import RoundReport, RoundRequest, Slate
-from fedcohort.selectors.clustered import Clustered, ClusteredState, by_similarity, by_size
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
+from fedcohort.core.signals import SKETCH_WIDTH, Signal
+from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState, by_similarity, by_size
+from fedcohort.selectors.numerics.groups import angles, ward_groups
+from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.session import Session
-from fedcohort.signals import SKETCH_WIDTH, Signal
 
 
 def largest_first(sizes):

@@ -5,14 +5,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedcohort.aggregators import Members, SizeMean
-from fedcohort.clients import ClientTable
-from fedcohort.numerics.groups import distances
-from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.signals import SKETCH_WIDTH, Signal
 from fedcohort.selectors import Uniform
-from fedcohort.selectors.divfl import DiverseState, DivFL, lazy_greedy, stochastic_greedy
+from fedcohort.selectors.baselines.divfl import DiverseState, DivFL, lazy_greedy, stochastic_greedy
+from fedcohort.selectors.numerics.groups import distances
 from fedcohort.session import Session
-from fedcohort.signals import SKETCH_WIDTH, Signal
+from fedcohort.training.aggregators import Members, SizeMean
 
 
 def total(apart, chosen):

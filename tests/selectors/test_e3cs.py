@@ -7,9 +7,9 @@ import pytest
 from scipy.optimize import brentq
 
 from fedcohort import create
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest, Status
-from fedcohort.selectors.e3cs import allocate
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Status
+from fedcohort.selectors.baselines.e3cs import allocate
 from fedcohort.session import Session
 
 

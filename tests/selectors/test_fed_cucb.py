@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedcohort import create
-from fedcohort.clients import ClientTable
-from fedcohort.numerics.label_shares import by_relative_softmax
-from fedcohort.protocol import RoundReport, RoundRequest
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.label_shares import by_relative_softmax
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 def divergence(shares):

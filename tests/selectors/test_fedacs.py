@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.errors import ParameterError
-from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
-from fedcohort.selectors.fedacs import FedAcs, FedAcsState, near, ranking
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, near, ranking
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 def tell(session, cohort, distance, status=None, norm=None):
@@ -196,7 +196,7 @@ def test_the_pool_ranges_over_the_candidates_and_holds_the_cohort():
 
 @pytest.mark.parametrize("share", [0.01, 0.1])
 def test_large_federations_use_one_draw_and_say_so(monkeypatch, share):
-    monkeypatch.setattr("fedcohort.selectors.fedacs.selector.EXACT_UP_TO", 999)
+    monkeypatch.setattr("fedcohort.selectors.papers.fedacs.selector.EXACT_UP_TO", 999)
     wins = np.repeat([1e4, 0.0], [200, 800])
     cohort, _ = FedAcs(pool_share=share).select(
         state_of(wins, 1e4 - wins), slate(1000, 5), None, np.random.default_rng(0)

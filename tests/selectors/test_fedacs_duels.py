@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.selectors.fedacs import duels
+from fedcohort.selectors.papers.fedacs import duels
 
 
 @given(st.lists(st.integers(-4, 4), max_size=25))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcohort.selectors.fedacs.pool import repeated_argmax
+from fedcohort.selectors.papers.fedacs.pool import repeated_argmax
 
 
 def literal(alpha, beta, size, rng):
@@ -31,7 +31,7 @@ CASES = {
 @pytest.mark.parametrize("first_block", [1, 32])
 @pytest.mark.parametrize("case", CASES)
 def test_same_distribution_as_the_literal_loop(case, first_block, monkeypatch):
-    monkeypatch.setattr("fedcohort.selectors.fedacs.pool.FIRST_BLOCK", first_block)
+    monkeypatch.setattr("fedcohort.selectors.papers.fedacs.pool.FIRST_BLOCK", first_block)
     alpha, beta = CASES[case]
     n, size, runs = len(alpha), max(2, int(0.4 * len(alpha))), 1500
     rng, other = np.random.default_rng(1), np.random.default_rng(2)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
-from fedcohort.errors import ParameterError, SignalError
-from fedcohort.numerics.class_balance import qcid
-from fedcohort.selectors.fedcbs import FedCBS
+from fedcohort.core.errors import ParameterError, SignalError
+from fedcohort.selectors.numerics.class_balance import qcid
+from fedcohort.selectors.papers.fedcbs import FedCBS
 
 
 def dirichlet_labels(seed=0, clients=200, concentration=0.1):

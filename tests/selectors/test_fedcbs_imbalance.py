@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcohort.clients import LabelCounts, LabelFactor, LabelGram
-from fedcohort.errors import InputError
-from fedcohort.numerics import class_balance as imbalance
-from fedcohort.selectors.fedcbs import enumeration, selector
+from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram
+from fedcohort.core.errors import InputError
+from fedcohort.selectors.numerics import class_balance as imbalance
+from fedcohort.selectors.papers.fedcbs import enumeration, selector
 
 FIGURE_3 = np.array([[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]])
 

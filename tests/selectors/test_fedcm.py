@@ -6,11 +6,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
-from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb, ThompsonState, UcbState
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb, ThompsonState, UcbState
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 # Ten rounds of a federation of three: who was asked, who of them was kept.
 ROUNDS = [

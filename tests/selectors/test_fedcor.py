@@ -18,9 +18,9 @@ from fedcohort import (
     Trial,
     create,
 )
-from fedcohort.errors import ParameterError
-from fedcohort.numerics.class_balance import qcid
-from fedcohort.selectors.fedcor import FedCor, process
+from fedcohort.core.errors import ParameterError
+from fedcohort.selectors.numerics.class_balance import qcid
+from fedcohort.selectors.papers.fedcor import FedCor, process
 
 
 class Federation:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort.errors import InputError
-from fedcohort.selectors.fedcor import diagnostics
+from fedcohort.core.errors import InputError
+from fedcohort.selectors.papers.fedcor import diagnostics
 
 
 def gaussian(seed, samples, clients, rank):

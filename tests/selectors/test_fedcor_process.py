@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcohort.errors import InputError
-from fedcohort.selectors.fedcor import choice, process
+from fedcohort.core.errors import InputError
+from fedcohort.selectors.papers.fedcor import choice, process
 
 
 def dense_log_likelihood(x, changes, weights, noise):

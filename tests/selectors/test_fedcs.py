@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fedcohort import create
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest, Status
-from fedcohort.selectors.fedcs import round_ends
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Status
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines.fedcs import round_ends
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 def greedy(seconds, upload, deadline):

@@ -7,11 +7,11 @@ import pytest
 from scipy.optimize import minimize
 
 from fedcohort import create
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest
-from fedcohort.selectors.feel import optimal_distribution, raj_weights
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines.feel import optimal_distribution, raj_weights
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 @pytest.mark.parametrize("rho", [0.1, 0.5, 0.9, 0.999])

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.errors import ParameterError
-from fedcohort.protocol import Answer, Losses, RoundReport, RoundRequest, Slate, Status
-from fedcohort.selectors.flash import ELEMENTS, LIMIT, READINGS, Flash, FlashState
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.protocol import Answer, Losses, RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.papers.flash import ELEMENTS, LIMIT, READINGS, Flash, FlashState
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 class World:

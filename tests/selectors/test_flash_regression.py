@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcohort.selectors.flash.regression import observed, posterior_draw, solution
+from fedcohort.selectors.papers.flash.regression import observed, posterior_draw, solution
 
 
 def test_increments_equal_the_whole_history():

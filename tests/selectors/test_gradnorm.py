@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.numerics.sampling import systematic_sample
-from fedcohort.protocol import Slate
-from fedcohort.selectors.gradnorm import GradNorm, NormState, probabilities
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Slate
+from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState, probabilities
+from fedcohort.selectors.numerics.sampling import systematic_sample
 
 
 def brute_force(u, m):

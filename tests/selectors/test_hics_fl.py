@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.pictures import Record
-from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
-from fedcohort.selectors.hics_fl import (
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.plots import Record
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines.hics_fl import (
     HicsFL,
     HicsState,
     automatic_temperature,
@@ -17,7 +18,6 @@ from fedcohort.selectors.hics_fl import (
     sampling_chances,
 )
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 def test_entropy_by_hand():
@@ -65,7 +65,7 @@ def test_chances_by_hand():
 
 def test_one_pass_has_the_law_of_drawing_clusters_until_the_cohort_is_full():
     """Steps 8 to 12 of Algorithm 1, against one weighted sample: how often each client is in a cohort of 2."""
-    from fedcohort.numerics.sampling import weighted_sample
+    from fedcohort.selectors.numerics.sampling import weighted_sample
 
     cluster, sizes = np.array([0, 0, 1, 2]), np.array([1.0, 3, 2, 5])
     entropy = np.array([1.0, 1.2, 0.4, 0.1])

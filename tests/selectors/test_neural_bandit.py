@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.errors import ParameterError
-from fedcohort.protocol import RoundReport, RoundRequest, Slate
-from fedcohort.selectors.neural_bandit import NeuralBandit, forward, gradients, network_input, trained
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines.neural_bandit import NeuralBandit, forward, gradients, network_input, trained
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 def test_gradients_are_those_of_the_loss():

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.errors import SignalError
-from fedcohort.pictures import Record
-from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import SignalError
+from fedcohort.core.plots import Record
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.signals import Signal
 from fedcohort.selectors import Oort
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 GREEDY = {"exploration": 0.0, "least_exploration": 0.0}
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedcohort import create
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest
+from fedcohort.core.signals import Signal
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 from fedcohort.testing import ScriptedHost
 
 

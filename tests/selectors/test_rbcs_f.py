@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedcohort import create
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest, Status
-from fedcohort.selectors import rbcs_f
-from fedcohort.selectors.rbcs_f import quickest_fair
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Status
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines import rbcs_f
+from fedcohort.selectors.baselines.rbcs_f import quickest_fair
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 7])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedcohort import create
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.session import Session
 
 

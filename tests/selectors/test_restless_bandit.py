@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest, Slate, Status
-from fedcohort.selectors.restless_bandit import RestlessBandit, next_distribution, state_of
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines.restless_bandit import RestlessBandit, next_distribution, state_of
 from fedcohort.session import Session
-from fedcohort.signals import Signal
 
 
 def test_states_are_equally_likely_intervals():

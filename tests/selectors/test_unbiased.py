@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from fedcohort import create
-from fedcohort.aggregators import InverseProbability, Members
-from fedcohort.clients import ClientTable
-from fedcohort.protocol import RoundReport, RoundRequest, Slate
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
+from fedcohort.core.selector_spec import describe, rebuilt
+from fedcohort.core.signals import SKETCH_WIDTH
 from fedcohort.selectors import E3CS
-from fedcohort.selectors.clustered import Clustered, ClusteredState
-from fedcohort.selectors.feel import Feel, FeelState
-from fedcohort.selectors.gradnorm import GradNorm, NormState
+from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState
+from fedcohort.selectors.baselines.feel import Feel, FeelState
+from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
 from fedcohort.session import Session
-from fedcohort.signals import SKETCH_WIDTH
-from fedcohort.simulate.config import Experiment
-from fedcohort.specs import describe, rebuilt
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.training.aggregators import InverseProbability, Members
 
 N, SIZE, DRAWS = 20, 5, 3000
 OLD = 4.0  # the global model; a wrong total weight shows

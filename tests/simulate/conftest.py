@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from fedcohort.simulate.data import FashionMnist
 from fedcohort.simulate.engine import train_plain
-from fedcohort.simulate.local import batch_plan
 from fedcohort.simulate.models import build_model
+from fedcohort.training.local import batch_plan
 
 
 class PlainClient:

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray
-from fedcohort.protocol import Cohort, Selector, per_client
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.prepare import prepare
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.protocol import Cohort, Selector, per_client
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.prepare import prepare
 
 BASE = {
     "seeds": [1],

@@ -2,7 +2,7 @@
 
 import json
 
-from fedcohort.simulate.results import load
+from fedcohort.simulate.store.results import load
 
 TABLE = {
     "seeds": [0, 1],

@@ -2,12 +2,12 @@
 
 import pytest
 
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
 from fedcohort.report.page import assemble
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation, run_experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.store.results import load
 
 TABLE = {
     "seeds": [0],
@@ -23,9 +23,9 @@ import dataclasses
 import sys
 import numpy as np
 from fedcohort import Cohort, Losses, Selector, Signal, per_client
-from fedcohort.aggregators import Aggregator, Combined, Mix, WeightedSum
-from fedcohort.filters import Filter, Verdict
-from fedcohort.protocol import Trial
+from fedcohort.training.aggregators import Aggregator, Combined, Mix, WeightedSum
+from fedcohort.training.filters import Filter, Verdict
+from fedcohort.core.protocol import Trial
 
 
 @dataclasses.dataclass(frozen=True)

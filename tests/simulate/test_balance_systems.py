@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 pytest.importorskip("sklearn")
 
-from fedcohort.selectors.fedacs import FedAcs, ranking
+from fedcohort.selectors.papers.fedacs import FedAcs, ranking
 from fedcohort.session import Session
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
 
 SEEDS = [0, 1]
 

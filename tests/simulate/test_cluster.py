@@ -2,12 +2,12 @@
 
 import pytest
 
-from fedcohort.errors import JournalError
-from fedcohort.simulate.cluster import ClusterError, Driver, HandOver
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.core.errors import JournalError
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.processes.cluster import ClusterError, Driver, HandOver
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
 
 from .outcomes import TABLE, rows, with_options
 
@@ -86,7 +86,7 @@ def test_begun_locally_and_continued_on_ray(cluster, local, tmp_path):
 
 @pytest.mark.slow
 def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_path, monkeypatch):
-    from fedcohort.simulate import cluster as module
+    from fedcohort.simulate.processes import cluster as module
 
     killed = []
     real = module.Driver.collect

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fedcohort import SELECTORS
-from fedcohort.aggregators import AGGREGATORS
-from fedcohort.filters import FILTERS
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
+from fedcohort.training.aggregators import AGGREGATORS
+from fedcohort.training.filters import FILTERS
 
 BASE = {
     "seeds": [1],

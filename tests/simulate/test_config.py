@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedcohort.params import parameters
-from fedcohort.simulate.config import Experiment, read
-from fedcohort.simulate.options import DataOptions, ModelOptions, RunOptions
-from fedcohort.simulate.tables import ConfigError, builtin_names, find_table, merged, override, to_toml
+from fedcohort.core.params import parameters
+from fedcohort.simulate.config.experiment import Experiment, read
+from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
+from fedcohort.simulate.config.toml import ConfigError, builtin_names, find_table, merged, override, to_toml
 
 FULL = """
 name = "all of it"

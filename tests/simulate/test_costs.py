@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcohort.signals import Signal
-from fedcohort.simulate.costs import CostModel, RoundCost, holders
+from fedcohort.core.signals import Signal
+from fedcohort.simulate.rounds.costs import CostModel, RoundCost, holders
 
 TRAIN = np.array([30, 60, 10])
 VALIDATION = np.array([3, 6, 1])

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedcohort.errors import DataError
+from fedcohort.core.errors import DataError
 from fedcohort.scenario import Natural, Scenario
 from fedcohort.simulate.data import (
     DATASETS,

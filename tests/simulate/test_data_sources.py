@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from fedcohort.errors import DataError, InputError, MissingExtraError, ParameterError, UnknownNameError
-from fedcohort.params import parameters
+from fedcohort.core.errors import DataError, InputError, MissingExtraError, ParameterError, UnknownNameError
+from fedcohort.core.params import parameters
 from fedcohort.scenario import Scenario, preset
 from fedcohort.simulate.data import (
     DATASETS,

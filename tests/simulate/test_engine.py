@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedcohort.errors import DeviceError, InputError, ParameterError
-from fedcohort.signals import Measure
+from fedcohort.core.errors import DeviceError, InputError, ParameterError
+from fedcohort.core.signals import Measure
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, train_plain
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.library import compiled
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss
-from fedcohort.simulate.local import LocalTraining, batch_plan, crop_plan
 from fedcohort.simulate.models import build_model
+from fedcohort.training.local import LocalTraining, batch_plan, crop_plan
 
 CLASSES = 5
 

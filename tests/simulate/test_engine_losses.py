@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedcohort.signals import Measure
+from fedcohort.core.signals import Measure
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.stacked import stack
 from fedcohort.simulate.engine.types import ClientData
-from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
+from fedcohort.training.local import LocalTraining
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet"])

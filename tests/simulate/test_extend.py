@@ -4,12 +4,12 @@ import hashlib
 
 import pytest
 
-from fedcohort.errors import FedcohortError, SignalError
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import ResultsError, load
-from fedcohort.simulate.runner import Simulation, extend_experiment, run_experiment
-from fedcohort.simulate.tables import ConfigError, merged
-from fedcohort.simulate.writer import locked
+from fedcohort.core.errors import FedcohortError, SignalError
+from fedcohort.simulate.config.toml import ConfigError, merged
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import Simulation, extend_experiment, run_experiment
+from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.writer import locked
 
 TABLE = {
     "name": "small",

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from fedcohort.errors import DataError, InputError
+from fedcohort.core.errors import DataError, InputError
 from fedcohort.scenario import Scenario
 from fedcohort.simulate.data import from_flwr_partitioner, load_dataset
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcohort.protocol import Status
-from fedcohort.signals import Signal
-from fedcohort.simulate.config import Experiment
+from fedcohort.core.protocol import Status
+from fedcohort.core.signals import Signal
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.engine import train_plain
-from fedcohort.simulate.local import batch_plan
-from fedcohort.simulate.prepare import prepare
+from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.training.local import batch_plan
 
 from .lockstep import BASE, Probe, group, rows
 

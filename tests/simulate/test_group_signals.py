@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedcohort.errors import SignalError
-from fedcohort.protocol import Losses, Trial
-from fedcohort.rng import stream
+from fedcohort.core.errors import SignalError
+from fedcohort.core.protocol import Losses, Trial
+from fedcohort.core.rng import stream
+from fedcohort.core.signals import REPORT_SIGNALS, Signal
+from fedcohort.core.vectors import taken
 from fedcohort.session import Session
-from fedcohort.signals import REPORT_SIGNALS, Signal
-from fedcohort.vectors import taken
 
 from .lockstep import Probe, group, rows
 

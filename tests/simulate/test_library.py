@@ -20,7 +20,7 @@ from torch import nn
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, library, native
 from fedcohort.simulate.engine.library import build, compile_library, compiled, find_compiler, flags, read_sources
 from fedcohort.simulate.engine.plans import draw_plan
-from fedcohort.simulate.local import LocalTraining, batch_plan
+from fedcohort.training.local import LocalTraining, batch_plan
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fedcohort.journal import read_journal
-from fedcohort.journal.explain import explain_round
-from fedcohort.simulate.config import ConfigError, Experiment
-from fedcohort.simulate.runner import Simulation
+from fedcohort.session.explain import explain_round
+from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.rounds.runner import Simulation
 
 TABLE = {
     "seeds": [3],

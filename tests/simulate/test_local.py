@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort import rng
-from fedcohort.errors import ParameterError
-from fedcohort.params import parameters
-from fedcohort.simulate.local import CROPS, LocalTraining, batch_plan, crop_plan
+from fedcohort.core import rng
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.params import parameters
+from fedcohort.training.local import CROPS, LocalTraining, batch_plan, crop_plan
 
 
 def brute_force(seed, round, client, n, batch_size, steps):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedcohort.simulate import cluster as module
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.processes import cluster as module
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
 
 from .outcomes import rows, with_options
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 from fedcohort.simulate.metrics import Curve, Spread, imbalance, relative_improvement, speed_up
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcohort.errors import InputError, UnknownNameError
+from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.simulate.models import MODELS, build_model
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcohort.signals import Measure
+from fedcohort.core.signals import Measure
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.library import compiled
 from fedcohort.simulate.engine.native import NativeBackend, describe
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, Jobs, Spans
-from fedcohort.simulate.local import LocalTraining, batch_plan
+from fedcohort.training.local import LocalTraining, batch_plan
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from fedcohort.errors import FedcohortError
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation, run_experiment
+from fedcohort.core.errors import FedcohortError
+from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.store.results import load
 
 TABLE = {
     "seeds": [0],

@@ -6,12 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
-from fedcohort.errors import OtherEngineError
+from fedcohort.core.errors import OtherEngineError
 from fedcohort.report.data import load_bundle
 from fedcohort.simulate.engine.library import compiled
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation, run_experiment
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.store.results import load
 
 COMPILED, PLAIN = "compiled code on cpu", "plain loop on cpu"
 TABLE = {
@@ -51,7 +51,7 @@ def lose_the_compiler(monkeypatch):
 
 
 def interrupted(out, **changes):
-    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.config.experiment import Experiment
 
     listener = StopAfter(6)
     simulation = Simulation(Experiment.from_dict({**TABLE, **changes}), out, listeners=[listener])
@@ -132,7 +132,7 @@ def test_a_setting_with_a_model_that_is_never_compiled_goes_on(tmp_path, monkeyp
 
 def test_an_experiment_of_an_earlier_version_has_no_record_and_goes_on(tmp_path):
     interrupted(tmp_path / "x")
-    from fedcohort.simulate.checkpoint import Checkpoint, all_newest, save
+    from fedcohort.simulate.store.checkpoint import Checkpoint, all_newest, save
 
     for number, point in all_newest(tmp_path / "x" / "checkpoint").items():
         for run in point.facts["runs"].values():

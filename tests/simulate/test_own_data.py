@@ -6,13 +6,13 @@ import sys
 import numpy as np
 import pytest
 
-from fedcohort.errors import DataError, InputError, MissingExtraError
-from fedcohort.simulate.config import ConfigError, Experiment
+from fedcohort.core.errors import DataError, InputError, MissingExtraError
+from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.toml import read_table
 from fedcohort.simulate.data import Dataset, OwnFile, from_arrays, load_dataset, spelled
-from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation, run_experiment
-from fedcohort.simulate.tables import read_table
+from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.store.results import load
 
 N = 120
 

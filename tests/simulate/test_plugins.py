@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
 from fedcohort.simulate.leaderboard.formats import to_text
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.store.results import load
 
 TABLE = {
     "seeds": [0],
@@ -24,8 +24,8 @@ SELECTORS = """
 import dataclasses
 import numpy as np
 from fedcohort import Cohort
-from fedcohort.protocol import Losses, Selector
-from fedcohort.signals import Signal
+from fedcohort.core.protocol import Losses, Selector
+from fedcohort.core.signals import Signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def judge(outputs, targets):
 FILTER = """
 import dataclasses
 import numpy as np
-from fedcohort.filters import Filter, Verdict
+from fedcohort.training.filters import Filter, Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Strict(Filter):
 AGGREGATOR = """
 import dataclasses
 import numpy as np
-from fedcohort.aggregators import Aggregator, Combined, Corrections, Mix, WeightedSum
+from fedcohort.training.aggregators import Aggregator, Combined, Corrections, Mix, WeightedSum
 
 
 class Memory(Corrections):

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
-from fedcohort.protocol import SELECTORS
-from fedcohort.selectors.uniform import Uniform
-from fedcohort.simulate import processes, runner
-from fedcohort.simulate.config import ConfigError, Experiment
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import Simulation
-from fedcohort.simulate.sharing import shared_device
-from fedcohort.simulate.worker import packed
-from fedcohort.simulate.writer import ResultsError, locked, shared
+from fedcohort.selectors.baselines.uniform import Uniform
+from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.processes import local as processes
+from fedcohort.simulate.processes.cuda_sharing import shared_device
+from fedcohort.simulate.processes.worker import packed
+from fedcohort.simulate.rounds import runner
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
+from fedcohort.simulate.store.writer import ResultsError, locked, shared
 
 from . import outcomes as clusters
 from .outcomes import rows, with_options
@@ -34,7 +35,7 @@ TABLE = {
     "run": {"rounds": 30, "cohort": 3, "device": "cpu", "checkpoint_seconds": 0.0, "workers": 1, "processes": 1},
 }
 OWN = """
-from fedcohort.selectors.uniform import Uniform
+from fedcohort.selectors.baselines.uniform import Uniform
 
 class Mine(Uniform):
     pass
@@ -166,7 +167,7 @@ def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, 
     config = {**table(), "selectors": {"uniform": {}, "known-here-only": {}}}
     with pytest.raises(ConfigError, match="known-here-only"):
         Simulation(Experiment.from_dict(with_options(config, processes=2)), tmp_path / "x").run()
-    monkeypatch.setattr("fedcohort.simulate.prepare.how_many", lambda *arguments: 2)
+    monkeypatch.setattr("fedcohort.simulate.rounds.prepare.how_many", lambda *arguments: 2)
     config["run"] = {key: value for key, value in config["run"].items() if key != "processes"}
     assert Simulation(Experiment.from_dict(config), tmp_path / "y").run() == "finished"
     assert "another one cannot open the experiment" in caplog.text
@@ -177,7 +178,7 @@ def test_workers_of_a_killed_process_end_before_another_goes_on(alone, own, tmp_
     out = tmp_path / "x"
     code = (
         "import sys, json, pathlib\n"
-        "from fedcohort.simulate.runner import run_experiment\n"
+        "from fedcohort.simulate.rounds.runner import run_experiment\n"
         "run_experiment(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
     )
     config = {**table(processes=2), "selectors": own}
@@ -194,7 +195,7 @@ def test_workers_of_a_killed_process_end_before_another_goes_on(alone, own, tmp_
 
 
 def test_a_directory_with_workers_in_it_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.writer.WORKERS_SECONDS", 0)
+    monkeypatch.setattr("fedcohort.simulate.store.writer.WORKERS_SECONDS", 0)
     with shared(tmp_path), pytest.raises(ResultsError, match="still working"), locked(tmp_path):
         pass
     with locked(tmp_path):
@@ -221,7 +222,7 @@ def test_groups_for_processes_mix_what_costs_alike():
     ],
 )
 def test_how_many(options, steps, expected, monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.division.usable_cores", lambda: 2)
+    monkeypatch.setattr("fedcohort.simulate.processes.process_count.usable_cores", lambda: 2)
     seeds = list(range(4 if "many" in options else 2))
     given = {**table(**options), "local": {**TABLE["local"], "steps": steps}, "seeds": seeds}
     given["run"].pop("many", None)
@@ -231,7 +232,7 @@ def test_how_many(options, steps, expected, monkeypatch):
 
 
 def test_what_a_script_defines_stays_in_its_process(monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.division.usable_cores", lambda: 2)
+    monkeypatch.setattr("fedcohort.simulate.processes.process_count.usable_cores", lambda: 2)
     given = {**table(rounds=1000), "seeds": [0, 1, 2, 3]}
     del given["run"]["processes"]
     experiment = Experiment.from_dict(given)

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from fedcohort.errors import (
+from fedcohort.core.errors import (
     DataError,
     DeviceError,
     FedcohortError,
@@ -20,16 +20,16 @@ from fedcohort.errors import (
     SignalError,
 )
 from fedcohort.journal import read_journal
-from fedcohort.simulate import results
-from fedcohort.simulate.checkpoint import Checkpoint, found
-from fedcohort.simulate.config import Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.leaderboard import leaderboards
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.results import ResultsError, load
-from fedcohort.simulate.runner import Simulation, default_out, run_experiment
-from fedcohort.simulate.tables import to_toml
-from fedcohort.simulate.writer import ExperimentWriter, locked
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.runner import Simulation, default_out, run_experiment
+from fedcohort.simulate.store import results
+from fedcohort.simulate.store.checkpoint import Checkpoint, found
+from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.writer import ExperimentWriter, locked
 
 TABLE = {
     "name": "small",

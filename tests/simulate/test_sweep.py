@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedcohort.errors import FedcohortError
-from fedcohort.simulate.config import Experiment
-from fedcohort.simulate.sweep import expanded, parse_sweeps
-from fedcohort.simulate.tables import ConfigError, to_toml
+from fedcohort.core.errors import FedcohortError
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.sweep import expanded, parse_sweeps
+from fedcohort.simulate.config.toml import ConfigError, to_toml
 
 SELECTORS = {"uniform": {}, "ours": {"name": "fedcor", "interval": 7, "local": {"lr": 0.5}}}
 

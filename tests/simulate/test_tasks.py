@@ -8,19 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcohort.errors import InputError, SignalError
+from fedcohort.core.errors import InputError, SignalError
 from fedcohort.report.data import load_bundle
 from fedcohort.report.figures import accuracy as curve_figure
 from fedcohort.report.figures import scenario as scenario_figure
-from fedcohort.simulate.config import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import ConfigError, Experiment
 from fedcohort.simulate.data import Dataset, from_arrays
 from fedcohort.simulate.engine import ClientData, Engine
-from fedcohort.simulate.local import LocalTraining, batch_plan
 from fedcohort.simulate.models import build_model
-from fedcohort.simulate.prepare import prepare
-from fedcohort.simulate.results import load
-from fedcohort.simulate.runner import run_experiment
+from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.store.results import load
 from fedcohort.simulate.tasks import Classification, NextToken, Regression
+from fedcohort.training.local import LocalTraining, batch_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

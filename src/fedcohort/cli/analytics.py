@@ -21,19 +21,19 @@ from fedcohort.cli.options import (
     import_selectors,
 )
 from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedcohort.arrays import FloatArray
-    from fedcohort.ranking import Ranking
+    from fedcohort.core.arrays import FloatArray
+    from fedcohort.selectors.ranking import Ranking
 
 
 def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
     """Rank by what a session has on record, with a selector that can rank."""
+    from fedcohort.core.protocol import SELECTORS
+    from fedcohort.core.selector_spec import class_of
     from fedcohort.journal import read_journal
-    from fedcohort.protocol import SELECTORS
-    from fedcohort.ranking import Ranker
-    from fedcohort.specs import class_of
+    from fedcohort.selectors.ranking import Ranker
 
     with contextlib.closing(read_journal(path)) as journal:
         spec = journal.meta()["selector"]
@@ -140,7 +140,7 @@ def analytics(
 
 def settings_of(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return the configuration with the command line's wishes laid over it."""
-    from fedcohort.simulate.tables import find_table, merged, override
+    from fedcohort.simulate.config.toml import find_table, merged, override
 
     source = {key: wanted[option] for key, option in (("name", "data"), ("folder", "folder")) if wanted[option]}
     change: dict[str, Any] = {"data": source} if source else {}
@@ -152,7 +152,7 @@ def settings_of(config: str | None, wanted: dict[str, Any], changes: list[str]) 
 
 
 def _simulated(settings: dict[str, Any], rounds: int | None, level: float, device: str | None, console: Any) -> Any:
-    from fedcohort.simulate.analytics import rank_by_skewness
+    from fedcohort.studies.analytics import rank_by_skewness
 
     with rounds_bar(console, "duels") as (start, advance):
         return rank_by_skewness(settings, rounds=rounds, level=level, device=device, on_start=start, on_round=advance)

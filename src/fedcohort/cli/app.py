@@ -31,8 +31,8 @@ from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.run import run
-from fedcohort.errors import FedcohortError, MissingExtraError
-from fedcohort.text import OneLine
+from fedcohort.core.errors import FedcohortError, MissingExtraError
+from fedcohort.core.text import OneLine
 
 app = typer.Typer(
     name="fedcohort",

@@ -39,9 +39,9 @@ def audit(
 
     Example: fedcohort audit server.sqlite --receipts kept.txt --public operator.key.pub --client hospital-north
     """
-    from fedcohort.errors import UnknownNameError
+    from fedcohort.audit.choices import read_receipts, verify
+    from fedcohort.core.errors import UnknownNameError
     from fedcohort.journal.signing import read_public
-    from fedcohort.privacy.audited import read_receipts, verify
 
     import_selectors(selector)
     found = verify(

@@ -21,7 +21,7 @@ from fedcohort.cli.options import (
     selectors_table,
 )
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
-from fedcohort.simulate.graceful import graceful
+from fedcohort.simulate.processes.interrupts import graceful
 
 
 def bench(
@@ -59,11 +59,11 @@ def bench(
 
     Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
-    from fedcohort.benchmark.page import matrix, robustness
-    from fedcohort.benchmark.run import QUICK_ROUNDS, every_selector, write_scores
-    from fedcohort.benchmark.suite import table
-    from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.runner import Simulation, default_out
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.rounds.runner import Simulation, default_out
+    from fedcohort.studies.benchmark.page import matrix, robustness
+    from fedcohort.studies.benchmark.run import QUICK_ROUNDS, every_selector, write_scores
+    from fedcohort.studies.benchmark.suite import table
 
     console = err(quiet)
     if submit is not None:
@@ -113,8 +113,8 @@ def bench(
 
 
 def _submit(folder: Path, target: Path) -> None:
-    from fedcohort.benchmark.submission import check_submission
-    from fedcohort.simulate.writer import write_atomically
+    from fedcohort.simulate.store.writer import write_atomically
+    from fedcohort.studies.benchmark.submission import check_submission
 
     config, scores = folder / "config.toml", folder / "bench.json"
     found = check_submission(config, scores)
@@ -127,8 +127,8 @@ def _submit(folder: Path, target: Path) -> None:
 
 
 def _seeds(text: str) -> list[int]:
-    from fedcohort.benchmark.run import seeds_of
-    from fedcohort.errors import InputError
+    from fedcohort.core.errors import InputError
+    from fedcohort.studies.benchmark.run import seeds_of
 
     try:
         return seeds_of(text)

@@ -10,12 +10,12 @@ from rich.text import Text
 
 from fedcohort.cli.options import FormatOption, complete_selector
 from fedcohort.cli.output import Format, err, out, print_json, say, table
-from fedcohort.errors import UnknownNameError
+from fedcohort.core.errors import UnknownNameError
 
 
 def _skipped(items: list[str]) -> dict[str, str]:
     """Return the checks to leave out, each with its reason."""
-    from fedcohort.registry import nearest
+    from fedcohort.core.registry import nearest
     from fedcohort.testing import CHECKS
 
     found: dict[str, str] = {}
@@ -53,7 +53,7 @@ def check(
     Examples: fedcohort check uniform; fedcohort check mypackage.mine:MySelector;
     fedcohort check mine.py:MySelector --skip "documentation=cites no paper"
     """
-    from fedcohort.protocol import SELECTORS
+    from fedcohort.core.protocol import SELECTORS
     from fedcohort.testing import CHECKS, ConformanceError
     from fedcohort.testing.conformance import run_check
 

@@ -33,7 +33,7 @@ from fedcohort.cli.options import (
     selectors_table,
 )
 from fedcohort.cli.output import Format, err, say
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
 
 
 def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _words(part: Any) -> Any:
 
 def drop_targets(table: dict[str, Any], base: Mapping[str, Any]) -> None:
     """Take out the targets of the base configuration, accuracies, where the task is judged by something else."""
-    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.metrics import Metric
 
     inherited_ones = _section(base, "run").get("targets")
@@ -100,8 +100,8 @@ def _plain(value: Any) -> str:
 
 def supply(table: dict[str, Any]) -> list[str]:
     """Give all selectors the data that one of them needs, so that the comparison stays fair; say what was changed."""
-    from fedcohort.filters import Need
-    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.training.filters import Need
 
     experiment = Experiment.from_dict(table)
     said: list[str] = []
@@ -131,7 +131,7 @@ def base_table(config: str | None, data: str | None, scenario: str | None, chose
         Whether the selectors are named on the command line.
     """
     from fedcohort.scenario.presets import find_preset, preset_table
-    from fedcohort.simulate.tables import find_table
+    from fedcohort.simulate.config.toml import find_table
 
     if config is not None:
         return find_table(config), ""
@@ -170,9 +170,9 @@ def fit_to_data(table: dict[str, Any], *, partition: bool, selectors: bool) -> l
     partition, selectors : bool
         Whether these are the demonstration's, and not the user's.
     """
-    from fedcohort.errors import SignalError
-    from fedcohort.simulate.config import Experiment, names_clients
-    from fedcohort.simulate.run import check_fits
+    from fedcohort.core.errors import SignalError
+    from fedcohort.simulate.config.experiment import Experiment, names_clients
+    from fedcohort.simulate.rounds.run import check_fits
 
     said: list[str] = []
     if partition and names_clients(table):
@@ -241,10 +241,10 @@ def compare(
     Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc;
     fedcohort compare --selectors uniform,fedcor --sweep fedcor.warmup=5,15,30
     """
-    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.config.sweep import parse_sweeps
+    from fedcohort.simulate.config.toml import merged, override
     from fedcohort.simulate.data import spelled
-    from fedcohort.simulate.sweep import parse_sweeps
-    from fedcohort.simulate.tables import merged, override
 
     table, origin = base_table(config, data, scenario, selectors is not None)
     base = copy.deepcopy(table)

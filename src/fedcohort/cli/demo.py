@@ -64,7 +64,7 @@ def verdict(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[st
 
 def remarks() -> dict[str, dict[str, str]]:
     """Return why a selector may do badly, by setting and label; written beside the configuration."""
-    folder = importlib.resources.files("fedcohort.simulate") / "configs" / "remarks"
+    folder = importlib.resources.files("fedcohort.simulate.config") / "builtin" / "remarks"
     return tomllib.loads((folder / "demo.toml").read_text())
 
 
@@ -102,10 +102,10 @@ def demo(
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
     """
     from fedcohort.report.page import assemble, build_report
-    from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.results import load
-    from fedcohort.simulate.tables import find_table
-    from fedcohort.simulate.writer import write_atomically
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.config.toml import find_table
+    from fedcohort.simulate.store.results import load
+    from fedcohort.simulate.store.writer import write_atomically
 
     table = find_table("demo")
     if rounds is not None:

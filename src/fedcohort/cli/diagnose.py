@@ -19,7 +19,7 @@ from fedcohort.cli.options import (
     SetOption,
 )
 from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
-from fedcohort.files import write_file
+from fedcohort.core.files import write_file
 
 
 def diagnose(
@@ -46,7 +46,7 @@ def diagnose(
 
     Examples: fedcohort diagnose --data digits --scenario fedcor-2spc --picture diagnosis.svg
     """
-    from fedcohort.simulate.diagnose import diagnose as look
+    from fedcohort.studies.diagnose import diagnose as look
 
     console = err(quiet or format is Format.JSON)
     wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
@@ -56,7 +56,7 @@ def diagnose(
             settings, looks=looks, every=every, samples=samples, device=device, on_start=start, on_round=advance
         )
     if picture is not None:
-        from fedcohort.report.diagnosis import diagnosis_svg
+        from fedcohort.studies.diagnosis_plot import diagnosis_svg
 
         write_file(picture.resolve(), diagnosis_svg(found).encode())
         say(console, f"wrote {picture}")

@@ -16,17 +16,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
-from fedcohort.coverage import sentences
-from fedcohort.errors import FedcohortError, MissingExtraError
-from fedcohort.simulate.graceful import graceful
+from fedcohort.core.errors import FedcohortError, MissingExtraError
+from fedcohort.session.coverage import sentences
 from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
-from fedcohort.simulate.listener import Listener
 from fedcohort.simulate.metrics import Metric
-from fedcohort.simulate.results import RunInfo, load
+from fedcohort.simulate.processes.interrupts import graceful
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.store.results import RunInfo, load
 
 if TYPE_CHECKING:
-    from fedcohort.simulate.config import Experiment
-    from fedcohort.simulate.runner import Simulation
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.rounds.runner import Simulation
 
 DIVERGED = 3
 INTERRUPTED = 130
@@ -162,7 +162,7 @@ def launch(
 def runner() -> Any:
     """Return the simulator's module, or say which extra brings what it needs."""
     try:
-        from fedcohort.simulate import runner
+        from fedcohort.simulate.rounds import runner
     except ImportError as error:
         if isinstance(error, FedcohortError) or (error.name or "").startswith("fedcohort"):
             raise

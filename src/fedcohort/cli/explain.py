@@ -12,14 +12,14 @@ from rich.table import Table
 
 from fedcohort.cli.options import MOST_ROUND, FormatOption
 from fedcohort.cli.output import Format, out, print_json, say
-from fedcohort.journal import ScoreRow, read_journal
-from fedcohort.journal.explain import history
+from fedcohort.core.text import printable
+from fedcohort.journal import read_journal
 from fedcohort.report.account import read_account
 from fedcohort.report.live_page import ending
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
+from fedcohort.session.explain import ScoreRow, history
 from fedcohort.simulate.leaderboard.words import counted
-from fedcohort.text import printable
 
 _TROUBLED = 30  # clients that failed, shown at most
 

@@ -61,7 +61,7 @@ def extend(
     """
     if seeds is None and rounds is None and selectors is None and not sweep:
         raise typer.BadParameter("say what to add: --seeds, --rounds, --selectors or --sweep")
-    from fedcohort.simulate.sweep import expanded, parse_sweeps
+    from fedcohort.simulate.config.sweep import expanded, parse_sweeps
 
     grid = parse_sweeps(sweep or [])
     names = listed(selectors, "--selectors") if selectors is not None else []

@@ -16,8 +16,8 @@ import typer
 import fedcohort
 from fedcohort.cli.options import complete_selector
 from fedcohort.cli.output import err, out, say
-from fedcohort.errors import InputError
-from fedcohort.files import write_file
+from fedcohort.core.errors import InputError
+from fedcohort.core.files import write_file
 
 flower_app = typer.Typer(
     name="flower", help="Apps for a live federation on Flower.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -83,9 +83,9 @@ def rendered(name: str, selector: str) -> dict[str, str]:
         A registered selector, ``module:Class``, or ``file.py:Class``, whose file becomes part of the app.
     """
     from fedcohort import create
-    from fedcohort.registry import is_reference
+    from fedcohort.core.registry import is_reference
+    from fedcohort.core.signals import Signal
     from fedcohort.selectors import Uniform
-    from fedcohort.signals import Signal
 
     package = name.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or keyword.iskeyword(package):
@@ -124,7 +124,7 @@ def rendered(name: str, selector: str) -> dict[str, str]:
         "filter": filter_,
         "selectors": "\n\n".join(f"[selectors.{label}]{lines}" for label, lines in sections.items()),
     }
-    template = importlib.resources.files("fedcohort") / "flower" / "template"
+    template = importlib.resources.files("fedcohort.hosts") / "flower" / "template"
     files = dict(own)
     for path, text in _files(template):
         target = path.removesuffix(".txt").replace("package/", f"{package}/")

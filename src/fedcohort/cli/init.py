@@ -11,12 +11,12 @@ import typer
 
 from fedcohort.cli.options import DataOption, complete_preset, complete_selectors
 from fedcohort.cli.output import err, out, say
-from fedcohort.errors import InputError
-from fedcohort.files import write_file
-from fedcohort.text import printable
+from fedcohort.core.errors import InputError
+from fedcohort.core.files import write_file
+from fedcohort.core.text import printable
 
 if TYPE_CHECKING:
-    from fedcohort.protocol import Selector
+    from fedcohort.core.protocol import Selector
 
 
 def init(
@@ -52,10 +52,10 @@ def written(name: str, data: str, selectors: list[str], file: Path) -> str:
     from fedcohort.cli.compare import supply
     from fedcohort.cli.options import selectors_table
     from fedcohort.scenario.presets import find_preset, preset_table
-    from fedcohort.simulate.config import Experiment
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.config.sections import RunOptions
     from fedcohort.simulate.data import DATASETS
-    from fedcohort.simulate.local import LocalTraining
-    from fedcohort.simulate.options import RunOptions
+    from fedcohort.training.local import LocalTraining
 
     found = find_preset(name)
     if not selectors:
@@ -106,15 +106,15 @@ def _note(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    from fedcohort.simulate.tables import to_toml
+    from fedcohort.simulate.config.toml import to_toml
 
     return to_toml({"value": value}).removeprefix("value = ").strip()
 
 
 def _section(name: str, kind: type[Any], given: Mapping[str, Any]) -> list[str]:
     """Return a section: what is given, then what else there is as comments, each with its meaning."""
-    from fedcohort.params import parameters
-    from fedcohort.simulate.tables import LENGTHS
+    from fedcohort.core.params import parameters
+    from fedcohort.simulate.config.toml import LENGTHS
 
     lines, others = [f"[{name}]"], []
     for info in parameters(kind):
@@ -130,8 +130,8 @@ def _section(name: str, kind: type[Any], given: Mapping[str, Any]) -> list[str]:
 
 def _selector(label: str, selector: Selector[Any], entry: Mapping[str, Any]) -> list[str]:
     """Return the section of a selector, its parameters as comments."""
-    from fedcohort.params import parameters
-    from fedcohort.simulate.tables import to_toml
+    from fedcohort.core.params import parameters
+    from fedcohort.simulate.config.toml import to_toml
 
     head = to_toml({"selectors": {label: {"x": 0}}}).splitlines()[0]
     lines = [head, *([f"name = {_toml(entry['name'])}"] if entry["name"] != label else [])]

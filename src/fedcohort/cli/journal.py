@@ -8,19 +8,20 @@ from typing import Annotated
 
 import typer
 
+from fedcohort.audit.verification import examine
 from fedcohort.cli.options import MOST_ROUND, FormatOption, SignOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json, say
-from fedcohort.errors import InputError, SignalError
+from fedcohort.core.errors import InputError, SignalError
+from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.selector_spec import selector_name
 from fedcohort.journal import SCHEMA_VERSION, Journal, read_journal
+from fedcohort.journal.events import RECOVERED
+from fedcohort.journal.maintenance import copies, export, prune
 from fedcohort.journal.opening import copy
 from fedcohort.journal.signing import Signer, generate
-from fedcohort.journal.upkeep import RECOVERED, copies, export, prune
-from fedcohort.participation import next_round
-from fedcohort.protocol import SELECTORS
-from fedcohort.session import Session
+from fedcohort.session.participation import next_round
+from fedcohort.session.session import Session
 from fedcohort.simulate.leaderboard.words import counted
-from fedcohort.specs import selector_name
-from fedcohort.verification import examine
 
 journal_app = typer.Typer(
     help="The record of a run: check it, copy it, change it while the run is stopped.", no_args_is_help=True

@@ -12,8 +12,8 @@ import typer
 
 from fedcohort.cli.options import FormatOption
 from fedcohort.cli.output import Format, out, print_json, say, table
-from fedcohort.params import parameters
-from fedcohort.registry import Registry
+from fedcohort.core.params import parameters
+from fedcohort.core.registry import Registry
 
 
 class Kind(StrEnum):
@@ -33,19 +33,19 @@ class Kind(StrEnum):
 def registry(kind: Kind) -> Registry[Any]:
     """Return the registry of a kind."""
     if kind is Kind.SELECTORS:
-        from fedcohort.protocol import SELECTORS
+        from fedcohort.core.protocol import SELECTORS
 
         return SELECTORS
     if kind is Kind.FILTERS:
-        from fedcohort.filters import FILTERS
+        from fedcohort.training.filters import FILTERS
 
         return FILTERS
     if kind is Kind.AGGREGATORS:
-        from fedcohort.aggregators import AGGREGATORS
+        from fedcohort.training.aggregators import AGGREGATORS
 
         return AGGREGATORS
     if kind is Kind.LABELS:
-        from fedcohort.privacy.sharing import LABEL_SHARING
+        from fedcohort.simulate.label_sharing import LABEL_SHARING
 
         return LABEL_SHARING
     if kind is Kind.PARTITIONS:

@@ -32,8 +32,8 @@ def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any
 
     A reference to a class of the user's own is labelled with the name of that selector.
     """
-    from fedcohort.protocol import SELECTORS
-    from fedcohort.registry import is_reference
+    from fedcohort.core.protocol import SELECTORS
+    from fedcohort.core.registry import is_reference
 
     chosen: dict[str, Any] = {}
     for name in names:
@@ -48,7 +48,7 @@ def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any
 
 def complete_selector(incomplete: str) -> list[str]:
     """Complete the name of a selector."""
-    from fedcohort.protocol import SELECTORS
+    from fedcohort.core.protocol import SELECTORS
 
     return [name for name in SELECTORS.names() if name.startswith(incomplete)]
 
@@ -147,7 +147,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results 
 
 def import_selectors(references: list[str] | None) -> None:
     """Import the selectors that the user vouches for, so that a journal may name them."""
-    from fedcohort.protocol import SELECTORS
+    from fedcohort.core.protocol import SELECTORS
 
     for reference in references or ():
         SELECTORS.get(reference)

@@ -13,17 +13,17 @@ import typer
 from fedcohort.cli.options import FormatOption
 from fedcohort.cli.output import Format, out, print_json, say
 from fedcohort.cli.rules import rules_app
-from fedcohort.clients import ClientTable
-from fedcohort.errors import InputError
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import parameters
+from fedcohort.core.registry import nearest
+from fedcohort.core.text import shown
+from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.presence import planned, run_state
-from fedcohort.orders import Order, give, waiting
-from fedcohort.params import parameters
-from fedcohort.participation import next_round, spent
-from fedcohort.registry import nearest
-from fedcohort.rules import Rules
-from fedcohort.simulate.tables import read_table, to_toml
-from fedcohort.text import shown
+from fedcohort.session.participation import next_round, spent
+from fedcohort.session.rules import Rules
+from fedcohort.simulate.config.toml import read_table, to_toml
 
 __all__ = ["rules_app"]  # with the commands of this module
 JournalArgument = Annotated[
@@ -88,7 +88,10 @@ def apply_rules(
     if how.presence is not None and how.state in ("running", "waiting"):
         say(out(), "The running server takes this over before it chooses its next cohort.")
     elif how.state == "running":
-        say(out(), "The program that has the journal open takes this over when it next calls fedcohort.orders.take.")
+        say(
+            out(),
+            "The program that has the journal open takes this over when it next calls fedcohort.hosts.orders.take.",
+        )
     else:
         say(out(), f"Nobody is at work on the journal ({how.state}): this takes effect when the run is started again.")
 

@@ -16,10 +16,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.text import printable
 from fedcohort.simulate.leaderboard.formats import Table as Shown
 from fedcohort.simulate.leaderboard.formats import to_text
-from fedcohort.text import printable
 
 
 class Format(StrEnum):

@@ -18,9 +18,9 @@ from fedcohort.cli.options import (
     SetOption,
 )
 from fedcohort.cli.output import Format, err, out, print_json, say, table
-from fedcohort.errors import InputError
-from fedcohort.files import read_file
-from fedcohort.text import shown
+from fedcohort.core.errors import InputError
+from fedcohort.core.files import read_file
+from fedcohort.core.text import shown
 
 if TYPE_CHECKING:
     from fedcohort.privacy.meter import Audit
@@ -71,8 +71,8 @@ def audit(
         names, matrix = _read_counts(counts)
         found = run_audit(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
     else:
-        from fedcohort.simulate.exposure import exposed
-        from fedcohort.simulate.tables import find_table, merged, override
+        from fedcohort.simulate.config.toml import find_table, merged, override
+        from fedcohort.studies.exposure import exposed
 
         change: dict[str, Any] = {}
         if data or folder:

@@ -10,8 +10,8 @@ import typer
 
 from fedcohort.cli.options import MOST_ROUND, FormatOption, QuietOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
-from fedcohort.errors import InputError
-from fedcohort.files import write_file
+from fedcohort.core.errors import InputError
+from fedcohort.core.files import write_file
 from fedcohort.report.live_page import build_live_report, ending
 from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard.formats import render

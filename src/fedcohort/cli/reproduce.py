@@ -12,13 +12,13 @@ import typer
 from fedcohort.cli.experiment import LiveProgress
 from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, listed
 from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
-from fedcohort.simulate.graceful import graceful
+from fedcohort.simulate.processes.interrupts import graceful
 
 _STOPPED = 75  # there is more to do: the same command goes on
 
 
 def _complete(incomplete: str) -> list[str]:
-    from fedcohort.reproduce import EXHIBITS
+    from fedcohort.studies.papers import EXHIBITS
 
     return [name for name in EXHIBITS if name.startswith(incomplete)]
 
@@ -58,10 +58,10 @@ def reproduce(
 
     Examples: fedcohort reproduce --list; fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
     """
-    from fedcohort.reproduce import EXHIBITS, find, judge
-    from fedcohort.reproduce import reproduce as make
-    from fedcohort.reproduce.page import tables_of
-    from fedcohort.reproduce.verdicts import to_dict
+    from fedcohort.studies.papers import EXHIBITS, find, judge
+    from fedcohort.studies.papers import reproduce as make
+    from fedcohort.studies.papers.page import tables_of
+    from fedcohort.studies.papers.verdicts import to_dict
 
     if show or name is None:
         if format is Format.JSON:

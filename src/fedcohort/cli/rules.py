@@ -10,10 +10,10 @@ import typer
 
 from fedcohort.cli.options import FormatOption
 from fedcohort.cli.output import Format, out, print_json, say
-from fedcohort.participation import Proof
-from fedcohort.participation import verify as verify_journal
 from fedcohort.report.why import find_journal
-from fedcohort.rules import Rules
+from fedcohort.session.participation import Proof
+from fedcohort.session.participation import verify as verify_journal
+from fedcohort.session.rules import Rules
 from fedcohort.simulate.leaderboard.words import counted
 
 rules_app = typer.Typer(help="Rules an operator sets for every cohort.", no_args_is_help=True)

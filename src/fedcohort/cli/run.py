@@ -58,9 +58,9 @@ def run(
         )
     experiment = None
     if config is not None:
-        from fedcohort.simulate.config import Experiment
-        from fedcohort.simulate.sweep import parse_sweeps
-        from fedcohort.simulate.tables import find_table, override
+        from fedcohort.simulate.config.experiment import Experiment
+        from fedcohort.simulate.config.sweep import parse_sweeps
+        from fedcohort.simulate.config.toml import find_table, override
 
         changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
         table = override(find_table(config), changes)

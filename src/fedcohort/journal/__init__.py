@@ -4,24 +4,20 @@
 written. Resume, explanations, shadow selectors, reports and the dashboard all read it.
 """
 
-from fedcohort.journal.explain import Explanation, ScoreRow, explain_round
 from fedcohort.journal.opening import is_blank
-from fedcohort.journal.position import Position, rewind
 from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.replies import ReplyBlock, ReplyRow
+from fedcohort.journal.savepoint import Position, rewind
 from fedcohort.journal.schema import SCHEMA_VERSION
 from fedcohort.journal.store import Journal, read_journal
 
 __all__ = [
     "SCHEMA_VERSION",
     "CohortRow",
-    "Explanation",
     "Journal",
     "Position",
     "ReplyBlock",
     "ReplyRow",
-    "ScoreRow",
-    "explain_round",
     "is_blank",
     "read_journal",
     "rewind",

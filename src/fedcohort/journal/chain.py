@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedcohort.arrays import AnyArray
+from fedcohort.core.arrays import AnyArray
 from fedcohort.journal.codec import pack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.schema import TABLES

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, IntArray, sealed
-from fedcohort.errors import InputError, JournalError, SelectorError
-from fedcohort.protocol import is_per_client
+from fedcohort.core.arrays import AnyArray, IntArray, sealed
+from fedcohort.core.errors import InputError, JournalError, SelectorError
+from fedcohort.core.protocol import is_per_client
 
 Scalar = int | float | bool | str | None
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -74,7 +74,7 @@ def inflated(data: bytes, most: int, what: str) -> bytes:
     >>> inflated(deflated(b"abc" * 1000), 10, "A name")
     Traceback (most recent call last):
         ...
-    fedcohort.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
+    fedcohort.core.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
     """
     unpacker = zlib.decompressobj()
     try:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedcohort.errors import JournalError
-from fedcohort.journal.beside import COMPANIONS, Lock, Mark, sync_folder
+from fedcohort.core.errors import JournalError
+from fedcohort.journal.lock import COMPANIONS, Lock, Mark, sync_folder
 from fedcohort.journal.schema import ERRORS, SEAL, TABLES
 
 Commit = Literal["always", "manual"]

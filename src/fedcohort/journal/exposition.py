@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort.journal.explain import ABANDONED
+from fedcohort.core.protocol import Status
+from fedcohort.core.text import in_label
+from fedcohort.journal.events import ABANDONED
 from fedcohort.journal.presence import STATES, RunState, planned, run_state, run_state_before
 from fedcohort.journal.store import Journal, read_journal
-from fedcohort.protocol import Status
-from fedcohort.text import in_label
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

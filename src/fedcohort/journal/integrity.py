@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 
 import fedcohort
-from fedcohort.errors import JournalError
-from fedcohort.journal.beside import Mark
+from fedcohort.core.errors import JournalError
 from fedcohort.journal.database import Seal
+from fedcohort.journal.lock import Mark
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
 
 _COMPUTED = re.compile(r"\bAS\b", re.IGNORECASE)

@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedcohort.errors import JournalError
-from fedcohort.journal.beside import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
+from fedcohort.core.errors import JournalError
 from fedcohort.journal.database import Commit, Database, Seal, connect, opened
 from fedcohort.journal.integrity import COPY, check, version_of
+from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 
-from fedcohort.errors import JournalError
-from fedcohort.text import shown
+from fedcohort.core.errors import JournalError
+from fedcohort.core.text import shown
 
 
 def place(journal: str | Path) -> Path:
@@ -14,7 +14,7 @@ def place(journal: str | Path) -> Path:
     >>> place("")
     Traceback (most recent call last):
         ...
-    fedcohort.errors.JournalError: A journal is named by the path of a file. Got ''.
+    fedcohort.core.errors.JournalError: A journal is named by the path of a file. Got ''.
     """
     if not isinstance(journal, (str, PurePath)) or not Path(journal).name or "\0" in str(journal):
         raise JournalError(f"A journal is named by the path of a file. Got {shown(journal)}.")

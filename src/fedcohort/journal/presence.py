@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedcohort.files import open_file
-from fedcohort.journal.beside import LIVE, is_held, target
+from fedcohort.core.files import open_file
 from fedcohort.journal.database import Seal
-from fedcohort.journal.explain import ENDED, PLANNED
+from fedcohort.journal.events import ENDED, PLANNED
+from fedcohort.journal.lock import LIVE, is_held, target
 from fedcohort.journal.schema import ERRORS
 from fedcohort.journal.store import Journal
 

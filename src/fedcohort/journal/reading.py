@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.clients import ClientTable
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.clients import ClientTable
 from fedcohort.journal.chain import Link, links, payload_of, strays
 from fedcohort.journal.codec import decode_scalar, inflated, inflated_json, unpack, unpack_many
 from fedcohort.journal.database import Database
+from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
 from fedcohort.journal.tables import client_count, table_of
-
-EXCLUDED = "excluded"  # the event that says whom rules kept from a cohort
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
 
 _CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
 

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedcohort.errors import InputError, MissingExtraError
-from fedcohort.files import no_links, read_file
+from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.files import no_links, read_file
 
 _PURPOSE = b"fedcohort journal head\0"
 _MAKE_ONE = "`fedcohort journal keygen FILE` makes one"

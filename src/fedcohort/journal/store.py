@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 
 import fedcohort
-from fedcohort.arrays import AnyArray, IntArray
-from fedcohort.clients import ClientTable
-from fedcohort.errors import JournalError
+from fedcohort.core.arrays import AnyArray, IntArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import JournalError
 from fedcohort.journal import opening
-from fedcohort.journal.beside import target
 from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
 from fedcohort.journal.codec import as_json, changed_rows, deflated, encode_scalar, pack, pack_many, state_fields
 from fedcohort.journal.database import Commit, Database
-from fedcohort.journal.reading import EXCLUDED, CohortRow, Record
+from fedcohort.journal.events import EXCLUDED
+from fedcohort.journal.lock import target
+from fedcohort.journal.reading import CohortRow, Record
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.signing import Signer
 from fedcohort.journal.tables import LABELS, table_facts

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, BoolArray
-from fedcohort.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
-from fedcohort.errors import FedcohortError, JournalError
+from fedcohort.core.arrays import AnyArray, BoolArray
+from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
+from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.journal.codec import deflated, inflated_json, pack, unpack
 
 LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has one of these facts at most

@@ -1,20 +1,25 @@
-"""Class balance without anybody's labels leaving them: encryption, rotation, noise, estimates, attacks, audits.
+"""Class balance without anybody's labels leaving them: encryption, rotation, noise, estimates, attacks.
 
 What clients need (:class:`LabelSeal`, :class:`SecretRotation`, :class:`Ledger` and the noise), what a server needs
 (:class:`EncryptedLabels`, :class:`RotatedLabels`, :class:`NoisyLabels`, :class:`RemoteKeyHolder`), what a key holder is
-(:class:`KeyHolder`), and what there is to doubt: :func:`audit` and :func:`verify`.
+(:class:`KeyHolder`), and what each way gives away: :func:`audit`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcohort.privacy.audited import verify
     from fedcohort.privacy.keyholder import KeyHolder
+    from fedcohort.privacy.label_decoders import (
+        ClientRefusedError,
+        EncryptedLabels,
+        LabelOpener,
+        NoisyLabels,
+        RotatedLabels,
+    )
     from fedcohort.privacy.ledger import Ledger
     from fedcohort.privacy.meter import audit
     from fedcohort.privacy.noise import CountNoise, LossNoise
-    from fedcohort.privacy.openers import ClientRefusedError, EncryptedLabels, LabelOpener, NoisyLabels, RotatedLabels
     from fedcohort.privacy.rotation import SecretRotation
     from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, make_keys
     from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder
@@ -37,16 +42,14 @@ __all__ = [
     "SecretRotation",
     "audit",
     "make_keys",
-    "verify",
 ]
 # A client needs none of the server's modules, and a simulation none of either.
 _HOMES = {
-    "audited": ("verify",),
     "keyholder": ("KeyHolder",),
     "ledger": ("Ledger",),
     "meter": ("audit",),
     "noise": ("CountNoise", "LossNoise"),
-    "openers": ("ClientRefusedError", "EncryptedLabels", "LabelOpener", "NoisyLabels", "RotatedLabels"),
+    "label_decoders": ("ClientRefusedError", "EncryptedLabels", "LabelOpener", "NoisyLabels", "RotatedLabels"),
     "rotation": ("SecretRotation",),
     "scheme": ("ClientKey", "LabelSeal", "PublicKey", "make_keys"),
     "service": ("KeyHolderServer", "RemoteKeyHolder"),

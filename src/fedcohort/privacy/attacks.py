@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
-from fedcohort.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.errors import InputError
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import InputError
 
 Matrix = list[list[int]]
 _STEPS = 200_000  # of a search, before it is given up

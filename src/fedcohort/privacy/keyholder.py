@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort.arrays import IntArray
-from fedcohort.errors import FedcohortError, InputError, KeyHolderError, UnknownNameError
-from fedcohort.guard import guarded
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, UnknownNameError
+from fedcohort.core.guard import guarded
 from fedcohort.privacy.scheme import SecretKey, Statement, confirmed, opened, set_digest
 
 _SCHEMA = """

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.arrays import FloatArray
-from fedcohort.errors import BudgetError, InputError, JournalError
-from fedcohort.files import read_file
-from fedcohort.guard import guarded
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import BudgetError, InputError, JournalError
+from fedcohort.core.files import read_file
+from fedcohort.core.guard import guarded
 from fedcohort.privacy.noise import Below, CountNoise, LossNoise, Release, composed, plausible
 
 try:
@@ -101,8 +101,8 @@ class Ledger:
     >>> ledger.charge(Release.pure("loss", 0.4))
     Traceback (most recent call last):
         ...
-    fedcohort.errors.BudgetError: The privacy budget does not cover another release of 'loss': 2 releases have spent
-    epsilon 0.8 of 1, and with it it would be 1.2.
+    fedcohort.core.errors.BudgetError: The privacy budget does not cover another release of 'loss': 2 releases have
+    spent epsilon 0.8 of 1, and with it it would be 1.2.
     """
 
     def __init__(self, epsilon: float, delta: float = 0.0, path: str | Path | None = None) -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.errors import InputError
-from fedcohort.guard import guarded
-from fedcohort.numerics.label_shares import by_moments, by_relative_softmax
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.guard import guarded
 from fedcohort.privacy.attacks import (
     Recovered,
     exact,
@@ -24,6 +23,7 @@ from fedcohort.privacy.attacks import (
     with_names,
 )
 from fedcohort.privacy.noise import Below, CountNoise, plausible
+from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax
 
 _CLOSE = 0.1  # total variation below which shares count as known
 

@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import InputError, MissingExtraError
-from fedcohort.guard import guarded
-from fedcohort.params import Interval, OneOf, Parameterized, param
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.guard import guarded
+from fedcohort.core.params import Interval, OneOf, Parameterized, param
 
 Below = Callable[[int], int]
 """``below(n)`` returns a uniform integer from 0 to n - 1; :func:`secrets.randbelow` unless a simulation seeds it."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.arrays import FloatArray, sealed
-from fedcohort.errors import CiphertextError, InputError
-from fedcohort.guard import guarded
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.errors import CiphertextError, InputError
+from fedcohort.core.guard import guarded
 from fedcohort.privacy.scheme import unwrapped, wrapped
 
 _LEAST_SEED = 16

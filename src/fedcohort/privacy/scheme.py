@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.arrays import IntArray
-from fedcohort.errors import CiphertextError, InputError, MissingExtraError
-from fedcohort.guard import guarded
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.errors import CiphertextError, InputError, MissingExtraError
+from fedcohort.core.guard import guarded
 
 MOST_CLASSES = 1024
 LARGEST_SIZE = 1 << 26

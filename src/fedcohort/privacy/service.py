@@ -31,10 +31,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedcohort.arrays import IntArray
-from fedcohort.errors import FedcohortError, InputError, KeyHolderError, MissingExtraError, UnknownNameError
-from fedcohort.files import read_file
-from fedcohort.guard import guarded
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, MissingExtraError, UnknownNameError
+from fedcohort.core.files import read_file
+from fedcohort.core.guard import guarded
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.scheme import STATEMENT_LIMIT, ClientKey, PublicKey, SecretKey, enrolled, make_keys
 

@@ -17,18 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.clients import ClientTable
-from fedcohort.errors import InputError
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import Status
+from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
-from fedcohort.journal.explain import ABANDONED, reasons_of
+from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR
 from fedcohort.journal.presence import planned, run_state
-from fedcohort.journal.upkeep import FORGOTTEN
-from fedcohort.numerics.class_balance import qcid
-from fedcohort.participation import CHANGED, Proof, verify
-from fedcohort.protocol import Status
-from fedcohort.signals import Signal
-from fedcohort.standing import SELECTOR
+from fedcohort.selectors.numerics.class_balance import qcid
+from fedcohort.session.explain import reasons_of
+from fedcohort.session.participation import Proof, verify
 
 _LATE = 20  # so many of the newest cohorts are read again, because answers may still come late
 _ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})

@@ -1,7 +1,7 @@
 """What a report draws: runs of one or several experiments, grouped by setting and by selector.
 
-Everything is read through :func:`fedcohort.simulate.results.load` and turned into plain NumPy arrays here, so that
-the figures need to know neither Parquet nor SQLite.
+Everything is read through :func:`fedcohort.simulate.store.results.load` and turned into plain NumPy arrays here, so
+that the figures need to know neither Parquet nor SQLite.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.coverage import Coverage, Tally, sentences
-from fedcohort.errors import InputError
-from fedcohort.journal.beside import is_locked
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import InputError
+from fedcohort.journal.lock import is_locked
 from fedcohort.report import palette
+from fedcohort.session.coverage import Coverage, Tally, sentences
 from fedcohort.simulate.leaderboard import Leaderboard, Options, Own, leaderboards_of, setting_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fedcohort.simulate.facts import FederationFacts
-    from fedcohort.simulate.results import Results
+    from fedcohort.simulate.store.facts import FederationFacts
+    from fedcohort.simulate.store.results import Results
 
 _NUMBERS = (
     "accuracy", "metric", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
@@ -162,7 +162,7 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
     Runs of several experiments are put together; where two experiments use the same label for the same setting and
     seed, the label is followed by the experiment's name.
     """
-    from fedcohort.simulate.results import load
+    from fedcohort.simulate.store.results import load
 
     if not paths:
         raise InputError("A report needs at least one result directory.", hint="fedcohort report runs/NAME")
@@ -324,7 +324,7 @@ def _unique_labels(
 def _setting(
     name: str, members: list[tuple[Results, RunCurve]], colors: Mapping[str, tuple[int, int]], warnings: list[str]
 ) -> Setting:
-    from fedcohort.simulate.results import ResultsError
+    from fedcohort.simulate.store.results import ResultsError
 
     federations: dict[str, FederationFacts] = {}
     for result, run in members:

@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedcohort.errors import FedcohortError, MissingExtraError, ParameterError, UnknownNameError
-from fedcohort.files import write_file
-from fedcohort.registry import nearest
+from fedcohort.core.errors import FedcohortError, MissingExtraError, ParameterError, UnknownNameError
+from fedcohort.core.files import write_file
+from fedcohort.core.registry import nearest
 from fedcohort.report.figures import Figure
 from fedcohort.report.page import Report, asset, embedded, figure_files, figure_html, scripts, styles
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray, FloatArray
+from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.text import in_html
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Progress, Ranking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import counted, names, number, percent, times
-from fedcohort.text import in_html
 
 POINTS = 400  # a curve is drawn with at most so many points
 HEAT_COLUMNS = 250

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import FedcohortError, JournalError, MissingExtraError
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import FedcohortError, JournalError, MissingExtraError
+from fedcohort.core.plots import Intervals, Lines, Picture, Points, Record, View
+from fedcohort.core.selector_spec import class_of
 from fedcohort.journal import read_journal
-from fedcohort.pictures import Intervals, Lines, Picture, Points, Record, View
 from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figures import POINTS, Figure, rounded
-from fedcohort.specs import class_of
 
 MAX_POINTS = 600  # clients drawn one by one
 

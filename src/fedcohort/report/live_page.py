@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.coverage import Tally, sentences
-from fedcohort.errors import InputError
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import Status
+from fedcohort.core.text import in_html
 from fedcohort.journal import read_journal
-from fedcohort.protocol import Status
 from fedcohort.report import palette
 from fedcohort.report.account import Account, Past, account
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figures import Figure, participation, picks, rounded
 from fedcohort.report.page import Pane, build_page, figure_block, table_block, why_block
 from fedcohort.report.why import explanations_of
+from fedcohort.session.coverage import Tally, sentences
 from fedcohort.simulate.leaderboard.formats import Cell, Table
 from fedcohort.simulate.leaderboard.words import counted, duration, names
-from fedcohort.text import in_html
 
 _MOST_ROWS = 2000  # of a table on a page; the journal's export has everything
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import fedcohort
-from fedcohort.errors import UnknownNameError
-from fedcohort.registry import nearest
+from fedcohort.core.errors import UnknownNameError
+from fedcohort.core.registry import nearest
+from fedcohort.core.text import in_html
 from fedcohort.report import palette
 from fedcohort.report.data import Bundle, Setting, boards, load_bundle
 from fedcohort.report.figures import Figure, general_figures
@@ -23,7 +24,6 @@ from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
 from fedcohort.simulate.leaderboard.formats import to_html
-from fedcohort.text import in_html
 
 
 @dataclass(frozen=True)

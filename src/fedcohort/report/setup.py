@@ -6,12 +6,12 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.text import in_html
 from fedcohort.report.data import Bundle
 from fedcohort.scenario import Scenario
+from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.leaderboard.words import names
-from fedcohort.simulate.tables import to_toml
-from fedcohort.text import in_html
 
 _VERSIONS = ("fedcohort", "torch", "numpy", "python")
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray
+from fedcohort.core.arrays import FloatArray
 from fedcohort.report.data import Setting
 from fedcohort.simulate.leaderboard.formats import Cell, Table
 from fedcohort.simulate.leaderboard.words import names

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcohort.errors import FedcohortError, MissingExtraError, UnknownNameError
-from fedcohort.registry import nearest
-from fedcohort.simulate.listener import Listener
-from fedcohort.simulate.results import RunInfo
+from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
+from fedcohort.core.registry import nearest
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.store.results import RunInfo
 
 _COLUMNS = ("accuracy", "metric", "loss", "qcid", "seconds", "clock", "query_seconds", "available", "wall_seconds")
 _BYTES = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcohort.errors import FedcohortError, InputError
-from fedcohort.journal import Explanation, Journal, ScoreRow, explain_round, read_journal
+from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.registry import nearest
+from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.live import read_with_live
-from fedcohort.registry import nearest
 from fedcohort.report.data import Setting
+from fedcohort.session.explain import Explanation, ScoreRow, explain_round
 
 NEARLY = 5  # how many of those not picked are shown
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort import rng
-from fedcohort.arrays import FloatArray
-from fedcohort.errors import ParameterError, ScenarioError
-from fedcohort.params import Constraint, Interval
+from fedcohort.core import rng
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.params import Constraint, Interval
 from fedcohort.scenario.counter import uniforms
 
 Value = str | float | int | bool

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort import rng
-from fedcohort.arrays import BoolArray, FloatArray
-from fedcohort.errors import ScenarioError
-from fedcohort.params import Interval, Optional, Parameterized, Sequence, param
-from fedcohort.registry import Registry
+from fedcohort.core import rng
+from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.errors import ScenarioError
+from fedcohort.core.params import Interval, Optional, Parameterized, Sequence, param
+from fedcohort.core.registry import Registry
 from fedcohort.scenario.classwise import imbalanced_holders
 from fedcohort.scenario.federation import Federation
 from fedcohort.scenario.partition import describe_parts

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.arrays import BoolArray, IntArray
-from fedcohort.errors import ScenarioError
-from fedcohort.params import Boolean, Interval, Optional, param
+from fedcohort.core.arrays import BoolArray, IntArray
+from fedcohort.core.errors import ScenarioError
+from fedcohort.core.params import Boolean, Interval, Optional, param
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, equal_size
 
 _CLIENTS = Interval(int, 1, None)

@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import ScenarioError
-from fedcohort.params import Interval, Optional, Sequence, param
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import ScenarioError
+from fedcohort.core.params import Interval, Optional, Sequence, param
 from fedcohort.scenario.partition import (
     PARTITIONS,
     Assignment,

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
-from fedcohort.clients import ClientTable, LabelCounts
-from fedcohort.errors import InputError
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.errors import InputError
 
 Int32Array = npt.NDArray[np.int32]
 

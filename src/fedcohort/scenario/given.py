@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort.errors import ScenarioError
-from fedcohort.params import Interval, Optional, Sequence, param
+from fedcohort.core.errors import ScenarioError
+from fedcohort.core.params import Interval, Optional, Sequence, param
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 
 

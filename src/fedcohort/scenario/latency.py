@@ -11,10 +11,10 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtri
 
-from fedcohort import rng
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.params import Interval, Parameterized, param
-from fedcohort.registry import Registry
+from fedcohort.core import rng
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.params import Interval, Parameterized, param
+from fedcohort.core.registry import Registry
 from fedcohort.scenario.counter import uniforms
 from fedcohort.scenario.partition import describe_parts
 

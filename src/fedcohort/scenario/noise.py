@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import ParameterError, ScenarioError
-from fedcohort.params import Interval, OneOf, Parameterized, param
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.params import Interval, OneOf, Parameterized, param
 
 
 @dataclass(frozen=True, kw_only=True)

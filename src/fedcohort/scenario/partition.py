@@ -15,10 +15,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.errors import InputError, ScenarioError
-from fedcohort.params import Parameterized
-from fedcohort.registry import Registry
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.errors import InputError, ScenarioError
+from fedcohort.core.params import Parameterized
+from fedcohort.core.registry import Registry
 
 PARTITIONS: Registry[Partition] = Registry("partition", package="fedcohort.scenario")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedcohort.arrays import IntArray
-from fedcohort.errors import InputError, MissingExtraError
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.errors import InputError, MissingExtraError
 from fedcohort.scenario.federation import Federation
 
 if TYPE_CHECKING:

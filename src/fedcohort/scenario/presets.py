@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedcohort.errors import UnknownNameError
-from fedcohort.registry import nearest
+from fedcohort.core.errors import UnknownNameError
+from fedcohort.core.registry import nearest
 from fedcohort.scenario.availability import ClassBiased, UniformShare
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
 from fedcohort.scenario.dirichlet import (
@@ -301,7 +301,7 @@ def preset(name: str) -> Scenario:
     >>> preset("fedacs-lo")
     Traceback (most recent call last):
         ...
-    fedcohort.errors.UnknownNameError: There is no scenario 'fedacs-lo'. ...
+    fedcohort.core.errors.UnknownNameError: There is no scenario 'fedacs-lo'. ...
       hint: did you mean 'fedacs-low'?
     """
     return find_preset(name).scenario

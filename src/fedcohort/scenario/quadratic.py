@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcohort.arrays import BoolArray, FloatArray
+from fedcohort.core.arrays import BoolArray, FloatArray
 
 _NEWTON_STEPS = 200
 _TOLERANCE = 1e-12  # of the largest class count; the published requirement is 1e-6 absolute

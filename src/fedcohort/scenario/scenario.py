@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort import rng
-from fedcohort.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.errors import ParameterError, ScenarioError
-from fedcohort.params import Interval, Optional, Parameterized, param, parameters
-from fedcohort.protocol import Status
-from fedcohort.registry import Registry, nearest
+from fedcohort.core import rng
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.params import Interval, Optional, Parameterized, param, parameters
+from fedcohort.core.protocol import Status
+from fedcohort.core.registry import Registry, nearest
 from fedcohort.scenario.attributes import AttributeTable, attributes_of, read_attributes
 from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
 from fedcohort.scenario.classwise import Iid
@@ -41,7 +41,7 @@ class RoundEvents:
     durations : (k,) float64
         Seconds each client works: to its answer, or to the moment it fails.
     status : (k,) int8
-        OK, FAILED or LATE, as :class:`fedcohort.protocol.Status`.
+        OK, FAILED or LATE, as :class:`fedcohort.core.protocol.Status`.
     seconds : float
         How long the round lasts: until its slowest member has answered or failed, at most to the deadline.
     """
@@ -273,7 +273,7 @@ class Scenario(Parameterized):
         >>> Scenario.from_dict({"partitoin": "iid"})
         Traceback (most recent call last):
             ...
-        fedcohort.errors.ParameterError: A scenario has no key 'partitoin'. ...
+        fedcohort.core.errors.ParameterError: A scenario has no key 'partitoin'. ...
           hint: did you mean 'partition'?
         """
         known = ["preset", *(field.name for field in dataclasses.fields(cls))]

@@ -1,32 +1,32 @@
 """The selection strategies, one paper one file or package. Importing this package registers all of them."""
 
-from fedcohort.selectors.active_fl import ActiveFL
-from fedcohort.selectors.astraea import Astraea
-from fedcohort.selectors.balanced import Balanced
-from fedcohort.selectors.bounded import Bounded
-from fedcohort.selectors.clustered import Clustered
-from fedcohort.selectors.divfl import DivFL
-from fedcohort.selectors.e3cs import E3CS
-from fedcohort.selectors.fed_cucb import FedCucb
-from fedcohort.selectors.fedacs import FedAcs
-from fedcohort.selectors.fedcbs import BlindFedCBS, FedCBS
-from fedcohort.selectors.fedcm import FedCmTs, FedCmUcb
-from fedcohort.selectors.fedcor import FedCor
-from fedcohort.selectors.fedcs import FedCS
-from fedcohort.selectors.feel import Feel
-from fedcohort.selectors.flash import Flash
-from fedcohort.selectors.gradnorm import GradNorm
-from fedcohort.selectors.hics_fl import HicsFL
-from fedcohort.selectors.neural_bandit import NeuralBandit
-from fedcohort.selectors.oort import Oort
-from fedcohort.selectors.power_of_choice import PowerOfChoice
-from fedcohort.selectors.pyramidfl import PyramidFL
-from fedcohort.selectors.rbcs_f import RbcsF
-from fedcohort.selectors.refl import Refl
-from fedcohort.selectors.restless_bandit import RestlessBandit
-from fedcohort.selectors.size_weighted import SizeWeighted
-from fedcohort.selectors.tifl import TiFL
-from fedcohort.selectors.uniform import All, Uniform
+from fedcohort.selectors.baselines.active_fl import ActiveFL
+from fedcohort.selectors.baselines.astraea import Astraea
+from fedcohort.selectors.baselines.clustered import Clustered
+from fedcohort.selectors.baselines.divfl import DivFL
+from fedcohort.selectors.baselines.e3cs import E3CS
+from fedcohort.selectors.baselines.fed_cucb import FedCucb
+from fedcohort.selectors.baselines.fedcs import FedCS
+from fedcohort.selectors.baselines.feel import Feel
+from fedcohort.selectors.baselines.gradnorm import GradNorm
+from fedcohort.selectors.baselines.hics_fl import HicsFL
+from fedcohort.selectors.baselines.neural_bandit import NeuralBandit
+from fedcohort.selectors.baselines.oort import Oort
+from fedcohort.selectors.baselines.power_of_choice import PowerOfChoice
+from fedcohort.selectors.baselines.pyramidfl import PyramidFL
+from fedcohort.selectors.baselines.rbcs_f import RbcsF
+from fedcohort.selectors.baselines.refl import Refl
+from fedcohort.selectors.baselines.restless_bandit import RestlessBandit
+from fedcohort.selectors.baselines.size_weighted import SizeWeighted
+from fedcohort.selectors.baselines.tifl import TiFL
+from fedcohort.selectors.baselines.uniform import All, Uniform
+from fedcohort.selectors.ours.balanced import Balanced
+from fedcohort.selectors.ours.bounded import Bounded
+from fedcohort.selectors.papers.fedacs import FedAcs
+from fedcohort.selectors.papers.fedcbs import BlindFedCBS, FedCBS
+from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb
+from fedcohort.selectors.papers.fedcor import FedCor
+from fedcohort.selectors.papers.flash import Flash
 
 __all__ = [
     "E3CS",

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import InputError
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import InputError
 
 TERMINAL_ROUNDS = 50
 _SHARES = ("accuracy", "token-accuracy")

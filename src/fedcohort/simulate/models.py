@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedcohort.errors import InputError
-from fedcohort.registry import Registry, is_reference, referenced
+from fedcohort.core.errors import InputError
+from fedcohort.core.registry import Registry, is_reference, referenced
 
 MODELS: Registry[nn.Module] = Registry("model", references=True)
 

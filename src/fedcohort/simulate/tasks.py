@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedcohort.errors import InputError, ParameterError, UnknownNameError
-from fedcohort.params import Boolean, Optional, Parameterized, Text, param
-from fedcohort.registry import Registry, is_reference, nearest, referenced
+from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
+from fedcohort.core.params import Boolean, Optional, Parameterized, Text, param
+from fedcohort.core.registry import Registry, is_reference, nearest, referenced
 from fedcohort.simulate.data.dataset import Target
 from fedcohort.simulate.metrics import Metric
 

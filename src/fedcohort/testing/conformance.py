@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.clients import ClientTable, LabelCounts, LabelFactor
-from fedcohort.errors import (
+from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor
+from fedcohort.core.errors import (
     DuplicateReportError,
     FedcohortError,
     InputError,
@@ -27,13 +27,13 @@ from fedcohort.errors import (
     SignalError,
     TicketError,
 )
+from fedcohort.core.params import parameters
+from fedcohort.core.protocol import RoundReport, RoundRequest, Selector, is_per_client
+from fedcohort.core.selector_spec import describe
 from fedcohort.journal.codec import state_fields
-from fedcohort.params import parameters
-from fedcohort.participation import verify
-from fedcohort.protocol import RoundReport, RoundRequest, Selector, is_per_client
-from fedcohort.rules import Rules
-from fedcohort.session import Session
-from fedcohort.specs import describe
+from fedcohort.session.participation import verify
+from fedcohort.session.rules import Rules
+from fedcohort.session.session import Session
 from fedcohort.testing.host import ScriptedHost, Trace, failing
 
 AnySelector = Selector[Any]

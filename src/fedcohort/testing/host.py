@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.clients import ClientTable, LabelCounts
-from fedcohort.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status
-from fedcohort.session import Session
-from fedcohort.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, LossOf, Signal
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status
+from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, LossOf, Signal
+from fedcohort.session.session import Session
 
 Trace = list[tuple[int, ...]]  # the cohort of each round
 

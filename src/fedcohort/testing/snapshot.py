@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.arrays import AnyArray
-from fedcohort.clients import ClientTable, label_rows
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.clients import ClientTable, label_rows
+from fedcohort.core.protocol import Cohort
+from fedcohort.core.selector_spec import describe
 from fedcohort.journal import ReplyBlock
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.schema import TABLES
-from fedcohort.protocol import Cohort
-from fedcohort.session import Session
-from fedcohort.specs import describe
+from fedcohort.session.session import Session
 
 Plain = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 
-from fedcohort.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError
 from fedcohort.journal.exposition import CONTENT_TYPE, exposition
 from fedcohort.report.dashboard.sessions import JournalItem
 from fedcohort.report.dashboard.watcher import Watcher, plain_json

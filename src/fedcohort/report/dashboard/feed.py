@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.errors import FedcohortError, InputError
-from fedcohort.protocol import Status
+from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.protocol import Status
 from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, abandoned, boards
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
@@ -24,7 +24,7 @@ from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, Own, leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.simulate.metrics import Metric
-from fedcohort.simulate.results import Results, RunInfo, load
+from fedcohort.simulate.store.results import Results, RunInfo, load
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 1 << 25  # bytes of a live feed read in one go

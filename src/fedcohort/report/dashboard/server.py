@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from fedcohort.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError, MissingExtraError
 
 
 def check(root: str | Path, host: str, token: str | None) -> None:

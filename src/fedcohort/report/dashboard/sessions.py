@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedcohort.arrays import BoolArray
-from fedcohort.clients import ClientTable
-from fedcohort.errors import FedcohortError, InputError, JournalError
+from fedcohort.core.arrays import BoolArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import FedcohortError, InputError, JournalError
+from fedcohort.core.text import in_html
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
-from fedcohort.journal.explain import history, reasons_of
 from fedcohort.journal.presence import RunState, planned, run_state, run_state_before
 from fedcohort.report.account import Past, account, duration_of
 from fedcohort.report.dashboard.feed import drawn, status_name
 from fedcohort.report.live_page import ending, live_run
 from fedcohort.report.why import as_json, explain
+from fedcohort.session.explain import history, reasons_of
 from fedcohort.simulate.leaderboard.formats import to_html
-from fedcohort.text import in_html
 
 _MOST_OFFLINE = 200  # clients listed on the page
 _TELL_EVERY = 20.0  # seconds after which a page is brought up to date although nothing happened

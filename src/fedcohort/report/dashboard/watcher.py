@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from fedcohort.errors import FedcohortError
-from fedcohort.journal.beside import LIVE
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.text import printable
+from fedcohort.journal.lock import LIVE
 from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.report.dashboard.sessions import JournalItem
-from fedcohort.text import printable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

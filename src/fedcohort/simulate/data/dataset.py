@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort import rng
-from fedcohort.arrays import AnyArray, BoolArray, IntArray
-from fedcohort.errors import InputError
-from fedcohort.guard import guarded
+from fedcohort.core import rng
+from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.guard import guarded
 
 Target = Literal["class", "number", "token"]
 

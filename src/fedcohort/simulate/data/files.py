@@ -19,9 +19,9 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from fedcohort.archives import DAMAGE
-from fedcohort.arrays import AnyArray
-from fedcohort.errors import DataError
+from fedcohort.core.archives import DAMAGE
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.errors import DataError
 
 T = TypeVar("T")
 

@@ -13,16 +13,16 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedcohort.archives import DAMAGE, ArchiveError, read_arrays, shapes
-from fedcohort.arrays import AnyArray, BoolArray
-from fedcohort.errors import DataError, FedcohortError, InputError, MissingExtraError
-from fedcohort.guard import guarded
-from fedcohort.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
-from fedcohort.registry import nearest
+from fedcohort.core.archives import DAMAGE, ArchiveError, read_arrays, shapes
+from fedcohort.core.arrays import AnyArray, BoolArray
+from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError
+from fedcohort.core.guard import guarded
+from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
+from fedcohort.core.registry import nearest
+from fedcohort.core.text import shown
 from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.sources import DATASETS, Source
-from fedcohort.text import shown
 
 _TABLES = (".csv", ".parquet")
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "clients", "client_names", "class_names")

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedcohort import rng
-from fedcohort.arrays import AnyArray, IntArray
-from fedcohort.errors import InputError
+from fedcohort.core import rng
+from fedcohort.core.arrays import AnyArray, IntArray
+from fedcohort.core.errors import InputError
 from fedcohort.scenario import Custom
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
 

@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcohort.errors import DataError
+from fedcohort.core.errors import DataError
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort import rng
-from fedcohort.arrays import AnyArray, IntArray
-from fedcohort.errors import DataError, InputError, MissingExtraError
-from fedcohort.guard import guarded
-from fedcohort.params import Boolean, Interval, Parameterized, Sequence, param
-from fedcohort.registry import Registry
+from fedcohort.core import rng
+from fedcohort.core.arrays import AnyArray, IntArray
+from fedcohort.core.errors import DataError, InputError, MissingExtraError
+from fedcohort.core.guard import guarded
+from fedcohort.core.params import Boolean, Interval, Parameterized, Sequence, param
+from fedcohort.core.registry import Registry
 from fedcohort.simulate.data import files
 from fedcohort.simulate.data.dataset import Dataset, every_fifth
 from fedcohort.simulate.data.places import Resource, download_folder, fetch, folders
-from fedcohort.simulate.room import check_room
+from fedcohort.simulate.memory_check import check_room
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def load_dataset(
     >>> load_dataset("synthetic", dificulty=1)
     Traceback (most recent call last):
         ...
-    fedcohort.errors.ParameterError: The dataset 'synthetic' has no parameter 'dificulty'. ...
+    fedcohort.core.errors.ParameterError: The dataset 'synthetic' has no parameter 'dificulty'. ...
       hint: did you mean 'difficulty'?
     """
     return DATASETS.create(name, **parameters).load(folder, download)

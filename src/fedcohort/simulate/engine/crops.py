@@ -7,13 +7,13 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from fedcohort.errors import InputError
-from fedcohort.simulate.local import CROPS, PADDING
+from fedcohort.core.errors import InputError
+from fedcohort.training.local import CROPS, PADDING
 
 
 @functools.lru_cache(maxsize=8)
 def crop_table(sample: tuple[int, ...]) -> torch.Tensor:
-    """Return for each crop of :func:`~fedcohort.simulate.local.crop_plan` which feature each feature comes from.
+    """Return for each crop of :func:`~fedcohort.training.local.crop_plan` which feature each feature comes from.
 
     Shape (CROPS, F); F, one beyond the last, stands for the zeros around the image.
     """

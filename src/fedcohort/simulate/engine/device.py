@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.losses import cross_entropy, logit_derivative
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import Spans
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.training.local import LocalTraining
+from fedcohort.training.losses import cross_entropy, logit_derivative
 
 _UNROLLED = 40  # steps of one graph at most
 _MEMORY = 2**27  # elements of activations a forward pass may take when evaluating

@@ -10,24 +10,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcohort import rng
-from fedcohort.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.errors import DeviceError, InputError, ParameterError
-from fedcohort.signals import Measure
+from fedcohort.core import rng
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.errors import DeviceError, InputError, ParameterError
+from fedcohort.core.signals import Measure
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
-from fedcohort.simulate.engine.losses import reduced
 from fedcohort.simulate.engine.modules import ModuleBackend, usable_cores
 from fedcohort.simulate.engine.native import NativeBackend, can_compile
 from fedcohort.simulate.engine.stacked import stack, why_not_stacked
 from fedcohort.simulate.engine.store import Store, sample_shape
 from fedcohort.simulate.engine.types import ClientData, Jobs, Spans, Trained
-from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.tasks import Classification, Task
+from fedcohort.training.local import LocalTraining
+from fedcohort.training.losses import reduced
 
 log = logging.getLogger(__name__)
 _COMPILED, _STACKED, _PLAIN = "compiled code", "stacked models", "plain loop"

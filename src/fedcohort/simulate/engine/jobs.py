@@ -6,11 +6,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.plans import draw_plan
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import Jobs
-from fedcohort.simulate.local import BatchPlan, LocalTraining, crop_plan
+from fedcohort.training.local import BatchPlan, LocalTraining, crop_plan
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 import fedcohort
-from fedcohort.arrays import AnyArray
+from fedcohort.core.arrays import AnyArray
 
 log = logging.getLogger(__name__)
 

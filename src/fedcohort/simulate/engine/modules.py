@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcohort import rng
-from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.core import rng
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
-from fedcohort.simulate.engine.losses import cross_entropy
 from fedcohort.simulate.engine.plain import train_plain
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import Spans
-from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.tasks import Task
+from fedcohort.training.local import LocalTraining
+from fedcohort.training.losses import cross_entropy
 
 _CHUNK = 1000  # samples of one forward pass outside training
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcohort.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
@@ -19,7 +19,7 @@ from fedcohort.simulate.engine.library import address, compiled, load
 from fedcohort.simulate.engine.modules import torch_threads
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, Spans
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.training.local import LocalTraining
 
 _WIDTH = 64  # samples of one forward pass outside training
 _CHUNK = 1000  # samples of one unit of scoring at most

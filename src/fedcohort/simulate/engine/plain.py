@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedcohort.arrays import IntArray
-from fedcohort.errors import InputError
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.crops import crop, crop_table
-from fedcohort.simulate.engine.losses import cross_entropy, robust_of
-from fedcohort.simulate.local import BatchPlan, LocalTraining
+from fedcohort.training.local import BatchPlan, LocalTraining
+from fedcohort.training.losses import cross_entropy, robust_of
 
 
 def robust_loss(logits: torch.Tensor, labels: torch.Tensor, pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
@@ -57,7 +57,7 @@ def train_plain(
     x, y : torch.Tensor
         The client's training samples (n, ...) and labels (n,).
     plan : BatchPlan
-        From :func:`fedcohort.simulate.local.batch_plan`.
+        From :func:`fedcohort.training.local.batch_plan`.
     local : LocalTraining
         Optimiser and loss.
     round : int
@@ -71,7 +71,7 @@ def train_plain(
     losses : function, optional
         Loss of each sample (n,), from outputs and targets; default: what ``local`` says.
     crops : array of int, optional
-        From :func:`fedcohort.simulate.local.crop_plan`; needed if ``local.augment``.
+        From :func:`fedcohort.training.local.crop_plan`; needed if ``local.augment``.
     """
     if local.augment != (crops is not None):
         raise InputError(f"Crops go with 'augment', which is {local.augment} here. Got {crops!r}.")

@@ -1,4 +1,4 @@
-"""Batch plans drawn in machine code: exactly those of :func:`~fedcohort.simulate.local.batch_plan`, sooner."""
+"""Batch plans drawn in machine code: exactly those of :func:`~fedcohort.training.local.batch_plan`, sooner."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort import rng
+from fedcohort.core import rng
 from fedcohort.simulate.engine.library import address, compiled, load
-from fedcohort.simulate.local import BatchPlan, LocalTraining, batch_plan, plan_counts
+from fedcohort.training.local import BatchPlan, LocalTraining, batch_plan, plan_counts
 
 _MOST_SAMPLES = 2**31  # of one client
 _STREAM = zlib.crc32(rng.TRAINING.encode())

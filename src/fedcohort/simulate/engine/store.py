@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedcohort.arrays import AnyArray, IntArray
-from fedcohort.errors import InputError
+from fedcohort.core.arrays import AnyArray, IntArray
+from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.types import ClientData, Spans
 
 _LARGE = 1 << 24  # bytes from which on large pages are asked for

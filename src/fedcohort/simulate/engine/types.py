@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedcohort.arrays import IntArray
-from fedcohort.errors import InputError
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.errors import InputError
 
 
 @dataclass(frozen=True)

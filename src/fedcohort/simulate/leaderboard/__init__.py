@@ -1,6 +1,6 @@
 """The one leaderboard: what ``compare``, the report, the dashboard and the reproductions show.
 
->>> from fedcohort.simulate.results import load
+>>> from fedcohort.simulate.store.results import load
 >>> from fedcohort.simulate.leaderboard import leaderboards
 >>> for board in leaderboards(load("runs/digits")):  # doctest: +SKIP
 ...     print(board)
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedcohort.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.leaderboard.formats import Table, to_text
 from fedcohort.simulate.leaderboard.numbers import (
     Leaderboard,
@@ -28,7 +28,7 @@ from fedcohort.simulate.leaderboard.numbers import (
 from fedcohort.simulate.leaderboard.settings import Own, leaderboards_of, ranking, setting_name
 from fedcohort.simulate.leaderboard.significance import Ranking, rank_selectors
 from fedcohort.simulate.leaderboard.table import leaderboard_table
-from fedcohort.simulate.results import Results
+from fedcohort.simulate.store.results import Results
 
 __all__ = [
     "LeaderRow",

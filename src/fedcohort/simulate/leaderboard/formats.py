@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedcohort.errors import ParameterError
-from fedcohort.text import in_html
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.text import in_html
 
 DASHES = ("", "7 4", "2 3")  # of a line: solid, dashed, dotted
 _GAP = 2  # blanks between columns of text

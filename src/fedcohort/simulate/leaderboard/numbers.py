@@ -1,9 +1,9 @@
 """The leaderboard's numbers: the papers' metrics over seeds, and how sure a difference to the baseline is.
 
-Definitions of the metrics are those of :mod:`fedcohort.simulate.metrics`. Comparisons are paired: only seeds that both
-selectors ran count, because the same seed means the same federation. A run that diverged keeps what it reached before
-(best accuracy, rounds to a target), but has no terminal accuracy; it is counted and shown as diverged. So is one that
-failed because something of its own raised an error.
+Definitions of the metrics are those of :mod:`fedcohort.simulate.metrics`. Comparisons are paired: only
+seeds that both selectors ran count, because the same seed means the same federation. A run that
+diverged keeps what it reached before (best accuracy, rounds to a target), but has no terminal accuracy; it is counted
+and shown as diverged. So is one that failed because something of its own raised an error.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray, IntArray
-from fedcohort.errors import InputError
-from fedcohort.registry import nearest
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.registry import nearest
 from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
-from fedcohort.simulate.metrics import TERMINAL_ROUNDS, Curve, Metric, Spread, relative_improvement, speed_up
+from fedcohort.simulate.metrics import (
+    TERMINAL_ROUNDS,
+    Curve,
+    Metric,
+    Spread,
+    relative_improvement,
+    speed_up,
+)
 
 LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
 _BYTES = ("bytes_down", "bytes_up")

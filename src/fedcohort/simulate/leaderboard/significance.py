@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.arrays import FloatArray
+from fedcohort.core.arrays import FloatArray
 
 LEVEL = 0.05  # probability of calling equals different
 

@@ -1,0 +1,506 @@
+"""Was every cohort really the selector's choice? Recompute a journal's rounds from its seed and inputs.
+
+A server that picks colluders on purpose breaks what secure aggregation and differential privacy promise (Lotto, USENIX
+Security 2024). A journal written with ``audit=True`` is a chain of digests that begins with a commitment to the seed.
+:func:`verify` checks the chain, then plays the session again: same seed, same clients, same candidates, same answers
+and reports; every cohort must come out as it is on record.
+
+That leaves a server other ways to have the cohorts it likes: to abandon draws until one suits it, to change the
+selector, to have rules exclude everybody else. All of them are on record, so they are counted, shown and judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.audit.replay import DoesNotFollow, Replay, compare_states
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.errors import InputError, JournalError
+from fedcohort.core.files import read_file
+from fedcohort.core.guard import guarded
+from fedcohort.core.protocol import Selector, Status
+from fedcohort.core.selector_spec import rebuilt, selector_name
+from fedcohort.journal import Journal, ReplyBlock, read_journal
+from fedcohort.journal.chain import PARTS, START, VERSION, Link, joined, start_payload, with_news
+from fedcohort.journal.codec import unpack_many
+from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
+from fedcohort.journal.place import place
+from fedcohort.journal.signing import is_signed
+from fedcohort.journal.tables import table_of
+from fedcohort.session.rules import Rules
+
+_SHARE = 0.1  # of all draws, may be abandoned without a failure on record
+_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an audit found.
+
+    Attributes
+    ----------
+    problem : str or None
+        What speaks against the journal, in words.
+    rounds : int
+        How many draws follow from seed and inputs, up to the first that does not.
+    commitment : str
+        The newest link of the chain, in hexadecimal.
+    draws, abandoned, unexplained : int
+        Cohorts asked for; how many of them were abandoned, so that the round was drawn anew; and how many of these
+        without a failure on record.
+    remarks : tuple of str
+        What to look at: where a server could have had its way, though everything follows.
+    excluded : mapping of str to int
+        By client, from how many draws rules excluded it.
+    candidate, picked : mapping of str to int
+        In how many draws each client could have been picked, and was.
+    signer : str or None
+        The public key that the newest link is signed with, in hexadecimal.
+    wrong : bool
+        Whether something on record was changed or does not follow; False where the server only took too much freedom,
+        or too little is on record to say.
+    """
+
+    problem: str | None
+    rounds: int
+    commitment: str
+    draws: int = 0
+    abandoned: int = 0
+    unexplained: int = 0
+    remarks: tuple[str, ...] = ()
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    candidate: Mapping[str, int] = field(default_factory=dict)
+    picked: Mapping[str, int] = field(default_factory=dict)
+    signer: str | None = None
+    wrong: bool = False
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether nothing speaks against the journal; there may be remarks."""
+        return self.problem is None
+
+    @property
+    def kept(self) -> int:
+        """How many draws were not abandoned."""
+        return self.draws - self.abandoned
+
+    @property
+    def word(self) -> str:
+        """The verdict: 'confirmed', 'confirmed with remarks' or 'NOT confirmed'."""
+        if not self.confirmed:
+            return "NOT confirmed"
+        return "confirmed with remarks" if self.remarks else "confirmed"
+
+
+@guarded(plugins=True)
+def verify(
+    path: str | Path,
+    selector: Selector[Any] | None = None,
+    *,
+    seed: int | None = None,
+    receipts: Mapping[str, str] | None = None,
+    public: str | None = None,
+) -> Verdict:
+    """Check a journal's chain and recompute all its cohorts.
+
+    Parameters
+    ----------
+    path : path
+        The journal; it must have been written with ``audit=True``.
+    selector : Selector, optional
+        Only for one that is not registered.
+    seed : int, optional
+        The seed that was agreed on, if it was: for example from a public beacon.
+    receipts : mapping of commitment to where it is from, optional
+        Commitments that somebody kept while the session ran, alone or as the server told them; each must be a link of
+        the chain.
+    public : str, optional
+        The public key of whoever must have signed the journal, in hexadecimal.
+    """
+    with contextlib.closing(read_journal(place(path))) as journal:
+        return confirm(journal, selector, seed=seed, receipts=receipts, public=public)
+
+
+def confirm(
+    journal: Journal,
+    selector: Selector[Any] | None = None,
+    *,
+    seed: int | None = None,
+    receipts: Mapping[str, str] | None = None,
+    public: str | None = None,
+) -> Verdict:
+    """Check a journal that is open; see :func:`verify`."""
+    meta = journal.meta()
+    if meta.get("audit") is None:
+        raise JournalError(
+            f"The journal {journal.path} was written without a chain, so nothing can be confirmed.",
+            hint="start sessions with audit=True",
+        )
+    if meta.get("chain") != VERSION:
+        raise JournalError(
+            f"The journal {journal.path} was chained by an earlier fedcohort ({meta.get('fedcohort')}), whose chain "
+            "leaves out scores, notes, numbers and times.",
+            hint="audit it with the version that wrote it",
+        )
+    audit = _Audit(journal, meta, rebuilt(meta["selector"], selector, journal.path))
+    return audit.run(seed, receipts or {}, public)
+
+
+class CannotBeConfirmed(DoesNotFollow):
+    """What is on record follows, or too little is on record to say; but it shows nothing about the server."""
+
+
+class _Audit(Replay):
+    """The session of a chained journal, each step taken where the chain has its link."""
+
+    def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
+        super().__init__(journal, meta, selector)
+        self.facts: dict[str, bytes] = {}
+        self.abandoned = {int(b["ticket"]): str(b.get("reason", "")) for b in journal.events(ABANDONED)}
+        self.answers: dict[int, Mapping[str, AnyArray]] = {}
+        self.replies: dict[int, list[ReplyBlock]] = {}
+        self.candidate = np.zeros(self.final.n, np.int64)
+        self.picked = np.zeros(self.final.n, np.int64)
+        self.excluded: Counter[str] = Counter()
+        self.failed = {int(b["ticket"]) for b in journal.events(FAILURES) if "ticket" in b}
+        self.forced: list[int] = []  # tickets where rules left no choice
+        self.narrow: list[int] = []  # tickets where no more were available than were asked for
+        self.singled_out = False  # whether rules are about some clients and not about all
+        self.again = 0  # numbers that were recorded again
+        self.remarks: list[str] = []
+        self.replaying = True
+
+    def run(self, seed: int | None, receipts: Mapping[str, str], public: str | None) -> Verdict:
+        problem, wrong, tip = None, False, START
+        try:
+            if seed is not None and seed != self.meta["seed"]:
+                raise DoesNotFollow(f"The seed on record is {self.meta['seed']}, not {seed}, which was agreed on.")
+            chain = self._chain()
+            removed = sum(link.removed for link in chain)
+            self.replaying = not removed
+            newest = {(link.kind, link.key): link.number for link in chain if not link.removed}
+            seen: set[str] = set()
+            for link in chain:
+                if joined(tip, link.kind, link.digest) != link.link:
+                    raise DoesNotFollow(
+                        f"{self._where(link)} was changed after it was recorded: the chain breaks there."
+                    )
+                tip = link.link
+                seen.add(tip.hex())
+                self._check(link, newest[link.kind, link.key] if not link.removed else 0)
+                if self.replaying:
+                    self._step(link)
+            self._check_rest(chain)
+            self._check_signature(tip.hex(), public)
+            self._check_receipts(receipts, seen, public)
+            self._count()
+            if removed:
+                raise self._gone(removed)
+            if self.session is not None:
+                compare_states(self.journal, self.playing)
+            self._judge()
+        except CannotBeConfirmed as broken:
+            problem = str(broken)
+        except DoesNotFollow as broken:
+            problem, wrong = str(broken), True
+        counts = [dict(zip(self.final.names, c.tolist(), strict=True)) for c in (self.candidate, self.picked)]
+        drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
+        given_up = [ticket for ticket in drawn if ticket in self.abandoned]
+        return Verdict(
+            problem,
+            self.rounds,
+            tip.hex(),
+            draws=len(drawn),
+            abandoned=len(given_up),
+            unexplained=sum(not self._explained(ticket) for ticket in given_up),
+            remarks=tuple(self.remarks),
+            excluded=dict(self.excluded.most_common()),
+            candidate=counts[0],
+            picked=counts[1],
+            signer=self.meta.get("signer"),
+            wrong=wrong,
+        )
+
+    # -- is the record whole? ------------------------------------------------------------------------------------------
+
+    def _chain(self) -> list[Link]:
+        try:
+            found = self.journal.links()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DoesNotFollow(f"The chain cannot be read: {type(error).__name__}: {error}.") from error
+        if not found or found[0].kind != "start" or found[0].kept != start_payload(self.meta):
+            raise DoesNotFollow("The commitment to seed, selector and signals was changed after it was recorded.")
+        return found
+
+    def _check(self, link: Link, newest: int) -> None:
+        """Refuse a link that is over something else than is on record."""
+        if link.removed:
+            return
+        if link.number != newest:
+            if link.kind in PARTS and not PARTS[link.kind].again:
+                raise DoesNotFollow(f"{self._where(link)} is in the chain twice.")
+            if link.kind in PARTS:
+                self.again += link.kind == "metrics"
+                return
+        if not self.journal.fits(link):
+            raise DoesNotFollow(f"{self._where(link)} was changed after it was recorded.")
+        try:
+            if link.kind == "table":
+                self.facts = with_news(self.facts, link.kept)
+            elif link.kind == "answer":
+                self.answers[link.key[0]] = unpack_many(link.kept)
+        except (ValueError, TypeError, LookupError) as error:
+            raise DoesNotFollow(f"{self._where(link)} cannot be read: {type(error).__name__}: {error}.") from error
+
+    def _check_rest(self, chain: list[Link]) -> None:
+        """Refuse what is on record and not in the chain."""
+        for kind, key in self.journal.strays(chain):
+            raise DoesNotFollow(f"{self._named(kind, key)} is on record but not in the chain.")
+        stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
+        if {name: data for name, data in self.facts.items() if name in stored} != stored:
+            raise DoesNotFollow("The table of clients was changed after it was recorded.")
+
+    def _check_receipts(self, receipts: Mapping[str, str], seen: set[str], public: str | None) -> None:
+        for line, where in receipts.items():
+            kept, _, said = line.partition(" ")  # as the server told it, or the commitment alone
+            source = f"{said}; {where}" if said else where
+            if kept.lower() not in seen:
+                raise DoesNotFollow(
+                    f"The commitment {kept} ({source}) is not in this journal: it is not the one shown then."
+                )
+            _, signed, signature = source.partition(_SIGNED)
+            if public is not None and signed and not is_signed(kept, signature[:_SIGNATURE], public):
+                raise DoesNotFollow(f"The commitment {kept} ({source}) was not signed with the key {public}.")
+
+    def _check_signature(self, tip: str, public: str | None) -> None:
+        signer = self.meta.get("signer")
+        if public is not None and signer != public:
+            found = "with nobody's key" if signer is None else f"with the key {signer}"
+            raise DoesNotFollow(f"The journal is signed {found}, not with {public}.")
+        if signer is not None:
+            head, signature = self.meta.get("signature") or ("", "")
+            if head != tip or not is_signed(tip, signature, signer):
+                raise DoesNotFollow(f"The newest link is not signed with the key {signer}, and all links are to be.")
+
+    def _gone(self, removed: int) -> DoesNotFollow:
+        why = [
+            what
+            for kind, what in ((FORGOTTEN, "clients were forgotten"), (PRUNED, "details of old rounds were pruned"))
+            if self.journal.events(kind)
+        ]
+        if not why:
+            return DoesNotFollow(
+                f"{removed} parts of the record are gone, and no event says that they were pruned or forgotten."
+            )
+        return CannotBeConfirmed(
+            f"No round can be recomputed: {' and '.join(why)}. The chain itself holds; audit a copy from before, or "
+            "keep the verdict of an earlier audit."
+        )
+
+    def _where(self, link: Link) -> str:
+        return self._named(link.kind, link.key)
+
+    def _named(self, kind: str, key: tuple[Any, ...]) -> str:
+        match kind, key:
+            case ("start", _):
+                return "The commitment to seed, selector and signals"
+            case ("table" | "attributes", _):
+                return "The table of clients"
+            case ("cohort" | "candidates" | "answer" | "close" | "scores", (int(ticket), *_)):
+                return f"Round {self.cohorts[ticket].round}" if ticket in self.cohorts else f"Ticket {ticket}"
+            case ("replies", (number,)):
+                return f"A report (row {number})"
+            case ("metrics", (round_, name)):
+                return f"The number {name!r} of round {round_}"
+            case ("event", (number,)):
+                return f"An event (row {number})"
+            case ("meta", (name,)):
+                return f"What is stored under {name!r}"
+            case _:
+                return f"Something that was removed ({kind})"
+
+    # -- does it follow? ---------------------------------------------------------------------------------------------
+
+    def _step(self, link: Link) -> None:
+        match link.kind:
+            case "table":
+                self._table()
+            case "cohort":
+                self.choose(link.key[0], self.answers.pop(link.key[0], None))
+            case "replies":
+                block = self.journal.reply_block(link.key[0])
+                if not block.late:
+                    self.replies.setdefault(block.ticket, []).append(block)
+            case "close":
+                ticket = link.key[0]
+                if len(self.cohorts[ticket].clients):
+                    self.tell(ticket, self.replies.pop(ticket, []), self.abandoned.get(ticket))
+            case "event":
+                self._happened(*self.journal.numbered_event(link.key[0]))
+
+    def _happened(self, _: float, kind: str, body: Mapping[str, Any]) -> None:
+        try:
+            match kind:
+                case _ if kind == CHANGED:
+                    self.change_rules(body)
+                case _ if kind == SELECTOR:
+                    self.change_selector(body)
+                case "attributes":
+                    self.playing.set_attributes(body["clients"])
+        except JournalError as error:
+            raise DoesNotFollow(
+                f"From round {body.get('round')} on: {error.message} {error.hint or ''}".strip()
+            ) from error
+
+    def _table(self) -> None:
+        table, active = table_of(self.facts)
+        if self.session is None:
+            self.start(table)
+        session = self.playing
+        if table.n > session.table.n:
+            self.grow(table)
+        if len(session.table.differing(table)):
+            session.update_facts(table)
+        gone, back = session.active & ~active, active & ~session.active
+        if gone.any():
+            session.leave(np.flatnonzero(gone))
+        if back.any():
+            session.rejoin(np.flatnonzero(back))
+
+    # -- could the server have had its way? --------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Count who could be picked, who was, whom rules excluded, and where nothing was left to choose."""
+        changes = [(int(body.get("ticket", 0)), Rules.recorded(body["rules"])) for body in self.journal.events(CHANGED)]
+        rules = Rules()
+        for ticket, row in self.cohorts.items():
+            while changes and changes[0][0] <= ticket:
+                rules = changes.pop(0)[1]
+            candidates = self.journal.candidates(ticket, self.final.n)
+            if candidates is not None:
+                self.candidate[candidates] += 1
+            self.picked[row.clients] += 1
+            excluded = self.journal.exclusions(ticket)
+            self.excluded.update(self.final.names_of(np.array(sorted(excluded), np.int64)))
+            if rules.blocked or rules.paused or rules.pinned or rules.eligible:
+                self.singled_out = True
+            if not len(row.clients) or row.wanted is None:
+                continue
+            narrow = row.n_candidates <= row.wanted and row.n_candidates < self.final.n
+            if (narrow and excluded) or set(self.final.names_of(row.clients)) <= set(rules.pinned):
+                self.forced.append(ticket)
+            elif narrow:
+                self.narrow.append(ticket)
+
+    def _explained(self, ticket: int) -> bool:
+        """Whether somebody failed on record in a draw that was abandoned; who had not answered yet has not failed."""
+        if ticket in self.failed:
+            return True
+        fine = (Status.OK, Status.MISSING)
+        return any((~np.isin(block.status, fine)).any() for block in self.journal.reply_blocks(ticket))
+
+    def _judge(self) -> None:
+        """Remark on every freedom a server took; refuse what leaves nothing of the choice."""
+        drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
+        empty = len(self.cohorts) - len(drawn)
+        given_up = [ticket for ticket in drawn if ticket in self.abandoned]
+        unexplained = [ticket for ticket in given_up if not self._explained(ticket)]
+        few = _SHARE * len(drawn)
+        self.remarks += [
+            f"From round {body['round']} on {_called(body['to'])!r} chose, in the place of {_called(body['from'])!r}."
+            for body in self.journal.events(SELECTOR)
+        ]
+        if not type(self.playing.selector).__module__.startswith("fedcohort."):
+            self.remarks.append(
+                f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's: what it prefers is "
+                "for whoever audits to read."
+            )
+        changed = [int(body["round"]) for body in self.journal.events(CHANGED)]
+        self.remarks += [f"The rules were changed before round {round_}." for round_ in changed if round_ > 0]
+        if self.singled_out:
+            most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
+            more = f" and {len(self.excluded) - _NAMED} more" if len(self.excluded) > _NAMED else ""
+            self.remarks.append(
+                f"Rules single out clients, by name or by what they say. They excluded {len(self.excluded)} of "
+                f"{self.final.n}, each from so many draws: {most or 'nobody'}{more}."
+            )
+        lost = [int(body["round"]) for body in self.journal.events(RECOVERED)]
+        self.remarks += [f"Its newest commits were lost, and it went on from round {round_}." for round_ in lost]
+        if unexplained or len(given_up) > few:
+            self.remarks.append(
+                f"{len(given_up)} of {len(drawn)} draws were abandoned and drawn anew, {len(unexplained)} of them "
+                "without a failure on record."
+            )
+        if empty > few:
+            self.remarks.append(f"{empty} rounds passed without a cohort, because nobody was available or admitted.")
+        if len(self.narrow) > few:
+            self.remarks.append(
+                f"In {len(self.narrow)} of {len(drawn)} draws no more clients were available than were asked for."
+            )
+        if self.again:
+            self.remarks.append(f"Numbers about the model that were recorded again later: {self.again}.")
+        if len(given_up) > len(drawn) - len(given_up):
+            raise CannotBeConfirmed(
+                f"Of {len(drawn)} draws {len(given_up)} were abandoned: whoever abandons draws has the cohorts it "
+                f"likes. These are: {_list_of(given_up, self.abandoned)}."
+            )
+        if len(unexplained) > max(1.0, few):
+            raise CannotBeConfirmed(
+                f"Of {len(drawn)} draws {len(unexplained)} were abandoned without a failure on record: whoever "
+                f"abandons draws has the cohorts it likes. These are: {_list_of(unexplained, self.abandoned)}."
+            )
+        if empty > len(drawn) > 0:
+            raise CannotBeConfirmed(
+                f"{empty} rounds passed without a cohort, and {len(drawn)} had one: whoever lets rounds pass has the "
+                "cohorts it likes."
+            )
+        if len(self.forced) > len(drawn) / 2:
+            raise CannotBeConfirmed(
+                f"In {len(self.forced)} of {len(drawn)} draws the rules left no more clients than were asked for, or "
+                "demanded all that were picked, so that nothing was chosen."
+            )
+
+
+def _called(spec: Mapping[str, Any]) -> str:
+    return str(spec["name"] or spec["class"])
+
+
+_SIGNED = "signed "
+_SIGNATURE = 128  # hexadecimal digits
+
+
+def _list_of(tickets: Iterable[int], why: Mapping[int, str]) -> str:
+    tickets = list(tickets)
+    more = f" and {len(tickets) - 3} more" if len(tickets) > 3 else ""
+    return "; ".join(f"ticket {t} ({why[t]})" for t in tickets[:3]) + more
+
+
+def receipt(journal: Journal, ticket: int, round_: int) -> str | None:
+    """Return what a client is given to keep with every task: the newest link, which draw it is, and the signature."""
+    if journal.commitment is None:
+        return None
+    signature = journal.signature
+    signed = "" if signature is None else f", {_SIGNED}{signature}"
+    return f"{journal.commitment} draw {ticket + 1} for round {round_}{signed}"
+
+
+def read_receipts(path: Path) -> dict[str, str]:
+    """Return the commitments in a file: one per line, the first word; the rest of the line says where it is from."""
+    try:
+        text = read_file(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"The commitments in {path} cannot be read: {why}.") from error
+    found = {}
+    for line in text.splitlines():
+        if line.strip():
+            commitment, _, rest = line.strip().partition(" ")
+            found[commitment] = rest.strip() or path.name
+    return found

@@ -1,0 +1,263 @@
+"""Play a session again from its record: same seed, clients, candidates, answers and reports, same cohorts.
+
+What is on record decides how far that is possible. A chained journal (``audit=True``) keeps everything, also in which
+order it happened; see :mod:`fedcohort.audit.choices`. Any other keeps cohorts, reports and events with their times,
+which is enough where the selector asks nothing before it chooses and nobody's facts changed; :func:`check` says
+what stands in the way otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.clients import ClientTable, LabelGram, LabelGramRows
+from fedcohort.core.errors import FedcohortError, JournalError
+from fedcohort.core.protocol import Answer, RoundReport, RoundRequest, Selector
+from fedcohort.core.selector_spec import rebuilt
+from fedcohort.core.signals import Signal
+from fedcohort.journal import CohortRow, Journal, ReplyBlock
+from fedcohort.journal.codec import state_fields
+from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR
+from fedcohort.session.rules import Rules
+from fedcohort.session.session import Session
+
+
+class DoesNotFollow(Exception):
+    """Something on record does not follow from what is on record before it."""
+
+
+class Replay:
+    """A session played again, step by step.
+
+    Parameters
+    ----------
+    journal : Journal
+    meta : its :meth:`Journal.meta`
+    selector : the one it began with
+    """
+
+    def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
+        self.journal, self.meta, self.selector = journal, meta, selector
+        self.final, _ = journal.table()
+        self.cohorts = {row.ticket: row for row in journal.cohorts()}
+        self.session: Session | None = None
+        self.rounds = 0
+
+    @property
+    def playing(self) -> Session:
+        """The session, once there are clients."""
+        if self.session is None:
+            raise DoesNotFollow("A round is on record before any client.")
+        return self.session
+
+    def start(self, table: ClientTable) -> None:
+        """Begin with these clients."""
+        signals = self.meta["signals"]
+        self.session = Session(
+            self.selector,
+            table,
+            seed=int(self.meta["seed"]),
+            signals=None if signals is None else [Signal(s) for s in signals],
+        )
+
+    def grow(self, table: ClientTable) -> None:
+        """Let the clients of ``table`` join that are new in it."""
+        self.playing.join(newcomers(table, self.playing.table.n))
+
+    def choose(self, ticket: int, values: Mapping[str, AnyArray] | None) -> None:
+        """Ask for a cohort that is on record, and compare.
+
+        Parameters
+        ----------
+        ticket : int
+        values : the answer to the selector's question, if one is on record
+        """
+        row, session = self.cohorts[ticket], self.playing
+        candidates = self.journal.candidates(ticket, session.table.n)
+        if candidates is None:
+            raise DoesNotFollow(f"Round {row.round}: who could be picked is no longer on record, it was pruned.")
+        request = RoundRequest(size=row.wanted, available=candidates)
+        try:
+            query = session.query(request)
+            answer = None
+            if query is not None:
+                if values is None:
+                    raise DoesNotFollow(f"Round {row.round}: the selector asks a question, and no answer is on record.")
+                answer = Answer(query, {Signal(name): array for name, array in values.items()})
+            cohort = session.ask(request, answer)
+        except FedcohortError as error:
+            raise DoesNotFollow(
+                f"Round {row.round}: the inputs on record cannot be chosen from: {error.message}"
+            ) from error
+        same = np.array_equal(cohort.clients, row.clients) and all(
+            (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
+            for a, b in ((cohort.weights, row.weights), (cohort.work, row.work))
+        )
+        if not same:
+            ours, theirs = (", ".join(self.final.names_of(c)[:12]) for c in (cohort.clients, row.clients))
+            raise DoesNotFollow(
+                f"Round {row.round} does not follow from its seed and inputs: on record is {theirs or 'nobody'}; the "
+                f"selector chooses {ours or 'nobody'}."
+            )
+        self.rounds += 1
+
+    def tell(self, ticket: int, blocks: list[ReplyBlock], given_up: str | None) -> None:
+        """Close a cohort with what was reported, or give it up."""
+        names = list(dict.fromkeys(name for block in blocks for name in block.metrics))
+        metrics = {}
+        for name in names:
+            width = next(b.metrics[name].shape[1:] for b in blocks if name in b.metrics)
+            parts = [b.metrics.get(name, np.full((len(b.clients), *width), np.nan)) for b in blocks]
+            metrics[Signal(name)] = np.concatenate(parts)
+        clients, status, kept = (
+            np.concatenate([np.asarray(getattr(b, part)) for b in blocks]) if blocks else np.empty(0, np.int64)
+            for part in ("clients", "status", "kept")
+        )
+        report = RoundReport(
+            ticket, clients, status=status, metrics=metrics, kept=kept.astype(np.bool_), complete=given_up is None
+        )
+        try:
+            self.playing.tell(report)
+            if given_up is not None:
+                self.playing.abandon(ticket, given_up)
+        except FedcohortError as error:
+            round_ = self.cohorts[ticket].round
+            raise DoesNotFollow(f"Round {round_}: the reports on record cannot be told: {error.message}") from error
+
+    def change_rules(self, body: Mapping[str, Any]) -> None:
+        """Let the rules of an event hold from here on."""
+        self.playing.set_rules(Rules.recorded(body["rules"]))
+
+    def change_selector(self, body: Mapping[str, Any]) -> None:
+        """Let the selector of an event go on."""
+        self.playing.change_selector(rebuilt(body["to"], None, self.journal.path))
+
+
+def newcomers(table: ClientTable, before: int) -> ClientTable:
+    """Return the clients after the first ``before`` as a table that can join."""
+    return _part(table, slice(before, None), joining=True)
+
+
+def _part(table: ClientTable, rows: slice, *, joining: bool = False) -> ClientTable:
+    labels: Any = None
+    if Signal.LABEL_PRODUCTS in table.signals:
+        labels = table.labels
+        match labels:
+            case LabelGram():
+                labels = (
+                    LabelGramRows(labels.gram[rows], labels.classes)
+                    if joining
+                    else LabelGram(labels.gram[rows, rows], labels.classes)
+                )
+            case _:
+                first, *more = [getattr(labels, f) for f in labels.__dataclass_fields__]
+                labels = type(labels)(first[rows], *more)
+    return ClientTable(
+        names=table.names[rows] if table.has_names else None,
+        sizes=table.sizes[rows] if Signal.SIZES in table.signals else None,
+        labels=labels,
+        n=len(range(table.n)[rows]),
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of playing a journal again.
+
+    Attributes
+    ----------
+    possible : bool
+        Whether the record is enough for it.
+    rounds : int
+        How many cohorts came out as they are on record.
+    problem : str or None
+        Why it is not possible, or what does not follow, in words.
+    """
+
+    possible: bool
+    rounds: int
+    problem: str | None
+
+
+def check(journal: Journal) -> Outcome:
+    """Play a journal without a chain again, and compare every cohort and, at the end, the selector's state."""
+    why = _obstacle(journal)
+    if why is not None:
+        return Outcome(False, 0, why)
+    meta = journal.meta()
+    try:
+        replay = Replay(journal, meta, rebuilt(meta["selector"], None, journal.path))
+        steps = list(_steps(journal, replay))
+    except JournalError as error:
+        return Outcome(False, 0, error.message)
+    try:
+        for _, step in sorted(steps, key=lambda pair: pair[0]):
+            step()
+        compare_states(journal, replay.playing)
+    except DoesNotFollow as broken:
+        return Outcome(True, replay.rounds, str(broken))
+    return Outcome(True, replay.rounds, None)
+
+
+def _obstacle(journal: Journal) -> str | None:
+    """Return what the record lacks for playing it again, in words."""
+    if journal.events(FORGOTTEN):
+        return "a client was forgotten"
+    if journal.events("facts"):
+        return "facts about clients were replaced, and the earlier ones are not on record (audit=True keeps them)"
+    if journal.attributes():
+        return "rules go by what clients say about themselves, and when they said it is not on record (audit=True)"
+    rows = journal.cohorts()
+    if any(journal.candidates(row.ticket, 0) is None for row in rows):
+        return "who could be picked in old rounds was pruned"
+    if any(b.asked_at < a.asked_at for a, b in pairwise(rows)) or any(
+        row.told_at is not None and row.told_at < row.asked_at for row in rows
+    ):
+        return "the machine's clock was set back, so that the order of what happened is not known"
+    return None
+
+
+def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int], Callable[[], None]]]:
+    """Yield what happened, each with when; of what has one time, events come before cohorts."""
+    table = replay.final
+    joins = journal.timed_events("join")
+    sizes = [int(body["first"]) for _, body in joins] + [table.n]
+    replay.start(_part(table, slice(0, sizes[0])))
+    selectors = [replay.selector]
+    for (at, _), upto in zip(joins, sizes[1:], strict=True):
+        yield (at, 0), lambda upto=upto: replay.grow(_part(table, slice(0, upto)))  # type: ignore[misc]
+    for at, body in journal.timed_events(CHANGED):
+        yield (at, 0), lambda body=body: replay.change_rules(body)  # type: ignore[misc]
+    for at, body in journal.timed_events(SELECTOR):
+        selectors.append(rebuilt(body["to"], None, journal.path))
+        yield (at, 0), lambda body=body: replay.change_selector(body)  # type: ignore[misc]
+    asking = [selector for selector in selectors if type(selector).query is not Selector.query]
+    if asking:
+        raise JournalError(
+            f"{type(asking[0]).__name__} asks clients before it chooses, and answers are on record only with audit=True"
+        )
+    given_up = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
+    for row in replay.cohorts.values():
+        yield (row.asked_at, 1), lambda row=row: replay.choose(row.ticket, None)  # type: ignore[misc]
+        if row.told_at is not None and len(row.clients):
+            yield (row.told_at, 0), lambda row=row: _tell(journal, replay, row, given_up)  # type: ignore[misc]
+
+
+def _tell(journal: Journal, replay: Replay, row: CohortRow, given_up: Mapping[int, str]) -> None:
+    blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
+    replay.tell(row.ticket, blocks, given_up.get(row.ticket))
+
+
+def compare_states(journal: Journal, session: Session) -> None:
+    """Refuse a state on record that is not, bit by bit, the one the rounds lead to."""
+    recorded = journal.state("")
+    for name, value in state_fields(session.state):
+        ours, theirs = np.asarray(value), np.asarray(recorded.get(name))
+        if ours.dtype != theirs.dtype or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
+            raise DoesNotFollow(f"The cohorts follow, but the selector's state on record does not: {name!r} differs.")

@@ -1,0 +1,208 @@
+"""What can be found out about a journal: whether it is whole, and whether it follows from its seed.
+
+Behind ``fedcohort journal verify``. Nothing is changed, also where nothing could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import fedcohort
+from fedcohort.audit import replay
+from fedcohort.core.errors import FedcohortError, JournalError
+from fedcohort.journal import Journal
+from fedcohort.journal.database import Database, Seal
+from fedcohort.journal.integrity import file_problems, missing, row_problems, version_of
+from fedcohort.journal.lock import Mark
+from fedcohort.journal.opening import open_unchecked
+from fedcohort.journal.schema import SCHEMA_VERSION
+from fedcohort.session import participation
+
+_SHOWN = 5  # problems of one kind that are told, of however many
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check came to.
+
+    Attributes
+    ----------
+    check : str
+    sound : bool or None
+        None where it could not be made.
+    text : str
+    """
+
+    check: str
+    sound: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What all checks of a journal came to.
+
+    Attributes
+    ----------
+    path : Path
+    version : int
+        Of its schema.
+    seal : Seal or None
+        How often it was opened and committed, and whether it is in use; version 2 does not say.
+    findings : tuple of Finding
+    """
+
+    path: Path
+    version: int
+    seal: Seal | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether no check failed."""
+        return all(finding.sound is not False for finding in self.findings)
+
+
+def examine(path: str | Path, *, again: bool = True) -> Examination:
+    """Check a journal in every way there is.
+
+    Parameters
+    ----------
+    path : path
+    again : bool
+        Whether to play the session again as well, which takes as long as its selector did.
+    """
+    path = Path(path)
+    database, mark, companion = open_unchecked(path)
+    with closing(Journal(database, path)) as journal, database.errors():
+        database.connection.execute("BEGIN")  # one moment of a journal that may be in use
+        version = version_of(database.connection, path)
+        findings = [*_file(database, version), *_rows(database, version)]
+        seal = None
+        if version >= SCHEMA_VERSION and findings[-1].sound:
+            seal = Seal.read(database.connection)
+            findings.append(_commits(path, seal, mark, companion))
+        if all(finding.sound is not False for finding in findings[:2]):
+            findings += _meaning(journal, again)
+        return Examination(path, version, seal, tuple(findings))
+
+
+def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
+    """Check what sound rows say; those of version 2 may be anything."""
+    try:
+        yield _order(journal)
+        yield from _rules(journal)
+        if again:
+            yield _again(journal)
+    except JournalError as error:
+        yield Finding("contents", False, error.message)
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        yield Finding("contents", False, f"cannot be read: {type(error).__name__}: {error}")
+
+
+def _told(problems: Iterable[str]) -> str:
+    found = list(problems)
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(found[:_SHOWN]) + more
+
+
+def _file(database: Database, version: int) -> Iterator[Finding]:
+    wrong = _told(file_problems(database.connection, version))
+    ((pages,),), ((size,),) = database.fetch("PRAGMA page_count"), database.fetch("PRAGMA page_size")
+    yield Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
+
+
+def _rows(database: Database, version: int) -> Iterator[Finding]:
+    if version < SCHEMA_VERSION:
+        yield Finding(
+            "rows", None, f"version {version} has no checksums; a session that continues the journal adds them"
+        )
+        return
+    wrong = _told(row_problems(database.connection, version))
+    if wrong:
+        yield Finding("rows", False, wrong)
+    else:
+        tables = Seal.read(database.connection).tables
+        yield Finding("rows", True, f"all {sum(rows for rows, _ in tables.values()):,} are as they were written")
+
+
+def _commits(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> Finding:
+    lost = missing(path, seal, mark, companion)
+    if lost is not None:
+        return Finding("commits", False, lost)
+    state = "in use, or left without being closed" if seal.in_use else "closed"
+    known = "" if mark is not None and mark.id == seal.id else "; no .lock file beside it says how many there were"
+    text = f"all {seal.commits:,} are there, of {seal.generation:,} openings; {state}{known}"
+    return Finding("commits", True, text)
+
+
+def _order(journal: Journal) -> Finding:
+    """Check that what refers to each other is there."""
+    rows = journal.cohorts()
+    tickets = [row.ticket for row in rows]
+    wrong = []
+    if tickets != list(range(len(tickets))):
+        wrong.append("tickets are missing")
+    strays = sorted({block.ticket for block in journal.reply_blocks()} - set(tickets))
+    if strays:
+        wrong.append(f"there are reports for ticket {strays[0]}, which was never given out")
+    picked = {int(client) for row in rows for client in row.clients}
+    table, _ = journal.table()
+    journal.attributes()  # which must be readable, too
+    if picked and max(picked) >= table.n:
+        wrong.append(f"client {max(picked)} was picked, and there are {table.n}")
+    rounds = f"{len(rows):,} cohorts of {participation.next_round(journal)[0]:,} rounds, {table.n:,} clients"
+    return Finding("order", not wrong, "; ".join(wrong) or rounds)
+
+
+def _rules(journal: Journal) -> Iterator[Finding]:
+    proof = participation.verify(journal)
+    if proof.rules is not None:
+        broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
+        broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
+        # Rules that were tightened are nothing wrong with the record; that it proves less is said.
+        yield Finding("rules", proof.kept, _told(broken) or proof.verdict.removeprefix("The rules ").rstrip("."))
+
+
+def _again(journal: Journal) -> Finding:
+    if journal.meta().get("audit") is not None:
+        return _audited(journal)
+    try:
+        outcome = replay.check(journal)
+    except FedcohortError as error:
+        return Finding("replay", None, f"not possible: {error.message}")
+    if not outcome.possible:
+        return Finding("replay", None, f"not possible: {outcome.problem}")
+    if outcome.problem is not None:
+        writer = journal.meta().get("fedcohort")
+        if _release(writer) != _release(fedcohort.__version__):
+            return Finding(
+                "replay",
+                None,
+                f"cannot be checked: made by version {writer}, whose selectors had other rules",
+            )
+        return Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
+    return Finding(
+        "replay", True, f"all {outcome.rounds:,} cohorts and the selector's state follow from seed and reports"
+    )
+
+
+def _audited(journal: Journal) -> Finding:
+    from fedcohort.audit.choices import confirm
+
+    try:
+        verdict = confirm(journal)
+    except JournalError as error:
+        return Finding("replay", None, f"not possible: {error.message}")
+    if not verdict.confirmed:
+        return Finding("replay", False if verdict.wrong else None, str(verdict.problem))
+    more = "".join(f"; {remark}" for remark in verdict.remarks)
+    return Finding("replay", True, f"the chain holds, and all {verdict.rounds:,} cohorts follow from the seed{more}")
+
+
+def _release(version: object) -> tuple[str, ...]:
+    """Return what two versions share whose selectors choose alike."""
+    return tuple(str(version).split(".")[:2])

@@ -1,0 +1,413 @@
+"""The client table: what is known about the clients of a federation before the first round.
+
+Inside fedcohort a client is a dense index 0..N-1; outside it has the name its host gives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, frozen
+from fedcohort.core.errors import InputError, SignalError, UnknownNameError
+from fedcohort.core.guard import guarded
+from fedcohort.core.registry import nearest
+from fedcohort.core.signals import Signal
+
+_MOST = 2**31 - 1  # clients or classes
+
+
+def _finite_non_negative(name: str, array: FloatArray) -> None:
+    bad = ~np.isfinite(array) | (array < 0)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise InputError(
+            f"{name} must be finite and not negative. Got {array[where]!r} for client {where[0]}"
+            f"{f' (and {int(bad.sum()) - 1} more)' if bad.sum() > 1 else ''}."
+        )
+
+
+def _whole(what: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= _MOST:
+        raise InputError(f"{what} must be a whole number from {least} to {_MOST}. Got {value!r}.")
+    return int(value)
+
+
+def _matrix(name: str, values: ArrayLike) -> FloatArray:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(
+            f"{name} must be a matrix with one row per client, all rows of one length. Got {error}."
+        ) from None
+    if array.ndim != 2:
+        raise InputError(f"{name} must be a matrix with one row per client. Got an array of shape {array.shape}.")
+    return frozen(array, np.float64) if array is values else frozen(array)
+
+
+@guarded
+@dataclass(frozen=True)
+class LabelCounts:
+    """Samples per class of each client, (N, B)."""
+
+    counts: FloatArray
+
+    def __init__(self, counts: ArrayLike) -> None:
+        array = _matrix("label counts", counts)
+        _finite_non_negative("label counts", array)
+        object.__setattr__(self, "counts", array)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes B."""
+        return int(self.counts.shape[1])
+
+
+@guarded
+@dataclass(frozen=True)
+class LabelFactor:
+    """A factor F, (N, r), of the matrix of label inner products: S = F F'. Rows are label counts up to a rotation."""
+
+    factor: FloatArray
+    classes: int
+
+    def __init__(self, factor: ArrayLike, classes: int) -> None:
+        array = _matrix("label factor", factor)
+        if not np.isfinite(array).all():
+            raise InputError("label factor must be finite. Got NaN or infinite entries.")
+        object.__setattr__(self, "factor", array)
+        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
+
+
+@guarded
+@dataclass(frozen=True)
+class LabelGram:
+    """The matrix S, (N, N), of inner products of the clients' label counts, and the number of classes."""
+
+    gram: FloatArray
+    classes: int
+
+    def __init__(self, gram: ArrayLike, classes: int) -> None:
+        array = _matrix("label inner products", gram)
+        if array.shape[0] != array.shape[1]:
+            raise InputError(f"label inner products must be a square matrix. Got shape {array.shape}.")
+        if not np.isfinite(array).all():
+            raise InputError("label inner products must be finite. Got NaN or infinite entries.")
+        object.__setattr__(self, "gram", array)
+        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
+
+
+@guarded
+@dataclass(frozen=True)
+class LabelGramRows:
+    """Rows of S for clients that join a federation described by a :class:`LabelGram`, (m, N + m).
+
+    The first N columns are the products with the clients there before, in their order, the last m those among the new.
+    """
+
+    rows: FloatArray
+    classes: int
+
+    def __init__(self, rows: ArrayLike, classes: int) -> None:
+        array = _matrix("label inner products", rows)
+        if array.shape[1] < array.shape[0]:
+            raise InputError(f"The rows of {array.shape[0]} new clients must have as many columns. Got {array.shape}.")
+        if not np.isfinite(array).all():
+            raise InputError("label inner products must be finite. Got NaN or infinite entries.")
+        object.__setattr__(self, "rows", array)
+        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
+
+
+LabelInfo = LabelCounts | LabelFactor | LabelGram
+
+
+def label_rows(labels: LabelInfo | LabelGramRows) -> FloatArray:
+    """Return the matrix a label form is made of, one row per client."""
+    match labels:
+        case LabelCounts():
+            return labels.counts
+        case LabelFactor():
+            return labels.factor
+        case LabelGram():
+            return labels.gram
+        case LabelGramRows():
+            return labels.rows
+
+
+@guarded(methods=True)
+@dataclass(frozen=True, eq=False)
+class ClientTable:
+    """Struct of arrays over the N clients of a federation; read-only.
+
+    Parameters
+    ----------
+    names : sequence of str, optional
+        The host's names, unique. Default: "0" to "N-1".
+    sizes : (N,) array, optional
+        Training samples per client. Default: the sums of label counts, where they are given.
+    labels : LabelCounts, LabelFactor or LabelGram, optional
+        What is known about the clients' labels; LabelGramRows for a table that joins one with a LabelGram.
+    n : int, optional
+        Number of clients, where nothing else tells it.
+
+    Examples
+    --------
+    >>> table = ClientTable(names=["anna", "ben"], sizes=[10, 30])
+    >>> table.n, table.index("ben"), table.name(0)
+    (2, 1, 'anna')
+    >>> table.weights
+    array([0.25, 0.75])
+    >>> table.index("bem")
+    Traceback (most recent call last):
+        ...
+    fedcohort.core.errors.UnknownNameError: There is no client 'bem' among the 2 of this federation.
+      hint: did you mean 'ben'?
+    """
+
+    n: int
+    _names: tuple[str, ...] | None
+    _sizes: FloatArray | None
+    _labels: LabelInfo | LabelGramRows | None
+    _granted: frozenset[Signal] | None
+
+    def __init__(
+        self,
+        names: Sequence[str] | None = None,
+        sizes: ArrayLike | None = None,
+        labels: LabelInfo | LabelGramRows | None = None,
+        n: int | None = None,
+    ) -> None:
+        given: dict[str, int] = {}
+        if n is not None:
+            given["n"] = _whole("The number of clients", n, 0)
+        name_tuple: tuple[str, ...] | None = None
+        if names is not None:
+            if isinstance(names, (str, bytes)):
+                raise InputError(f"names must be a list of names, not one text. Got {names!r}.")
+            name_tuple = tuple(str(name) for name in names)
+            if len(set(name_tuple)) != len(name_tuple):
+                twice = next(x for i, x in enumerate(name_tuple) if x in name_tuple[:i])
+                raise InputError(f"Client names must be unique. Got {twice!r} more than once.")
+            given["names"] = len(name_tuple)
+        size_array: FloatArray | None = None
+        if sizes is not None:
+            size_array = frozen(sizes, np.float64)
+            if size_array.ndim != 1:
+                raise InputError(f"sizes must be one number per client. Got shape {size_array.shape}.")
+            _finite_non_negative("sizes", size_array)
+            given["sizes"] = len(size_array)
+        elif isinstance(labels, LabelCounts):
+            with np.errstate(over="ignore"):
+                size_array = frozen(labels.counts.sum(axis=1))
+            _finite_non_negative("sums of label counts", size_array)
+        if labels is not None:
+            given["labels"] = len(label_rows(labels))
+        if not given:
+            raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
+        if len(set(given.values())) > 1:
+            raise InputError(
+                "The parts of a client table must agree on the number of clients. Got "
+                + ", ".join(f"{count} from {part}" for part, count in given.items())
+                + "."
+            )
+        object.__setattr__(self, "n", next(iter(given.values())))
+        object.__setattr__(self, "_names", name_tuple)
+        object.__setattr__(self, "_sizes", size_array)
+        object.__setattr__(self, "_labels", labels)
+        object.__setattr__(self, "_granted", None)
+
+    def _read(self, signal: Signal, supplied: bool) -> None:
+        if self._granted is not None and signal not in self._granted:
+            raise SignalError(
+                f"The selector read the signal '{signal}' ({signal.meaning}) without declaring it.",
+                hint=f"add Signal.{signal.name} to the selector's 'requires'",
+            )
+        if not supplied:
+            raise SignalError(f"The client table has no '{signal}' ({signal.meaning}).", hint=signal.supplied_by)
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """The signals this table supplies."""
+        found = set()
+        if self._sizes is not None:
+            found.add(Signal.SIZES)
+        if self._labels is not None:
+            found.add(Signal.LABEL_PRODUCTS)
+            if isinstance(self._labels, LabelCounts):
+                found.add(Signal.LABEL_COUNTS)
+        return frozenset(found)
+
+    @property
+    def sizes(self) -> FloatArray:
+        """(N,) training samples per client."""
+        self._read(Signal.SIZES, self._sizes is not None)
+        assert self._sizes is not None
+        return self._sizes
+
+    @property
+    def weights(self) -> FloatArray:
+        """(N,) p_k, each client's share of all training samples; equal shares when every size is 0."""
+        sizes = self.sizes
+        with np.errstate(over="ignore"):
+            total = float(sizes.sum())
+        if total == np.inf:
+            sizes = sizes / sizes.max()
+            total = float(sizes.sum())
+        return sizes / total if total > 0 else np.full(self.n, 1.0 / max(self.n, 1))
+
+    @property
+    def labels(self) -> LabelInfo:
+        """Label counts, a factor or the Gram matrix: whatever form was given."""
+        self._read(Signal.LABEL_PRODUCTS, self._labels is not None)
+        assert self._labels is not None
+        if isinstance(self._labels, LabelGramRows):
+            raise InputError(
+                "Rows of label inner products describe clients that join; nothing can be chosen from them alone.",
+                hint="pass the table to session.join, or start a session with a LabelGram",
+            )
+        return self._labels
+
+    @property
+    def label_counts(self) -> FloatArray:
+        """(N, B) samples per class of each client."""
+        self._read(Signal.LABEL_COUNTS, isinstance(self._labels, LabelCounts))
+        assert isinstance(self._labels, LabelCounts)
+        return self._labels.counts
+
+    def granting(self, signals: frozenset[Signal]) -> ClientTable:
+        """Return the same table through which only ``signals`` can be read."""
+        view = object.__new__(ClientTable)
+        for field in dataclasses.fields(self):
+            object.__setattr__(view, field.name, getattr(self, field.name))
+        object.__setattr__(view, "_granted", signals)
+        return view
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The N names."""
+        return self._names if self._names is not None else tuple(map(str, range(self.n)))
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the host gave names of its own."""
+        return self._names is not None
+
+    def name(self, client: int) -> str:
+        """Return the host's name of a dense index."""
+        if not 0 <= client < self.n:
+            raise UnknownNameError(f"There is no client {client}; the federation has clients 0 to {self.n - 1}.")
+        return self._names[client] if self._names is not None else str(client)
+
+    def names_of(self, clients: IntArray) -> tuple[str, ...]:
+        """Return the host's names of dense indices that are known to be in range."""
+        names = self._names
+        return tuple(map(str, clients.tolist()) if names is None else [names[client] for client in clients.tolist()])
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    def index(self, name: str) -> int:
+        """Return the dense index of a name."""
+        if name not in self:
+            near = nearest(name, list(self.names)) if self.n <= 10_000 else None
+            raise UnknownNameError(
+                f"There is no client {name!r} among the {self.n} of this federation.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        return int(name) if self._names is None else self._index[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a name is that of a client."""
+        if self._names is not None:
+            return name in self._index
+        # Python refuses to convert texts of many thousand digits.
+        if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(self.n)):
+            return False
+        return str(int(name)) == name and int(name) < self.n
+
+    def indices(self, clients: Sequence[str] | Sequence[int] | AnyArray) -> IntArray:
+        """Return dense indices for names or indices, checked."""
+        if not isinstance(clients, np.ndarray) and any(isinstance(c, str) for c in clients):
+            if self._names is not None:
+                known = self._index
+                with contextlib.suppress(KeyError):  # a name nobody has is looked up again below, for its error
+                    return frozen([known[str(c)] for c in clients], np.int64)
+            return frozen([self.index(str(c)) for c in clients], np.int64)
+        array = np.asarray(clients)
+        if array.size and array.dtype.kind not in "iu":
+            raise InputError(f"Clients are names or whole-number indices. Got dtype {array.dtype}.")
+        array = array.astype(np.int64).reshape(-1)
+        if array.size and (array.min() < 0 or array.max() >= self.n):
+            wrong = int(array[(array < 0) | (array >= self.n)][0])
+            raise UnknownNameError(f"There is no client {wrong}; the federation has clients 0 to {self.n - 1}.")
+        return frozen(array)
+
+    def differing(self, other: ClientTable) -> IntArray:
+        """Return the clients about whom two tables of one federation say different things."""
+        differ = np.full(self.n, self.signals != other.signals)
+        if self._sizes is not None and other._sizes is not None:
+            differ |= self._sizes != other._sizes
+        if self._labels is not None and other._labels is not None:
+            ours, theirs = label_rows(self._labels), label_rows(other._labels)
+            differ |= (ours != theirs).any(axis=1) if ours.shape == theirs.shape else True
+        return np.flatnonzero(differ)
+
+    def extended(self, other: ClientTable) -> ClientTable:
+        """Return this table followed by the clients of ``other``, which must carry the same facts."""
+        if self.signals != other.signals:
+            raise InputError(
+                f"New clients must carry the same facts as the others ({', '.join(sorted(self.signals)) or 'none'}). "
+                f"Got {', '.join(sorted(other.signals)) or 'none'}."
+            )
+        labels: LabelInfo | None = None
+        match self._labels, other._labels:
+            case LabelCounts(), LabelCounts():
+                labels = LabelCounts(_stacked("label counts", self._labels.counts, other._labels.counts))
+            case LabelFactor(), LabelFactor():
+                labels = LabelFactor(
+                    _stacked("label factor", self._labels.factor, other._labels.factor), self._labels.classes
+                )
+            case LabelGram(), LabelGramRows():
+                labels = LabelGram(_grown(self._labels.gram, other._labels.rows), self._labels.classes)
+            case None, None:
+                pass
+            case _:
+                raise InputError(
+                    "A federation described by a matrix of label inner products grows by the rows of the new clients.",
+                    hint="give the new clients labels=LabelGramRows(...)",
+                )
+        if self._names is None and other._names is not None:
+            names: tuple[str, ...] | None = self.names + other._names
+        elif self._names is not None:
+            if other._names is None:
+                raise InputError("New clients need names, because the others have names.")
+            names = self._names + other._names
+        else:
+            names = None
+        sizes = None if self._sizes is None or other._sizes is None else np.concatenate([self._sizes, other._sizes])
+        return ClientTable(names=names, sizes=sizes, labels=labels, n=self.n + other.n)
+
+    def __repr__(self) -> str:
+        return f"ClientTable(n={self.n}, signals={{{', '.join(sorted(self.signals))}}})"
+
+
+def _grown(gram: FloatArray, rows: FloatArray) -> FloatArray:
+    before, new = len(gram), len(rows)
+    if rows.shape[1] != before + new:
+        raise InputError(
+            f"The rows of {new} clients that join {before} must have {before + new} columns. Got {rows.shape[1]}."
+        )
+    return np.block([[gram, rows[:, :before].T], [rows]])
+
+
+def _stacked(name: str, ours: FloatArray, theirs: FloatArray) -> FloatArray:
+    if ours.shape[1] != theirs.shape[1]:
+        raise InputError(f"{name} of new clients must have {ours.shape[1]} columns. Got {theirs.shape[1]}.")
+    return np.concatenate([ours, theirs])

@@ -1,0 +1,278 @@
+"""Hyper-parameters declared once: default, constraint and meaning in one place.
+
+A configurable thing (selector, filter, aggregator, scenario, ...) is a frozen dataclass that derives from
+:class:`Parameterized` and declares its fields with :func:`param`. Values are checked when it is built, tests
+generate bad values from the same constraints, and the command line prints them.
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True, kw_only=True)
+... class Greedy(Parameterized):
+...     epsilon: float = param(0.1, Interval(float, 0, 1, "left"), "share of random picks (epsilon)")
+>>> Greedy(epsilon=0.2)
+Greedy(epsilon=0.2)
+>>> Greedy(epsilon=1.5)
+Traceback (most recent call last):
+    ...
+fedcohort.core.errors.ParameterError: The 'epsilon' parameter of Greedy must be a number in [0, 1). Got 1.5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.text import shown
+
+Closed = Literal["both", "left", "right", "neither"]
+
+
+class Constraint:
+    """What values a parameter admits."""
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is allowed."""
+        raise NotImplementedError(type(self).__name__)
+
+    def describe(self) -> str:
+        """Name the allowed values, to follow "must be"."""
+        raise NotImplementedError(type(self).__name__)
+
+    def bad_values(self) -> list[object]:
+        """Return values this constraint refuses, for the conformance tests."""
+        raise NotImplementedError(type(self).__name__)
+
+
+@dataclass(frozen=True)
+class Interval(Constraint):
+    """A finite number of ``kind`` (int or float) between ``low`` and ``high``; None is no bound."""
+
+    kind: type
+    low: float | None
+    high: float | None
+    closed: Closed = "both"
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a number of the kind inside the interval."""
+        if isinstance(value, bool):
+            return False
+        if self.kind is int and not isinstance(value, numbers.Integral):
+            return False
+        if not isinstance(value, numbers.Real):
+            return False
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number of more than 300 digits
+            return False
+        if not math.isfinite(number):
+            return False
+        if isinstance(value, numbers.Integral):
+            number = int(value)  # exactly
+        if self.low is not None and (number < self.low or (number == self.low and self.closed in ("right", "neither"))):
+            return False
+        return self.high is None or not (
+            number > self.high or (number == self.high and self.closed in ("left", "neither"))
+        )
+
+    def describe(self) -> str:
+        """Name the kind and the interval."""
+        noun = "an integer" if self.kind is int else "a number"
+        if self.low is None and self.high is None:
+            return f"{noun}, finite"
+        left = "(" if self.low is None or self.closed in ("right", "neither") else "["
+        right = ")" if self.high is None or self.closed in ("left", "neither") else "]"
+        low = "-inf" if self.low is None else f"{self.low:g}"
+        high = "inf" if self.high is None else f"{self.high:g}"
+        return f"{noun} in {left}{low}, {high}{right}"
+
+    def bad_values(self) -> list[object]:
+        """Return numbers past each bound, the open bounds themselves, and things that are no number."""
+        bad: list[object] = ["nonsense", float("nan"), float("inf"), None]
+        if self.kind is int:
+            bad.append(0.5)
+        if self.low is not None:
+            bad.append(self.kind(self.low - 1))
+            if self.closed in ("right", "neither"):
+                bad.append(self.kind(self.low))
+        if self.high is not None:
+            bad.append(self.kind(self.high + 1))
+            if self.closed in ("left", "neither"):
+                bad.append(self.kind(self.high))
+        return bad
+
+
+@dataclass(frozen=True)
+class OneOf(Constraint):
+    """One of a few named values."""
+
+    values: tuple[object, ...]
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is one of the values, of the same type."""
+        return any(value == v and type(value) is type(v) for v in self.values)
+
+    def describe(self) -> str:
+        """List the values."""
+        return "one of " + ", ".join(repr(v) for v in self.values)
+
+    def bad_values(self) -> list[object]:
+        """Return a name that is not in the list and something that is no name."""
+        return ["nonsense", -12345, None if None not in self.values else "none"]
+
+
+@dataclass(frozen=True)
+class Boolean(Constraint):
+    """True or False, not 0 or 1."""
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a bool."""
+        return isinstance(value, bool)
+
+    def describe(self) -> str:
+        """Name both values."""
+        return "True or False"
+
+    def bad_values(self) -> list[object]:
+        """Return things that are only nearly booleans."""
+        return [1, "true", None]
+
+
+@dataclass(frozen=True)
+class Text(Constraint):
+    """A text that is not empty."""
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a text."""
+        return isinstance(value, str) and bool(value.strip())
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return "a text that is not empty"
+
+    def bad_values(self) -> list[object]:
+        """Return things that are no text."""
+        return ["", " ", 3, None]
+
+
+@dataclass(frozen=True)
+class Optional(Constraint):
+    """None, or what ``inner`` admits."""
+
+    inner: Constraint
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is None or admitted by the inner constraint."""
+        return value is None or self.inner.admits(value)
+
+    def describe(self) -> str:
+        """Name None and the inner values."""
+        return f"None or {self.inner.describe()}"
+
+    def bad_values(self) -> list[object]:
+        """Return the inner constraint's bad values, less None."""
+        return [v for v in self.inner.bad_values() if v is not None]
+
+
+@dataclass(frozen=True)
+class Either(Constraint):
+    """What one of two constraints admits: a few names, or a number."""
+
+    first: Constraint
+    second: Constraint
+
+    def admits(self, value: object) -> bool:
+        """Whether one of the two admits ``value``."""
+        return self.first.admits(value) or self.second.admits(value)
+
+    def describe(self) -> str:
+        """Name both."""
+        return f"{self.first.describe()}, or {self.second.describe()}"
+
+    def bad_values(self) -> list[object]:
+        """Return the bad values of both that the other does not admit."""
+        return [v for v in (*self.first.bad_values(), *self.second.bad_values()) if not self.admits(v)]
+
+
+@dataclass(frozen=True)
+class Sequence(Constraint):
+    """A tuple whose items ``inner`` admits, at least ``least`` of them."""
+
+    inner: Constraint
+    least: int = 0
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a tuple or list of admitted items."""
+        return isinstance(value, (tuple, list)) and len(value) >= self.least and all(map(self.inner.admits, value))
+
+    def describe(self) -> str:
+        """Name the items."""
+        some = f" of at least {self.least}" if self.least else ""
+        return f"a list{some}, each {self.inner.describe()}"
+
+    def bad_values(self) -> list[object]:
+        """Return a scalar and a list with one bad item."""
+        return [3, *([v] for v in self.inner.bad_values()[:2])]
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """One declared parameter, for tests, docs and the command line."""
+
+    name: str
+    default: object
+    constraint: Constraint
+    meaning: str
+
+
+def param(default: Any, constraint: Constraint, meaning: str) -> Any:
+    """Declare a parameter of a :class:`Parameterized` dataclass.
+
+    Parameters
+    ----------
+    default : object
+        Its default; ``dataclasses.MISSING`` makes it required.
+    constraint : Constraint
+        What values are allowed.
+    meaning : str
+        One line, with the paper's symbol.
+    """
+    metadata = {"constraint": constraint, "meaning": meaning}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _admitted(constraint: Constraint, value: object) -> bool:
+    try:
+        return constraint.admits(value)
+    except Exception:  # a value that cannot even be compared or counted
+        return False
+
+
+class Parameterized:
+    """Base of frozen dataclasses whose :func:`param` fields are checked at construction."""
+
+    def __post_init__(self) -> None:
+        for info in parameters(type(self)):
+            value = getattr(self, info.name)
+            if not _admitted(info.constraint, value):
+                raise ParameterError(
+                    f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
+                    f"Got {shown(value)}."
+                )
+            if isinstance(value, list):
+                object.__setattr__(self, info.name, tuple(value))
+
+
+def parameters(cls: type) -> list[ParameterInfo]:
+    """Return the declared parameters of ``cls`` in order."""
+    if not dataclasses.is_dataclass(cls):
+        return []
+    return [
+        ParameterInfo(f.name, f.default, f.metadata["constraint"], f.metadata["meaning"])
+        for f in dataclasses.fields(cls)
+        if "constraint" in f.metadata
+    ]

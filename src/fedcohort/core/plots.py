@@ -1,0 +1,215 @@
+"""What a selector wants shown of what it learned: declared next to its state, as data, and drawn by the report.
+
+A selector class lists its :class:`Picture` objects in ``pictures``. Each has a function that reads the :class:`Record`
+of one run and returns a view: intervals per client, a map of clients, or lines over the rounds, with a sentence built
+from the same numbers. Nothing here draws.
+
+>>> from dataclasses import dataclass
+>>> import numpy as np
+>>> def waits(record):
+...     since = record.rounds - record.state["since"]
+...     longest = int(since.argmax())
+...     return Intervals(since, since, since, text=f"Client {longest} has waited longest.")
+>>> picture = Picture("waits", "How long clients have waited", "rounds", waits)
+>>> picture.view(Record("mine", 0, 5, {"since": np.array([4.0, 1.0])})).text
+'Client 1 has waited longest.'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One run of a selector, as its journal has it.
+
+    Attributes
+    ----------
+    label : str
+        What the run's selector is called in the experiment.
+    seed : int
+    rounds : int
+        Rounds on record.
+    state : mapping
+        Fields of the selector's state after the last round.
+    notes : sequence of (round, notes)
+        The notes of every cohort, in order.
+    label_counts : (N, B) float array or None
+        Samples per class of each client, where they are known.
+    noise : (N,) float array or None
+        Share of wrong labels of each client, where some are wrong.
+    running : bool
+        Whether more rounds are to come.
+    """
+
+    label: str
+    seed: int
+    rounds: int
+    state: Mapping[str, Any]
+    notes: Sequence[tuple[int, Mapping[str, Any]]] = ()
+    label_counts: FloatArray | None = None
+    noise: FloatArray | None = None
+    running: bool = False
+
+    @property
+    def opening(self) -> str:
+        """How a sentence about this run begins: with whom, and that it is not at its end.
+
+        >>> Record("mine", 0, 5, {}).opening, Record("mine", 0, 5, {}, running=True).opening
+        ('With mine (seed 0)', 'After 5 rounds, with mine (seed 0)')
+        """
+        so_far = f"After {self.rounds:,} rounds, with" if self.running else "With"
+        return f"{so_far} {self.label} (seed {self.seed})"
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """One number per client with an interval; drawn from the largest to the smallest.
+
+    Attributes
+    ----------
+    middle, low, high : (N,) float arrays
+    notes : sequence of str
+        What else to say of each client; empty for nothing.
+    text : str
+        What the picture shows, in a sentence or two.
+    """
+
+    middle: FloatArray
+    low: FloatArray
+    high: FloatArray
+    notes: Sequence[str] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """One point per client, drawn as a map in two dimensions on which the near are near.
+
+    Attributes
+    ----------
+    points : (N, d) float array
+    groups : (N,) int array or None
+        What each client is coloured by.
+    group_names : sequence of str
+        The name of each group.
+    text : str
+        What the picture shows, in a sentence or two.
+    """
+
+    points: FloatArray
+    groups: IntArray | None = None
+    group_names: Sequence[str] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Numbers over the rounds, by name.
+
+    Attributes
+    ----------
+    lines : mapping of name to (rounds, values)
+    text : str
+        What the picture shows, in a sentence or two.
+    """
+
+    lines: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
+    text: str = ""
+
+
+View = Intervals | Points | Lines
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture of what a selector learned.
+
+    Attributes
+    ----------
+    name : str
+        Letters, digits and '-'. Selectors that share a picture (two versions of one method) are drawn into one.
+    title : str
+    quantity : str
+        What the vertical axis shows; empty for a map.
+    view : callable
+        From a :class:`Record` to what is shown of it; None where there is nothing to show yet.
+    share : bool
+        Whether the quantity is a share, shown in percent.
+    """
+
+    name: str
+    title: str
+    quantity: str
+    view: Callable[[Record], View | None]
+    share: bool = False
+
+
+# -- sentences ------------------------------------------------------------------------------------------------------
+
+
+WEAK = 0.2  # a rank correlation nearer to 0 says nothing
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits.
+
+    >>> number(0.081234), number(1234567.0), number(-2.0)
+    ('0.0812', '1,234,567', '−2')
+    """
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return text.replace("-", "−")
+
+
+def counted(what: str, part: float, whole: float) -> str:
+    """Return how often something happened, as it was counted.
+
+    >>> counted("kept", 0.0, 1.0), counted("kept", 3.0, 12.0)
+    ('kept 0 of 1 time', 'kept 3 of 12 times')
+    """
+    return f"{what} {number(part)} of {number(whole)} time{'s' * (whole != 1)}"
+
+
+def agreement(correlation: float, *, perfect: int, good: str, bad: str, none: str) -> str:
+    """Return whether a rank correlation is what it should be, in words, with the number and what would be perfect.
+
+    >>> agreement(-0.9, perfect=-1, good="as it should be", bad="the wrong way round", none="says little")
+    'as it should be (rank correlation −0.90, −1 would be perfect)'
+    """
+    if math.isnan(correlation):
+        return none
+    right = correlation * perfect
+    said = f"rank correlation {correlation:+.2f}, {perfect:+d} would be perfect".replace("-", "−")
+    return f"{good if right >= WEAK else bad if right <= -WEAK else none} ({said})"
+
+
+def rank_correlation(ours: FloatArray, theirs: FloatArray) -> float:
+    """Return Spearman's rank correlation, ties with their mean rank; NaN when one of them does not vary.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0, 3.0]), np.array([10.0, 20.0, 30.0, 30.0]))
+    1.0
+    """
+    if len(ours) < 3 or np.ptp(ours) == 0 or np.ptp(theirs) == 0:
+        return math.nan
+    return round(float(np.corrcoef(_mean_ranks(ours), _mean_ranks(theirs))[0, 1]), 12)
+
+
+def _mean_ranks(values: FloatArray) -> FloatArray:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[which])
+
+
+def beta_interval(alpha: FloatArray, beta: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the 90% credible interval of Beta(alpha, beta)."""
+    from scipy.special import betaincinv
+
+    return np.asarray(betaincinv(alpha, beta, 0.05)), np.asarray(betaincinv(alpha, beta, 0.95))

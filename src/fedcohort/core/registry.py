@@ -1,0 +1,310 @@
+"""Things found by name: selectors, filters, aggregators, scenarios, datasets, models.
+
+A name is registered once; a second registration is refused. A registry knows, by its dotted name, the package whose
+import registers what the library brings along, and imports it when somebody first looks something up; whoever asks
+need not know where things come from. Packages of other people join after that, through entry points in the group
+``fedcohort.<kind>s`` (for example ``fedcohort.selectors``).
+
+Where a registry says so, a class of the user's own is as good as a name: ``module:Class`` for a module that can be
+imported, also from the current folder, or ``path/to/file.py:Class``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast
+
+from fedcohort.core.errors import FedcohortError, InputError, ParameterError, RegistryError, UnknownNameError
+from fedcohort.core.guard import guarded
+from fedcohort.core.params import parameters
+from fedcohort.core.text import named
+
+T = TypeVar("T")
+C = TypeVar("C")
+log = logging.getLogger(__name__)
+
+
+def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
+    """Return the known name closest to ``name``, or None when nothing is near.
+
+    A name may also be the beginning of a longer one, which then counts almost like the whole.
+
+    >>> nearest("unifrom", ["uniform", "all"])
+    'uniform'
+    >>> nearest("tabel-1", ["figure-1", "table-1-mnist", "cable-1"])
+    'table-1-mnist'
+    """
+    matcher = difflib.SequenceMatcher(b=name)
+
+    def alike(text: str) -> float:
+        matcher.set_seq1(text)
+        return matcher.ratio()
+
+    scores = {text: (max(alike(text), 0.95 * alike(text[: len(name)])), alike(text)) for text in known}
+    best = max(scores, key=lambda text: scores[text], default=None)
+    return best if best is not None and scores[best][0] >= 0.5 else None
+
+
+def is_reference(name: str) -> bool:
+    """Whether ``name`` is a reference to a class, ``module:Class`` or ``file.py:Class``, and not a registered name."""
+    return ":" in name
+
+
+@contextlib.contextmanager
+def own_code(what: str, name: str) -> Iterator[None]:
+    """Turn whatever code of somebody's own raises into an :class:`InputError`; a mistake of ours stays what it is.
+
+    Parameters
+    ----------
+    what : str
+        What went wrong, for the message.
+    name : str
+        How the code was named; only of a reference is it somebody's own.
+    """
+    try:
+        yield
+    except FedcohortError:
+        raise
+    except (Exception, SystemExit) as error:
+        if not is_reference(name):
+            raise
+        raise InputError(f"{what}: {named(error)}.") from error
+
+
+def referenced(reference: str) -> tuple[Any, str]:
+    """Return what a reference names, and the reference in a form that is good from any folder.
+
+    Parameters
+    ----------
+    reference : str
+        ``module:Class`` or ``path/to/file.py:Class``; a path is taken from the current folder.
+    """
+    place, _, name = reference.rpartition(":")
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        if not path.is_file():
+            raise UnknownNameError(f"There is no file {place!r}, which {reference!r} names.")
+        module, whole = _module_of_file(path), f"{path}:{name}"
+    else:
+        module, whole = _module_of_name(place, reference), reference
+    if not hasattr(module, name):
+        known = [key for key, value in vars(module).items() if isinstance(value, type)]
+        near = nearest(name, known)
+        raise UnknownNameError(
+            f"{place!r} has no class {name!r}.", hint=f"did you mean '{place}:{near}'?" if near else None
+        )
+    return getattr(module, name), whole
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Import a file once, whatever its name; what stands next to it can be imported by it."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
+            return module
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{path.stem}_{digest}"  # a file called random.py must not stand in for the module random
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InputError(f"The file {path} cannot be imported: {named(error)}.") from error
+    return module
+
+
+def _module_of_name(name: str, reference: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        raise UnknownNameError(
+            f"The module {name!r}, which {reference!r} names, cannot be imported: {error}.",
+            hint="name it as module:Class or file.py:Class",
+        ) from error
+
+
+@guarded(methods=True, plugins=True)
+class Registry(Generic[T]):
+    """Classes or factories by name.
+
+    Parameters
+    ----------
+    kind : str
+        What is registered, in the singular ("selector"); used in messages and for the entry-point group.
+    package : str, optional
+        Dotted name of the package whose import registers the library's own. Without one, the module that makes the
+        registry fills it as well.
+    base : type, optional
+        The class that everything registered derives from. With it, references to classes are as good as names.
+    references : bool
+        Whether whoever looks things up takes references as well, without ``base``.
+    """
+
+    def __init__(
+        self, kind: str, package: str | None = None, base: type[T] | None = None, *, references: bool = False
+    ) -> None:
+        self.kind = kind
+        self.package = package
+        self.base = base
+        self.references = references or base is not None
+        self._references: dict[Callable[..., T], str] = {}
+        self._items: dict[str, Callable[..., T]] = {}
+        self._package_imported = package is None
+        self._plugins_loaded = False
+
+    def register(self, name: str) -> Callable[[Callable[..., T]], Any]:
+        """Return a decorator that registers a class under ``name`` and sets its ``name`` attribute.
+
+        The library's own come first, so that a name of theirs is refused to whoever takes it, and not to them.
+        """
+
+        def decorate(item: Callable[..., T]) -> Callable[..., T]:
+            self._import_package()
+            if name in self._items:
+                raise ParameterError(f"The {self.kind} name {name!r} is taken by {self._items[name]!r}.")
+            self._items[name] = item
+            if isinstance(item, type):
+                item.name = name  # type: ignore[attr-defined]  # set here so that it is written once
+            return item
+
+        return decorate
+
+    def _import_package(self) -> bool:
+        """Import the package that fills the registry, once; False while that very import is still under way."""
+        if not self._package_imported:
+            assert self.package is not None
+            module = importlib.import_module(self.package)  # another thread's import is waited for, our own is not
+            self._package_imported = not getattr(module.__spec__, "_initializing", False)
+        return self._package_imported
+
+    def _fill(self) -> bool:
+        """Import all that registers itself here, once; False when it is too early to know everything."""
+        if not self._import_package():
+            return False
+        self._load_plugins()
+        return True
+
+    def _too_early(self, wanted: str) -> RegistryError:
+        return RegistryError(
+            f"{wanted} cannot be told yet: {self.package}, which registers the {self.kind}s, is still being imported.",
+            hint="look it up when it is used, inside a function, not while modules are imported",
+        )
+
+    def _load_plugins(self) -> None:
+        if self._plugins_loaded:
+            return
+        self._plugins_loaded = True
+        for entry in importlib.metadata.entry_points(group=f"fedcohort.{self.kind}s"):
+            try:
+                entry.load()
+            except Exception as error:
+                log.warning("the %s plug-in %r could not be loaded: %s", self.kind, entry.value, error)
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        if not self._fill():
+            raise self._too_early(f"The names of all {self.kind}s")
+        return sorted(self._items)
+
+    def able(self, capability: Callable[..., C]) -> dict[str, type[C]]:
+        """Return the classes that also derive from the class ``capability``, by name; an error where there is none."""
+        assert isinstance(capability, type)
+        found = {name: self._items[name] for name in self.names()}
+        classes = {name: cls for name, cls in found.items() if isinstance(cls, type) and issubclass(cls, capability)}
+        if not classes:
+            raise UnknownNameError(
+                f"No {self.kind} here is a {capability.__name__}.",
+                hint=f"derive one from {capability.__module__}.{capability.__name__}",
+            )
+        return cast("dict[str, type[C]]", classes)
+
+    def get(self, name: str) -> Callable[..., T]:
+        """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""
+        if not isinstance(name, str):
+            raise UnknownNameError(f"The name of a {self.kind} must be a text. Got {name!r}.")
+        if self.base is not None and is_reference(name):
+            return self._referenced(name)
+        if name not in self:
+            hint = self.hint(name)
+            raise UnknownNameError(f"There is no {self.kind} {name!r}. Known: {', '.join(self.names())}.", hint=hint)
+        return self._items[name]
+
+    def hint(self, name: str) -> str | None:
+        """Return what somebody who wrote the unknown ``name`` may have meant."""
+        if self.references and name.endswith(".py"):
+            return f"name the class in that file: {name}:CLASS"
+        near = nearest(name, self.names())
+        return f"did you mean {near!r}?" if near else None
+
+    def _referenced(self, reference: str) -> Callable[..., T]:
+        assert self.base is not None
+        item, whole = referenced(reference)
+        if not isinstance(item, type) or not issubclass(item, self.base):
+            what = "the class" if isinstance(item, type) else f"a {type(item).__name__}:"
+            raise InputError(
+                f"{reference!r} is {what} {getattr(item, '__name__', item)!s}, not a {self.base.__name__}.",
+                hint=f"name a class that derives from {self.base.__name__}",
+            )
+        if inspect.isabstract(item):
+            missing = ", ".join(sorted(getattr(item, "__abstractmethods__", ())))
+            raise InputError(f"{reference!r} is not finished: it lacks {missing}.")
+        if "name" not in vars(item):  # registered under no name of its own
+            item.name = item.__name__  # type: ignore[attr-defined]
+        self._references.setdefault(item, whole)
+        return item
+
+    def imported(self, reference: str) -> Callable[..., T] | None:
+        """Return a class that somebody in this process has asked for by reference; nothing is imported.
+
+        A file is known by its name and its class, because it may lie elsewhere on another machine.
+        """
+        for item, whole in self._references.items():
+            if reference == whole or (".py:" in whole and Path(reference).name == Path(whole).name):
+                return item
+        return None
+
+    def reference(self, item: Callable[..., T]) -> str | None:
+        """Return the reference by which a class came in, good from any folder; None for one that is known by name."""
+        return self._references.get(item)
+
+    def create(self, name: str, /, **params: Any) -> T:
+        """Build ``name`` with ``params``; an unknown parameter is an error that names the nearest one."""
+        item = self.get(name)
+        if isinstance(item, type):
+            known = [info.name for info in parameters(item)]
+            for key in params:
+                if key not in known:
+                    near = nearest(key, known)
+                    raise ParameterError(
+                        f"The {self.kind} {name!r} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
+                        hint=f"did you mean {near!r}?" if near else None,
+                    )
+        with own_code(f"The {self.kind} {name!r} cannot be made", name):
+            return item(**params)
+
+    def __contains__(self, name: str) -> bool:
+        complete = self._fill()
+        if name not in self._items and not complete:
+            raise self._too_early(f"Whether there is a {self.kind} {name!r}")
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())

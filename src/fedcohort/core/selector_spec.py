@@ -1,0 +1,120 @@
+"""What it takes to build a selector again: its registered name, or the file or module of its class, and parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcohort.core.errors import JournalError
+from fedcohort.core.params import parameters
+from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.registry import is_reference
+
+
+def selector_name(selector: Selector[Any]) -> str:
+    """Return how to call a selector in a message."""
+    return repr(getattr(selector, "name", type(selector).__name__))
+
+
+def describe(selector: Selector[Any]) -> dict[str, Any]:
+    """Return what it takes to build a selector again: registered name, class, reference, parameters."""
+    cls = type(selector)
+    return {
+        "name": vars(cls).get("name"),
+        "class": f"{cls.__module__}:{cls.__qualname__}",
+        "reference": SELECTORS.reference(cls),
+        "params": {info.name: getattr(selector, info.name) for info in parameters(cls)},
+    }
+
+
+def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
+    """Return the class that a description is about; None where it is neither registered nor imported.
+
+    A journal is data: a file or module that one names is not imported for its sake. Whoever trusts the selector asks
+    for it first, by ``SELECTORS.get(reference)``, by importing its module, or by ``--selector`` on the command line.
+    """
+    name, reference = spec["name"], spec.get("reference")
+    found: Any = None
+    if name is not None and name in SELECTORS:
+        found = SELECTORS.get(name)
+    elif reference is not None:
+        found = SELECTORS.imported(reference)
+    return found if isinstance(found, type) else None
+
+
+def untrusted(spec: Mapping[str, Any]) -> str | None:
+    """Return what a description names that would have to be imported first, if anything; see :func:`class_of`."""
+    if class_of(spec) is None:
+        return str(spec.get("reference") or spec["class"])
+    named = (text for text in _texts(spec["params"]) if is_reference(text))  # a selector around another
+    return next((text for text in named if SELECTORS.imported(text) is None), None)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+
+
+def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
+    """Return the selector a journal was written with, from the registry or checked against ``given``."""
+    if given is None:
+        lacking = untrusted(spec)
+        if lacking is not None:
+            raise JournalError(
+                f"The journal {path} was written with the selector {lacking}, which is not one of fedcohort's; code is "
+                "not imported because a journal names it.",
+                hint=f"if you trust it, name it yourself: --selector {lacking} on the command line, "
+                "Session.open(path, selector=...) in Python",
+            )
+        known = class_of(spec)
+        assert known is not None
+        _check_version(spec, known, path)
+        return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known) or "",
+                                **_as_then(known, spec["params"], spec["params"]))  # fmt: skip
+    now, recorded = describe(given), spec["params"]
+    if spec["name"] == now["name"]:
+        _check_version(spec, type(given), path)
+        then = _as_then(type(given), recorded, now["params"])
+        recorded = _as_then(type(given), recorded, recorded)
+        if then != now["params"]:
+            given = dataclasses.replace(given, **then)  # type: ignore[type-var]
+            now = describe(given)
+    ours = (spec["name"] or spec["class"], _plain(recorded))
+    theirs = (now["name"] or now["class"], _plain(now["params"]))
+    if ours != theirs:
+        raise JournalError(
+            f"The journal {path} was written with selector {ours[0]!r} {ours[1]}; it cannot be continued with "
+            f"{theirs[0]!r} {theirs[1]}.",
+            hint="open it without a selector, or start a new journal",
+        )
+    return given
+
+
+def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path | None) -> None:
+    """Refuse a description with parameters that the selector of this version no longer has."""
+    gone = sorted(set(spec["params"]) - {info.name for info in parameters(cls)})
+    if gone:
+        raise JournalError(
+            f"The journal {path} was written with {spec['name'] or spec['class']!r} of another version of fedcohort, "
+            f"which had the parameter {gone[0]!r}; this version cannot continue it.",
+            hint="finish it with the version that wrote it, or start a new journal",
+        )
+
+
+def _as_then(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as the version had them that wrote ``recorded``: without defaults that came later."""
+    defaults = {info.name: info.default for info in parameters(cls)}
+    later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]
+    return {**now, **{n: cls.added[n] for n in later}}
+
+
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in params.items()}

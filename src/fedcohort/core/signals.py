@@ -1,0 +1,367 @@
+"""Signals: the kinds of facts a selector may need, each declared before it is read.
+
+A selector lists what it needs in ``requires``. A host lists what it can supply. A session refuses to start when the
+two do not fit, so nobody finds out in round 300; and a selector that reads what it did not declare gets an error.
+
+A signal is one object that says everything about itself. Simulator, cost accounting, Flower client and wire ask it
+(``signal.how``, ``signal.passes``, ...) and keep no lists of their own: a new signal that is one more loss, or one more
+function of a client's update, is one more member of :class:`Signal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Literal
+
+FORWARD, BACKWARD = 1.0, 2.0  # sample passes
+SKETCH_WIDTH = 64
+
+Model = Literal["received", "own"]  # the global model as a client receives it; its own after local training
+Part = Literal["train", "validation"]
+
+
+class Known(Enum):
+    """When a signal is known."""
+
+    TABLE = "before the first round, in the client table"
+    REPORT = "after a round, in its report"
+    QUERY = "before a cohort is chosen, by asking"
+    TRIAL = "in the answer to a trial"
+
+
+class Party(Enum):
+    """Who finds a signal out."""
+
+    CLIENT = "the client, on its own data"
+    SERVER = "the server, from what clients send it anyway or send it for this"
+    HOST = "whoever runs the rounds"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a model on a client's samples: a mean of a loss, without any training.
+
+    Parameters
+    ----------
+    part : "train" or "validation"
+        Which of the client's samples.
+    loss : "label", "pseudo" or "robust"
+        Cross-entropy with the client's labels, with pseudo-labels (the classes a reference model predicts), or FLASH's
+        noise-robust loss, which is made of both.
+    mean : "mean" or "root-mean-square"
+        How the samples' losses become one number.
+    """
+
+    part: Part = "train"
+    loss: Literal["label", "pseudo", "robust"] = "label"
+    mean: Literal["mean", "root-mean-square"] = "mean"
+
+
+@dataclass(frozen=True)
+class LossOf:
+    """How a loss is computed: what is measured, and of which model. Pseudo-labels come from the received one."""
+
+    measure: Measure = Measure()
+    model: Model = "received"
+
+
+@dataclass(frozen=True)
+class VectorOf:
+    """How a fact is taken from a vector of the model's size; :mod:`fedcohort.core.vectors` computes it.
+
+    Parameters
+    ----------
+    vector : "update" or "gradient"
+        The client's model less the received one; or the full-batch gradient of its mean loss at the received model.
+    take : "norm", "distance", "weighted-distance", "output-bias" or "sketch"
+        L2 norm; L2 distance to the mean vector of the cohort, in which every client counts once or as often as it has
+        samples; the entries that belong to the output layer's bias; a random projection.
+    """
+
+    vector: Literal["update", "gradient"]
+    take: Literal["norm", "distance", "weighted-distance", "output-bias", "sketch"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a model over a part of a client's samples. Signals that need the same pass share it."""
+
+    model: Model
+    part: Part
+    backward: bool = False
+
+    @property
+    def weight(self) -> float:
+        """Sample passes for each sample."""
+        return FORWARD + BACKWARD if self.backward else FORWARD
+
+
+GRADIENT_PASS = Pass("received", "train", backward=True)  # what a full-batch gradient takes
+
+_IN_REPORT = "add it to RoundReport.metrics for the clients of the cohort"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spec:
+    """What a member of :class:`Signal` is made of; see its attributes."""
+
+    name: str
+    meaning: str
+    known: Known = Known.REPORT
+    by: Party = Party.CLIENT
+    how: LossOf | VectorOf | None = None
+    width: int | Literal["classes"] | None = None
+    supplied_by: str = _IN_REPORT
+
+
+class Signal(StrEnum):
+    """A kind of fact about clients. As a string it is its name, by which it travels, is written and is sorted.
+
+    Attributes
+    ----------
+    meaning : str
+        One sentence: what it is.
+    known : Known
+    by : Party
+    how : LossOf, VectorOf or None
+        How it is computed from a model and a client's data; None for what somebody simply knows.
+    width : int, "classes" or None
+        None: one number per client. Else a vector of so many numbers, or of one for each class.
+    supplied_by : str
+        What a host does to supply it.
+    passes : frozenset of Pass
+        What a client computes for it beyond training.
+    models_sent : int
+        Vectors of the model's size that a client sends for it.
+    """
+
+    meaning: str
+    known: Known
+    by: Party
+    how: LossOf | VectorOf | None
+    width: int | Literal["classes"] | None
+    supplied_by: str
+    passes: frozenset[Pass]
+    models_sent: int
+    _value_: str
+
+    def __new__(cls, spec: _Spec | str) -> Signal:
+        """Make a member out of what is said about it; ``Signal("loss")`` looks one up and does not come here."""
+        assert isinstance(spec, _Spec)
+        self = str.__new__(cls, spec.name)
+        self._value_ = spec.name
+        self.meaning, self.known, self.by, self.how = spec.meaning, spec.known, spec.by, spec.how
+        self.width, self.supplied_by = spec.width, spec.supplied_by
+        self.passes, self.models_sent = frozenset(), 0
+        match spec.how:
+            case LossOf(measure, model):
+                self.passes = frozenset({Pass(model, measure.part)})
+            case VectorOf("gradient"):
+                self.passes = frozenset({GRADIENT_PASS})
+                # What the server computes from gradients needs the gradients.
+                self.models_sent = int(spec.by is Party.SERVER)
+        return self
+
+    def numbers(self, classes: int) -> int:
+        """How many numbers it is, per client."""
+        return 1 if self.width is None else classes if self.width == "classes" else self.width
+
+    def numbers_sent(self, classes: int) -> int:
+        """How many numbers a client sends for it."""
+        return self.numbers(classes) if self.by is Party.CLIENT and self.known is not Known.TABLE else 0
+
+    @property
+    def measure(self) -> Measure | None:
+        """What is measured, where it is a loss."""
+        return self.how.measure if isinstance(self.how, LossOf) else None
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it needs clients that hold out a part of their data."""
+        return self.measure is not None and self.measure.part == "validation"
+
+    @property
+    def pseudo(self) -> bool:
+        """Whether it is a loss that needs pseudo-labels."""
+        return self.measure is not None and self.measure.loss != "label"
+
+    # -- the client table, known before the first round ---------------------------------------------------------
+
+    SIZES = _Spec(
+        name="sizes",
+        meaning="number of training samples of each client",
+        known=Known.TABLE,
+        supplied_by="pass sizes=... to ClientTable",
+    )
+    LABEL_COUNTS = _Spec(
+        name="label-counts",
+        meaning="samples per class of each client",
+        known=Known.TABLE,
+        width="classes",
+        supplied_by="pass labels=LabelCounts(...) to ClientTable",
+    )
+    LABEL_PRODUCTS = _Spec(
+        name="label-products",
+        meaning="inner products of the clients' label counts",
+        known=Known.TABLE,
+        supplied_by="pass labels=LabelCounts(...), LabelFactor(...) or LabelGram(...) to ClientTable",
+    )
+
+    # -- a round's report, for each client of the cohort --------------------------------------------------------
+
+    KEPT = _Spec(
+        name="kept",
+        meaning="whether the filter kept the client's model in the average",
+        by=Party.HOST,
+        supplied_by="set RoundReport.kept",
+    )
+    DURATION = _Spec(name="duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
+    SERVER_LOSS = _Spec(
+        name="server-loss",
+        meaning="loss of the received global model on the server's own samples, the same for every client of a round",
+        by=Party.HOST,
+        supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
+    )
+    LOSS = _Spec(
+        name="loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
+    )
+    LOSS_AFTER = _Spec(
+        name="loss-after",
+        meaning="mean training loss of the client's own model after local training",
+        how=LossOf(model="own"),
+    )
+    LOSS_RMS = _Spec(
+        name="loss-rms",
+        meaning="root of the mean squared loss of the samples, received global model on the client's data",
+        how=LossOf(Measure(mean="root-mean-square")),
+    )
+    VALIDATION_LOSS = _Spec(
+        name="validation-loss",
+        meaning="loss of the received global model on the client's held-out data",
+        how=LossOf(Measure(part="validation")),
+    )
+    ROBUST_LOSS = _Spec(
+        name="robust-loss",
+        meaning="noise-robust loss of the received global model on the client's data",
+        how=LossOf(Measure(loss="robust")),
+    )
+    ROBUST_LOSS_AFTER = _Spec(
+        name="robust-loss-after",
+        meaning="noise-robust loss of the client's own model after local training",
+        how=LossOf(Measure(loss="robust"), "own"),
+    )
+    PSEUDO_LOSS = _Spec(
+        name="pseudo-loss",
+        meaning="cross-entropy of the received global model against its own pseudo-labels",
+        how=LossOf(Measure(loss="pseudo")),
+    )
+    PSEUDO_LOSS_AFTER = _Spec(
+        name="pseudo-loss-after",
+        meaning="cross-entropy of the client's own model after training against the received model's pseudo-labels",
+        how=LossOf(Measure(loss="pseudo"), "own"),
+    )
+    UPDATE_NORM = _Spec(
+        name="update-norm",
+        meaning="L2 norm of the client's model update",
+        by=Party.SERVER,
+        how=VectorOf("update", "norm"),
+    )
+    UPDATE_DISTANCE = _Spec(
+        name="update-distance",
+        meaning="L2 distance of the client's update to the mean update of the cohort",
+        by=Party.SERVER,
+        how=VectorOf("update", "distance"),
+    )
+    WEIGHTED_UPDATE_DISTANCE = _Spec(
+        name="weighted-update-distance",
+        meaning="L2 distance of the client's update to the cohort's mean update weighted by samples",
+        by=Party.SERVER,
+        how=VectorOf("update", "weighted-distance"),
+    )
+    OUTPUT_BIAS_UPDATE = _Spec(
+        name="output-bias-update",
+        meaning="the client's update of the output layer's bias, one number per class",
+        by=Party.SERVER,
+        how=VectorOf("update", "output-bias"),
+        width="classes",
+    )
+    UPDATE_SKETCH = _Spec(
+        name="update-sketch",
+        meaning=f"random projection of the client's update to {SKETCH_WIDTH} numbers, which keeps distances and angles",
+        by=Party.SERVER,
+        how=VectorOf("update", "sketch"),
+        width=SKETCH_WIDTH,
+    )
+    GRADIENT_NORM = _Spec(
+        name="gradient-norm",
+        meaning="L2 norm of the client's full-batch gradient at the received model",
+        how=VectorOf("gradient", "norm"),
+    )
+    GRADIENT_DISTANCE = _Spec(
+        name="gradient-distance",
+        meaning="L2 distance of the client's full-batch gradient at the received model to the cohort's mean gradient",
+        by=Party.SERVER,
+        how=VectorOf("gradient", "distance"),
+    )
+    WEIGHTED_GRADIENT_DISTANCE = _Spec(
+        name="weighted-gradient-distance",
+        meaning="L2 distance of the client's full-batch gradient to the cohort's mean gradient weighted by samples",
+        by=Party.SERVER,
+        how=VectorOf("gradient", "weighted-distance"),
+    )
+
+    # -- questions a host can answer before a cohort is chosen, and what a trial is answered with ---------------
+
+    LOSS_QUERY = _Spec(
+        name="loss-query",
+        meaning="losses of the current global model on clients the selector names, before it chooses",
+        known=Known.QUERY,
+        supplied_by="answer the Losses that session.query returns and list this signal in the session's signals",
+    )
+    TRIAL_QUERY = _Spec(
+        name="trial-query",
+        meaning="the loss change of every client if given cohorts were trained and averaged, then thrown away",
+        known=Known.QUERY,
+        supplied_by="answer the Trial that session.query returns and list this signal in the session's signals",
+    )
+    LOSS_CHANGE = _Spec(
+        name="loss-change",
+        meaning="change of a client's loss caused by a trial cohort",
+        known=Known.TRIAL,
+        supplied_by="answer a Trial",
+    )
+
+
+TABLE_SIGNALS = frozenset(s for s in Signal if s.known is Known.TABLE)
+QUERY_SIGNALS = frozenset(s for s in Signal if s.known is Known.QUERY)
+REPORT_SIGNALS = frozenset(s for s in Signal if s.known is Known.REPORT)
+METRIC_SIGNALS = REPORT_SIGNALS - {Signal.KEPT}
+"""What stands in a report's metrics; whether a model was kept has a field of its own."""
+LOSS_SIGNALS = frozenset(s for s in REPORT_SIGNALS if isinstance(s.how, LossOf) and s.how.model == "received")
+"""Losses of the received model: what a client can also be asked for before it is chosen."""
+UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes)
+"""What the server knows about any client that trains, whatever the client can tell."""
+
+_BY_HOW = {s.how: s for s in Signal if s.how is not None}
+
+
+def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, Measure]:
+    """Return those of ``signals`` that are losses of ``model``, with what is measured."""
+    return {s: s.how.measure for s in signals if isinstance(s.how, LossOf) and s.how.model == model}
+
+
+def vectors_of(signals: Iterable[Signal], vector: Literal["update", "gradient"]) -> dict[Signal, VectorOf]:
+    """Return those of ``signals`` that are taken from clients' updates or gradients, with what is taken."""
+    return {s: s.how for s in signals if isinstance(s.how, VectorOf) and s.how.vector == vector}
+
+
+def same_of_received(signal: Signal) -> Signal:
+    """Return the same loss of the received model.
+
+    >>> same_of_received(Signal.LOSS_AFTER)
+    <Signal.LOSS: 'loss'>
+    """
+    assert isinstance(signal.how, LossOf)
+    return _BY_HOW[LossOf(signal.how.measure)]

@@ -1,0 +1,144 @@
+"""What signals take from clients' updates and gradients: one function for each kind that :class:`VectorOf` declares.
+
+Rows are NumPy arrays (a Flower server) or torch tensors on any device (the simulator); both flow through, and nothing
+here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, sealed
+from fedcohort.core.errors import SignalError
+from fedcohort.core.signals import SKETCH_WIDTH, Signal, VectorOf
+
+_SKETCH_SEED = 20_260_101
+_CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
+
+
+def taken(how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None = None) -> Any:
+    """Return what a signal takes from vectors.
+
+    Parameters
+    ----------
+    how : VectorOf
+    rows : (m, P) array or tensor
+        One vector per client.
+    sound : (m,) bool array
+        Whose vectors count in the cohort's mean.
+    bias : slice or None
+        Where the output layer's bias stands, from :func:`output_bias`; only looked at by a signal made of it.
+    samples : (m,) float array or None
+        How many samples each client has; only looked at by a signal that weights by them.
+
+    Returns
+    -------
+    (m,) or (m, V) array or tensor
+    """
+    return _TAKE[how.take](rows, sound, bias, samples)
+
+
+def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None) -> slice:
+    """Return where the output layer's bias stands in a flat vector of a model's arrays.
+
+    It is the last array of shape (classes,). Where the number of classes is not known, it is the last one-dimensional
+    array that directly follows a matrix with as many rows or columns, as the bias of a dense layer follows its weights.
+
+    Parameters
+    ----------
+    shapes : mapping of str to shape
+        The model's floating-point arrays, in the order of the flat vector.
+    classes : int, optional
+        Number of classes.
+
+    Examples
+    --------
+    >>> output_bias({"0.weight": (5, 4), "0.bias": (5,), "2.weight": (3, 5), "2.bias": (3,)}, classes=3)
+    slice(40, 43, None)
+    """
+    found = None
+    start = 0
+    before: Sequence[int] = ()
+    for shape in shapes.values():
+        size = math.prod(shape)
+        follows = len(before) == 2 and size in before
+        if len(shape) == 1 and (size == classes if classes is not None else follows):
+            found = slice(start, start + size)
+        start, before = start + size, shape
+    if found is None:
+        signal = next(s for s in Signal if needs_output_bias({s}))
+        wanted = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
+        raise SignalError(
+            f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
+            f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {wanted}.",
+            hint="give the model's last layer a bias, or take a selector that does not need one",
+        )
+    return found
+
+
+def needs_output_bias(signals: Set[Signal]) -> bool:
+    """Whether one of ``signals`` is made of the output layer's bias."""
+    return any(isinstance(s.how, VectorOf) and s.how.take == "output-bias" for s in signals)
+
+
+def _norm(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+    return np.linalg.norm(rows, axis=1) if isinstance(rows, np.ndarray) else rows.norm(dim=1)
+
+
+def _distance(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+    if not sound.any():
+        return _norm(rows, sound, bias, samples) * math.nan
+    counted = rows if sound.all() else rows[sound]
+    return _norm(rows - counted.mean(axis=0), sound, bias, samples)
+
+
+def _weighted_distance(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+    assert samples is not None
+    weights = samples[sound]
+    if weights.sum() <= 0:  # nobody is sound, or nobody has a sample
+        return _distance(rows, sound, bias, samples)
+    weights = weights / weights.sum()
+    counted = rows if sound.all() else rows[sound]
+    mean = (weights.astype(rows.dtype) if isinstance(rows, np.ndarray) else rows.new_tensor(weights)) @ counted
+    return _norm(rows - mean, sound, bias, samples)
+
+
+def _output_bias(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+    assert bias is not None
+    return rows[:, bias]
+
+
+def _sketch(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+    """Project to SKETCH_WIDTH numbers: x -> S x / sqrt(width) with random signs S, the same in every process.
+
+    By Johnson and Lindenstrauss, squared lengths and distances are kept up to a factor with mean 1 and deviation of at
+    most sqrt(2 / width), and inner products likewise.
+    """
+    total: Any = 0.0
+    for start in range(0, rows.shape[1], _CHUNK):
+        part = rows[:, start : start + _CHUNK]
+        signs = _signs(start // _CHUNK)[: part.shape[1]]
+        total = total + part @ (signs.astype(part.dtype) if isinstance(rows, np.ndarray) else rows.new_tensor(signs))
+    return total / math.sqrt(SKETCH_WIDTH)
+
+
+@lru_cache(maxsize=64)  # 2 million parameters; beyond, signs are drawn again each time
+def _signs(chunk: int) -> AnyArray:
+    """(_CHUNK, SKETCH_WIDTH) int8 signs of one chunk of parameters: one random word of 64 bits for each parameter."""
+    words = np.random.Philox(key=[_SKETCH_SEED, chunk]).random_raw(_CHUNK).astype("<u8")
+    bits = np.unpackbits(words.view(np.uint8).reshape(_CHUNK, 8), axis=1)
+    return sealed(1 - 2 * bits.astype(np.int8))
+
+
+_TAKE: Mapping[str, Callable[[Any, BoolArray, slice | None, FloatArray | None], Any]] = {
+    "norm": _norm,
+    "distance": _distance,
+    "weighted-distance": _weighted_distance,
+    "output-bias": _output_bias,
+    "sketch": _sketch,
+}

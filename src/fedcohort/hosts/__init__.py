@@ -1,0 +1,1 @@
+"""Where rounds happen: the round itself, and the live federations that run it."""

@@ -1,0 +1,54 @@
+"""Selection on a live Flower federation: the same selectors, the same cohorts, on other people's machines.
+
+:class:`CohortStrategy` wraps any Flower strategy and decides who takes part; :func:`cohort_client` gives a ClientApp
+the answers a selector may ask for. Both sides work with Flower's message API (flwr 1.41).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedcohort.core.errors import MissingExtraError
+
+try:
+    import flwr  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError(
+        "fedcohort.hosts.flower needs Flower, which is not installed.", hint="pip install 'fedcohort[flower]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from fedcohort.hosts.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
+    from fedcohort.hosts.flower.failed import Correction, Failure, corrections, failures
+    from fedcohort.hosts.flower.private import Private
+    from fedcohort.hosts.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation
+
+__all__ = [
+    "Answers",
+    "CohortStrategy",
+    "Correction",
+    "Facts",
+    "Failure",
+    "FederationTimeoutError",
+    "Private",
+    "RoundError",
+    "ServerValidation",
+    "client_name",
+    "cohort_client",
+    "corrections",
+    "failures",
+    "torch_answers",
+]
+# A SuperNode starts a process for every message; it should not import the server's side as well.
+_HOMES = {
+    "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
+    "failed": ("Correction", "Failure", "corrections", "failures"),
+    "private": ("Private",),
+    "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,475 @@
+"""The client side: answers to what a selector may ask.
+
+Two lines at the end of an existing ClientApp::
+
+    from fedcohort.hosts.flower.client import cohort_client, torch_answers
+    app = cohort_client(app, torch_answers(model=make_model, data=load_data))
+
+``make_model(context)`` returns a torch module, ``load_data(context)`` the client's training data as (inputs, labels).
+Without torch, or with a loss of one's own, :class:`Answers` takes the functions one by one. A server that does not use
+fedcohort sees no difference.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.client.mod import LocalDpMod as LegacyLocalDpMod
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import FedcohortError, InputError, ParameterError
+from fedcohort.core.guard import guarded
+from fedcohort.core.protocol import Losses, Trial
+from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.hosts.flower.wire import (
+    COMMITMENT,
+    CONFIRMATION,
+    DESCRIBE,
+    GRADIENT_SIGNALS,
+    LOSSES,
+    RECORD,
+    Attribute,
+    Description,
+    asked_signals,
+    composed,
+    only_arrays,
+    plain,
+    report_record,
+)
+from fedcohort.privacy.scheme import LabelSeal
+
+log = logging.getLogger("flwr.fedcohort")
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedcohort.hosts.flower.private import Private
+    from fedcohort.training.local import LocalTraining
+
+LossFunction = Callable[[ArrayRecord, Context, ArrayRecord], Mapping[str, float]]
+GradientFunction = Callable[[ArrayRecord, Context], FloatArray]
+
+
+@guarded
+def client_name(context: Context) -> str:
+    """Return the client's stable name from its node config, or an empty string.
+
+    ``client-name`` comes first (``--node-config 'client-name="hospital-north"'``), then ``partition-id`` as
+    ``partition-3``. Without either the server falls back to the name the node was registered under, and at last to the
+    node id, which changes with every start of the SuperNode.
+    """
+    config = context.node_config
+    if "client-name" in config:
+        return str(config["client-name"])
+    if "partition-id" in config:
+        return f"partition-{config['partition-id']}"
+    return ""
+
+
+@guarded
+@dataclass(frozen=True)
+class Facts:
+    """What a client says about its data before the first round.
+
+    Parameters
+    ----------
+    size : int, optional
+        Training samples.
+    label_counts : sequence of int, optional
+        Samples per class; the server sees them in the clear.
+    sealed_labels : bytes, optional
+        Label counts in an encrypted form instead; the server passes them on to whoever can open them
+        (``CohortStrategy(labels=...)``).
+    attributes : mapping of str to str, float, int or bool
+        Anything else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
+    """
+
+    size: int | None = None
+    label_counts: Any = None
+    sealed_labels: bytes | None = None
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+
+@guarded
+@dataclass(frozen=True)
+class Answers:
+    """What a client can tell a selector.
+
+    Parameters
+    ----------
+    facts : callable, optional
+        ``facts(context)`` returns :class:`Facts`.
+    losses : callable, optional
+        ``losses(arrays, context, received)`` returns losses of the model ``arrays`` on the client's data, by name
+        (those of ``signals``). ``received`` is the model the round started with: pseudo-labels come from it. It is the
+        same as ``arrays`` except after training.
+    signals : set of Signal
+        Which losses that function returns.
+    gradient : callable, optional
+        ``gradient(arrays, context)`` returns the (d,) full-batch gradient of the mean training loss.
+    name : callable
+        ``name(context)`` returns the stable name; see :func:`client_name`.
+    noised : bool
+        Whether labels and losses carry noise of their own, as those of ``torch_answers(private=...)`` do. Beside
+        Flower's ``LocalDpMod`` nothing else may leave the client.
+    confirm : callable, optional
+        ``confirm(context, confirmation)`` checks what the key holder says it opened of this client's sealed labels
+        and returns the digest of the set of clients (``LabelSeal.confirm``). When it raises, the client does not train.
+    """
+
+    facts: Callable[[Context], Facts] | None = None
+    losses: LossFunction | None = None
+    signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
+    gradient: GradientFunction | None = None
+    name: Callable[[Context], str] = client_name
+    noised: bool = False
+    confirm: Callable[[Context, bytes], str] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signals", frozenset(Signal(s) for s in self.signals))
+        if not self.signals <= LOSS_SIGNALS:
+            raise InputError(
+                f"The losses of a client are {', '.join(sorted(LOSS_SIGNALS))}. Got {', '.join(sorted(self.signals))}."
+            )
+
+    @property
+    def supplied(self) -> frozenset[Signal]:
+        """Every signal a client with these answers can report or be asked for."""
+        found: set[Signal] = set()
+        if self.losses is not None:
+            found |= {*self.signals, Losses.needs}
+            found |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
+            if Trial.measured in self.signals:
+                found.add(Trial.needs)
+        if self.gradient is not None:
+            found |= GRADIENT_SIGNALS
+        return frozenset(found)
+
+
+@guarded
+def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
+    """Return ``app`` with the answers a selector may ask for.
+
+    Parameters
+    ----------
+    app : ClientApp
+        Any ClientApp, with its functions and mods; it is not changed. One with Flower's ``LocalDpMod`` may tell nothing
+        about its data that has no noise: no losses, no gradients, no labels, unless they are ``noised``.
+    answers : Answers, optional
+        What the client can tell. Default: its name only.
+    """
+    answers = answers or Answers()
+    bare = _adds_local_noise(app) and not answers.noised
+    if bare and (answers.losses is not None or answers.gradient is not None):
+        told = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
+        raise _in_vain(" and ".join(told), f"leave {' and '.join(map(repr, told))} out of the Answers")
+    return _CohortClient(app, answers, bare)
+
+
+def _in_vain(what: str, instead: str) -> ParameterError:
+    return ParameterError(
+        f"The ClientApp has a LocalDpMod, whose noise would be in vain: exact {what} of the data would leave the "
+        "client beside the noised model.",
+        hint=f"{instead}, or let them have noise of their own: torch_answers(..., private=Private(...))",
+    )
+
+
+def _adds_local_noise(app: ClientApp) -> bool:
+    """Whether a ClientApp, or one of its functions, has a mod for local differential privacy."""
+    found: list[Any] = [*getattr(app, "_registered_funcs", {}).values(), *getattr(app, "_mods", [])]
+    seen = 0
+    while seen < len(found):  # mods are closures around each other
+        thing = found[seen]
+        seen += 1
+        if isinstance(thing, (LocalDpMod, LegacyLocalDpMod)):
+            return True
+        inside = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+        found += [each for part in inside for each in (part if isinstance(part, list) else [part]) if callable(each)]
+    return False
+
+
+class _CohortClient(ClientApp):
+    """A ClientApp that answers fedcohort's questions itself and hands everything else on."""
+
+    def __init__(self, app: ClientApp, answers: Answers, bare: bool) -> None:
+        super().__init__()
+        self._app = app
+        self._answers = answers
+        self._bare = bare  # beside a mod for local differential privacy, without noise of their own
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        kind = message.metadata.message_type
+        if kind == DESCRIBE:
+            return self._described(message, context)
+        if kind == LOSSES:
+            return self._losses(message, context)
+        if kind.split(".")[0] == MessageType.TRAIN and RECORD in message.content:
+            return self._trained(message, context)
+        return self._app(message, context)
+
+    def _described(self, message: Message, context: Context) -> Message:
+        facts = Facts() if self._answers.facts is None else self._answers.facts(context)
+        if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
+            # Sealed ones too: whoever opens them learns exact products of the counts.
+            raise _in_vain("label counts", "leave the labels out of the Facts")
+        description = Description(
+            name=self._answers.name(context),
+            size=None if facts.size is None else int(facts.size),
+            label_counts=None if facts.label_counts is None else tuple(int(c) for c in facts.label_counts),
+            sealed_labels=facts.sealed_labels,
+            signals=self._answers.supplied,
+            attributes=dict(facts.attributes),
+        )
+        return Message(RecordDict({RECORD: description.to_record()}), reply_to=message)
+
+    def _losses(self, message: Message, context: Context) -> Message:
+        arrays = only_arrays(message.content)
+        if arrays is None:
+            raise InputError("A question for losses must carry exactly one model.")
+        wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
+        values = self._measured(arrays, context, arrays, wanted & LOSS_SIGNALS)
+        return Message(RecordDict({RECORD: report_record(self._answers.name(context), values)}), reply_to=message)
+
+    def _measured(
+        self, arrays: ArrayRecord, context: Context, received: ArrayRecord, wanted: frozenset[Signal]
+    ) -> dict[Signal, float]:
+        if not wanted:
+            return {}
+        if self._answers.losses is None or not wanted <= self._answers.signals:
+            raise InputError(f"This client cannot measure {', '.join(sorted(wanted - self._answers.signals))}.")
+        values = self._answers.losses(arrays, context, received)
+        lacking = [s for s in sorted(wanted) if s.value not in values]
+        if lacking:
+            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
+        return {signal: float(values[signal.value]) for signal in wanted}
+
+    def _trained(self, message: Message, context: Context) -> Message:
+        question = cast(ConfigRecord, message.content[RECORD])
+        wanted = asked_signals(question)
+        if COMMITMENT in question:  # kept, it shows later whether the server's journal is the one it was
+            log.info("the server is committed to %s", question[COMMITMENT])
+        if self._answers.confirm is not None:
+            self._confirm(self._answers.confirm, question.get(CONFIRMATION), context)
+        received = only_arrays(message.content)
+        # Mods of Flower's own refuse a message with a second ConfigRecord, and the app has no use for it.
+        message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
+        values: dict[Signal, float] = {}
+        gradient = None
+        if received is not None:
+            values.update(self._measured(received, context, received, wanted & LOSS_SIGNALS))
+            if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
+                gradient = plain(self._answers.gradient(received, context))
+        begun = time.monotonic()
+        reply = self._app(message, context)
+        seconds = time.monotonic() - begun
+        if reply.has_content():
+            after = {same_of_received(s): s for s in losses_of(wanted, "own")}
+            trained = only_arrays(reply.content)
+            if after and trained is not None and received is not None:
+                measured = self._measured(trained, context, received, frozenset(after))
+                values.update({after[signal]: value for signal, value in measured.items()})
+            reply.content[RECORD] = report_record(self._answers.name(context), values, seconds, gradient)
+        return reply
+
+    def _confirm(self, confirm: Callable[[Context, bytes], str], word: object, context: Context) -> None:
+        if not isinstance(word, bytes):
+            log.warning("the server shows no confirmation of the key holder's; nobody can tell what it opened")
+            return
+        try:
+            digest = confirm(context, word)
+        except FedcohortError as error:
+            log.error("this client does not train: %s", error)
+            raise
+        log.info("the key holder opened this client's labels as sealed, in the set of clients %s", digest)
+
+
+_LABELS = ("label", "labels", "target", "targets", "y")
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    """Return inputs and labels: given as such, or as a DataLoader, or as several of which the first is for training."""
+    if isinstance(found, (tuple, list)) and found and hasattr(found[0], "dataset"):
+        found = found[0]
+    if not hasattr(found, "dataset"):
+        inputs, labels = found
+        return inputs, labels
+    import torch
+
+    parts = [_batch(batch) for batch in found]
+    if not parts:
+        return torch.empty(0), torch.empty(0, dtype=torch.long)
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _batch(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of one batch of a DataLoader."""
+    if isinstance(batch, Mapping):
+        key = next((key for key in _LABELS if key in batch), None)
+        others = [k for k in batch if k != key]
+        if key is None or len(others) != 1:
+            raise InputError(
+                f"A batch that is a table must have one column of labels ({', '.join(_LABELS)}) and one of inputs. "
+                f"Got {', '.join(map(str, batch))}.",
+                hint="return inputs and labels from 'data', or rename the columns",
+            )
+        return batch[others[0]], batch[key]
+    inputs, labels = batch
+    return inputs, labels
+
+
+class Seal(Protocol):
+    """How label counts leave a client; :class:`~fedcohort.privacy.LabelSeal` also checks what became of them."""
+
+    def seal(self, client: str, counts: Any) -> bytes:
+        """Return a client's label counts as they may travel."""
+
+
+@guarded
+def torch_answers(
+    model: Callable[[Context], torch.nn.Module],
+    data: Callable[[Context], tuple[Any, Any]],
+    *,
+    classes: int | None = None,
+    validation: Callable[[Context], tuple[Any, Any]] | None = None,
+    robust: LocalTraining | None = None,
+    share_labels: bool = True,
+    seal: Seal | None = None,
+    private: Private | None = None,
+    attributes: Callable[[Context], Mapping[str, Attribute]] | None = None,
+    batch_size: int = 1024,
+    name: Callable[[Context], str] = client_name,
+) -> Answers:
+    """Return answers for a torch classifier: size, label counts, cross-entropy losses and the full-batch gradient.
+
+    Parameters
+    ----------
+    model : callable
+        ``model(context)`` returns a module whose ``state_dict`` fits the arrays of the federation.
+    data : callable
+        ``data(context)`` returns the client's training inputs and integer labels, or a DataLoader of them, or several
+        DataLoaders of which the first is for training, as the ``load_data`` of Flower's quickstart does. Batches are
+        pairs, or tables with a column of labels (``label``, ``labels``, ``target`` or ``y``).
+    classes : int, optional
+        Number of classes, for the label counts. Without it no label counts are reported.
+    validation : callable, optional
+        ``validation(context)`` returns held-out inputs and labels of the client.
+    robust : LocalTraining, optional
+        Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be reported.
+    share_labels : bool
+        Whether label counts may leave the client in the clear.
+    seal : LabelSeal or SecretRotation, optional
+        Its ``seal(name, counts)`` returns label counts as they may leave the client instead. With a ``LabelSeal`` the
+        client also checks what the key holder made of them before it trains.
+    private : Private, optional
+        Noise on label counts and losses and the ledger that books them; gradients are then not told.
+    attributes : callable, optional
+        ``attributes(context)`` returns what else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
+    batch_size : int
+        How many samples are evaluated at once.
+    name : callable
+        ``name(context)`` returns the stable name.
+    """
+    if seal is not None and not hasattr(seal, "seal"):
+        raise ParameterError(f"'seal' must be a LabelSeal or a SecretRotation of fedcohort.privacy. Got {seal!r}.")
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from fedcohort.training.losses import reduced
+
+    def samples(source: Callable[[Context], Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = _pair(source(context))
+        return torch.as_tensor(x).detach(), torch.as_tensor(y).detach().long()
+
+    def labels_of(context: Context) -> IntArray:
+        return samples(data, context)[1].cpu().numpy().astype(np.int64)
+
+    def facts(context: Context) -> Facts:
+        labels = labels_of(context)
+        told = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
+        if classes is None:
+            return told
+        counts = np.bincount(labels, minlength=classes)
+        if private is not None:
+            return replace(told, sealed_labels=private.sealed(context, composed(name(context)), counts))
+        if seal is not None:
+            return replace(told, sealed_labels=seal.seal(composed(name(context)), counts))
+        return replace(told, label_counts=counts if share_labels else None)
+
+    def confirm(context: Context, confirmation: bytes) -> str:
+        assert isinstance(seal, LabelSeal)
+        counts = np.bincount(labels_of(context), minlength=classes or 0)
+        return seal.confirm(name(context), counts, confirmation)
+
+    def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
+        module = model(context)
+        module.load_state_dict(arrays.to_torch_state_dict())
+        return module.eval()
+
+    def device_of(module: torch.nn.Module) -> torch.device:
+        """Where the app made the model: there the data go, batch by batch."""
+        return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+    def logits_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        there = device_of(module)
+        parts = [x[start : start + batch_size] for start in range(0, len(x), batch_size)]
+        with torch.no_grad():
+            return torch.cat([module(part.to(there)).cpu() for part in parts])
+
+    def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
+        module = loaded(arrays, context)
+        teacher = module if received is arrays or robust is None else loaded(received, context)
+        values: dict[str, float] = {}
+        for part, source in sources.items():
+            mine = {signal: measure for signal, measure in measured.items() if measure.part == part}
+            x, y = samples(source, context)
+            y = y.cpu()
+            if not len(y):
+                values.update({signal.value: float("nan") for signal in mine})
+                continue
+            logits = logits_of(module, x)
+            by_label = cross_entropy(logits, y, reduction="none")
+            if private is not None:
+                values.update({signal.value: private.loss(context, by_label.numpy()) for signal in mine})
+                continue
+            by_pseudo = None
+            if any(measure.loss != "label" for measure in mine.values()):
+                by_pseudo = cross_entropy(logits, logits_of(teacher, x).argmax(1), reduction="none")
+            columns = reduced(by_label, by_pseudo, torch.tensor([len(y)]), list(mine.values()), robust)
+            values.update({signal.value: float(column) for signal, column in zip(mine, columns, strict=True)})
+        return values
+
+    def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
+        module = loaded(arrays, context)
+        there = device_of(module)
+        x, y = samples(data, context)
+        for start in range(0, len(y), batch_size):
+            inputs, labels = (part[start : start + batch_size].to(there) for part in (x, y))
+            (cross_entropy(module(inputs), labels, reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
+        return np.concatenate(
+            [np.zeros(p.numel()) if p.grad is None else plain(p.grad).ravel() for p in module.parameters()]
+        )
+
+    sources: dict[str, Callable[[Context], tuple[Any, Any]]] = {"train": data}
+    if validation is not None:
+        sources["validation"] = validation
+    measured = {
+        signal: measure
+        for signal, measure in losses_of(LOSS_SIGNALS, "received").items()
+        if measure.part in sources and (measure.loss == "label" or robust is not None)
+    }
+    if private is not None:  # one number, so that one answer is one release
+        sources, measured = {"train": data}, {Signal.LOSS: measured[Signal.LOSS]}
+        tells = losses if private.losses is not None else None
+        return Answers(facts=facts, losses=tells, signals=frozenset(measured), name=name, noised=True)
+    confirms = confirm if isinstance(seal, LabelSeal) and classes is not None else None
+    return Answers(
+        facts=facts, losses=losses, signals=frozenset(measured), gradient=gradient, name=name, confirm=confirms
+    )

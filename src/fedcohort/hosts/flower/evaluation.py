@@ -1,0 +1,141 @@
+"""Evaluation of the global model, at the server and on clients; what goes wrong on a client is left out."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedcohort.core import rng as streams
+from fedcohort.hosts.flower.averaging import contained
+from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, with_ttl
+from fedcohort.hosts.flower.replies import evaluations
+from fedcohort.hosts.flower.roster import Card
+from fedcohort.hosts.flower.wrapped_strategy import GridView, keys, levels, offered, wanted
+
+if TYPE_CHECKING:
+    from fedcohort.hosts.flower.strategy import EvaluateFn
+
+log = logging.getLogger("flwr.fedcohort")
+_EVALUATION = "evaluation"
+
+
+def evaluated(numbers: Mapping[str, float]) -> bool:
+    """Whether a round's numbers include those of an evaluation."""
+    return any(not key.startswith("train/") for key in numbers)
+
+
+def scalars(metrics: MetricRecord | None) -> dict[str, float]:
+    """Return the finite single numbers of a record."""
+    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float)) and math.isfinite(v)}
+
+
+class Evaluation:
+    """How the models of one run are evaluated.
+
+    Parameters
+    ----------
+    grid : Grid
+    strategy : Strategy
+        The wrapped strategy, which says how many clients evaluate and averages what they say.
+    config : ConfigRecord
+        Sent to the clients.
+    function : callable or None
+        Evaluates at the server.
+    result : Result
+        Takes up the metrics.
+    seed : int
+        Draws the clients.
+    deadline : float
+        Seconds they have.
+    debts : Debts
+        Takes up who has not answered by then.
+    max_share : float, optional
+        Largest share of the weights that one client may have.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        strategy: Strategy,
+        config: ConfigRecord,
+        function: EvaluateFn | None,
+        result: Result,
+        *,
+        seed: int,
+        deadline: float,
+        debts: Debts,
+        max_share: float | None = None,
+    ) -> None:
+        self._grid = grid
+        self._strategy = strategy
+        self._config = config
+        self._function = function
+        self._result = result
+        self._seed = seed
+        self._deadline = deadline
+        self._debts = debts
+        self._max_share = max_share
+        self._levels = levels(strategy)
+        self._weight_key, _ = keys(strategy)
+
+    def at_server(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Return the numbers of the server's own evaluation."""
+        if self._function is None:
+            return {}
+        metrics = self._function(server_round, arrays)
+        log.info("\t└──> Global evaluation: %s", metrics)
+        if metrics is not None:
+            self._result.evaluate_metrics_serverapp[server_round] = metrics
+        return scalars(metrics)
+
+    def on_clients(
+        self, server_round: int, arrays: ArrayRecord, online: Mapping[str, Card], outbox: Outbox
+    ) -> tuple[dict[str, float], dict[str, list[str]]]:
+        """Return the averaged numbers of clients, drawn by the seed among those that are free.
+
+        Beside them, by client, what was changed about an answer before it entered the average.
+        """
+        if wanted(self._levels, "evaluate", 1) == 0:
+            return {}, {}
+        free = {name: card for name, card in online.items() if not self._debts.busy(name, card.node)}
+        if not free:
+            return {}, {}
+        count = wanted(self._levels, "evaluate", len(free))
+        names = list(free)
+        if count is not None and count < len(names):
+            draw = streams.stream(self._seed, _EVALUATION, server_round - 1)
+            names = [names[int(i)] for i in np.sort(draw.choice(len(names), count, replace=False))]
+        nodes = [free[name].node for name in names]
+        with offered(self._strategy, len(nodes)):
+            view = GridView(self._grid, nodes)
+            # The strategy finds what it wrote last time; a copy keeps this out of messages still on their way.
+            self._config = ConfigRecord(dict(self._config))
+            written = self._strategy.configure_evaluate(server_round, arrays, self._config, view)
+            by_node = {message.metadata.dst_node_id: message for message in written}
+        messages = {name: by_node[free[name].node] for name in names if free[name].node in by_node}
+        with_ttl(messages.values(), 2 * self._deadline)
+        replies = exchange(outbox, messages, self._deadline, self._debts)
+        sound = {}
+        for name in messages:
+            reply = replies.get(name)
+            if reply is None or reply.error is not None:
+                log.info("\t> %s did not evaluate: %s", name, "no answer" if reply is None else reply.error)
+            else:
+                sound[name] = reply.message
+        sizes = {name: free[name].description.size for name in sound}
+        usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
+        metrics = contained(
+            f"the evaluation of round {server_round - 1}",
+            lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,
+        )
+        if metrics is not None:
+            log.info("\t└──> Aggregated evaluation: %s", metrics)
+            self._result.evaluate_metrics_clientapp[server_round] = metrics
+        return {f"evaluate/{key}": value for key, value in scalars(metrics).items()}, corrections

@@ -1,0 +1,197 @@
+"""Messages out, replies in, never longer than a deadline.
+
+``Grid.send_and_receive`` looks for replies every three seconds and cannot stop at the first k. Here replies are pulled
+at short, growing intervals, each is matched to the name it was sent to, and what is still owed can be collected later.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from fedcohort.core.text import OneLine, printable
+
+log = logging.getLogger("flwr.fedcohort")
+log.addFilter(OneLine())  # everybody here logs through it, and quotes what clients wrote
+SHORTEST_PAUSE = 0.02
+LONGEST_PAUSE = 1.0
+_RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is the error of a measured duration
+_RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # as Flower writes what a ClientApp raised
+_LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
+
+
+def short(text: str, limit: int = 300) -> str:
+    r"""Return what somebody else wrote on one line and not longer than ``limit``.
+
+    >>> short("a\n  b"), short("abcdef", 5)
+    ('a b', 'ab...')
+    """
+    text = printable(" ".join(text[: 10 * limit].split()))
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return names in one line, of many the first.
+
+    >>> listed(["anna", "ben", "cem"], most=2)
+    'anna, ben and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+class Reply(NamedTuple):
+    """One reply: to whom the message went, what came back, and how long it took."""
+
+    name: str
+    message: Message
+    seconds: float
+
+    @property
+    def error(self) -> str | None:
+        """Why the client failed, or None."""
+        if not self.message.has_error():
+            return None
+        reason = self.message.error.reason
+        return short(_RAISED.sub(r"\1: \2", reason)) if reason else f"error {self.message.error.code}"
+
+    @property
+    def vanished(self) -> bool:
+        """Whether Flower reports that the node is gone."""
+        return self.message.has_error() and self.message.error.code == ErrorCode.NODE_UNAVAILABLE
+
+    @property
+    def expired(self) -> bool:
+        """Whether Flower reports that message or reply are past their time to live."""
+        return self.message.has_error() and self.message.error.code in _LOST
+
+
+@dataclass
+class Outbox:
+    """Messages that were sent and are not answered yet."""
+
+    grid: Grid
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    waiting: dict[str, tuple[str, float]] = field(default_factory=dict)  # message id -> (name, when it was sent)
+
+    def send(self, messages: Mapping[str, Message]) -> list[str]:
+        """Push one message per name; return the names whose message the SuperLink did not take."""
+        if not messages:
+            return []
+        outgoing = list(messages.values())
+        now = self.clock()
+        ids = list(self.grid.push_messages(outgoing))
+        if len(ids) != len(outgoing):  # an in-memory grid leaves out what it refused
+            taken = set(ids)
+            ids = [m.metadata.message_id if m.metadata.message_id in taken else "" for m in outgoing]
+        refused = []
+        for name, message_id in zip(messages, ids, strict=True):
+            if message_id:
+                self.waiting[message_id] = (name, now)
+            else:
+                refused.append(name)
+        return refused
+
+    def pull(self) -> list[Reply]:
+        """Return what has arrived by now."""
+        if not self.waiting:
+            return []
+        arrived = []
+        messages = list(self.grid.pull_messages(list(self.waiting)))
+        now = self.clock()
+        for message in messages:
+            answered = message.metadata.reply_to_message_id
+            sent = self.waiting.pop(answered, None)
+            if sent is None:
+                log.debug("a reply to the unknown message %s was dropped", answered)
+                continue
+            name, since = sent
+            arrived.append(Reply(name, message, now - since))
+        return arrived
+
+    def gather(self, deadline: float, done: Callable[[Sequence[Reply]], bool] | None = None) -> list[Reply]:
+        """Return the replies that arrive within ``deadline`` seconds, or until ``done`` says there are enough."""
+        replies: list[Reply] = []
+        end = self.clock() + deadline
+        begun = self.clock()
+        while True:
+            news = self.pull()
+            replies += news
+            if not self.waiting or (news and done is not None and done(replies)):
+                return replies
+            left = end - self.clock()
+            if left <= 0:
+                return replies
+            pause = _RESOLUTION * (self.clock() - begun)
+            self.sleep(min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE, left))
+
+    def owing(self) -> set[str]:
+        """Return the names that have not answered."""
+        return {name for name, _ in self.waiting.values()}
+
+
+@dataclass(frozen=True)
+class Debt:
+    """Messages that were not answered in time; whoever got them is busy until it answers or they expire.
+
+    Attributes
+    ----------
+    outbox : Outbox
+    nodes : mapping of str to int
+        The node each name had; one that restarted since owes nothing.
+    ticket, round : int or None
+        Of the cohort that was asked to train; None for questions and evaluations.
+    """
+
+    outbox: Outbox
+    nodes: Mapping[str, int]
+    ticket: int | None = None
+    round: int | None = None
+
+
+@dataclass
+class Debts:
+    """Everything that is still owed by anybody."""
+
+    open: list[Debt] = field(default_factory=list)
+
+    def add(
+        self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None, round_: int | None = None
+    ) -> None:
+        """Note who has not answered, if anybody."""
+        if outbox.waiting:
+            owing = outbox.owing()
+            self.open.append(Debt(outbox, {n: node for n, node in nodes.items() if n in owing}, ticket, round_))
+
+    def busy(self, name: str, node: int) -> bool:
+        """Whether a client still owes an answer."""
+        return any(debt.nodes.get(name) == node and name in debt.outbox.owing() for debt in self.open)
+
+    def collect(self) -> list[tuple[Debt, Reply]]:
+        """Return the answers that have come since, and forget what is settled."""
+        found = [(debt, reply) for debt in self.open for reply in debt.outbox.pull()]
+        self.open = [debt for debt in self.open if debt.outbox.waiting]
+        return found
+
+
+def exchange(outbox: Outbox, messages: Mapping[str, Message], deadline: float, debts: Debts) -> dict[str, Reply]:
+    """Send one message per name and return the replies of ``deadline`` seconds, by name; the others owe theirs."""
+    outbox.send(messages)
+    replies = {reply.name: reply for reply in outbox.gather(deadline)}
+    debts.add(outbox, {name: message.metadata.dst_node_id for name, message in messages.items()})
+    return replies
+
+
+def with_ttl(messages: Iterable[Message], seconds: float) -> None:
+    """Let messages expire, so that a node that returns much later does not train a model nobody waits for."""
+    for message in messages:
+        message.metadata.ttl = seconds

@@ -1,0 +1,106 @@
+"""The metrics of several replies made fit to be averaged together, so that no client's touch another's.
+
+Flower's strategies average replies whose metrics have the same names, and abort otherwise; one NaN makes the average
+NaN. Here a value that is missing or cannot be used is replaced by the weighted mean of the others. The average over all
+is then the average over those who have a value, in whatever way the strategy takes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from flwr.app import MetricRecord
+
+from fedcohort.core.text import shown
+
+_LARGEST = 1e30  # beyond it sums overflow, and one client's number would make everybody's infinite
+_NAMED = 3  # metrics of one client that are named
+_Number = int | float
+_Value = _Number | list[int] | list[float]
+
+
+def evened(records: Mapping[str, MetricRecord], key: str) -> tuple[dict[str, MetricRecord], dict[str, list[str]]]:
+    """Return metrics that have the same names and forms in every reply, and what is different about each client's.
+
+    Parameters
+    ----------
+    records : mapping of str to MetricRecord
+        By client. They are not changed.
+    key : str
+        The metric they are weighted by; a number of at least 0 in every record.
+
+    >>> evened({"anna": MetricRecord({"n": 1, "loss": 2.0}), "ben": MetricRecord({"n": 1, "loss": math.nan})}, "n")[1]
+    {'ben': ["its metric 'loss' is nan and is left out"]}
+    """
+    every: dict[str, dict[str, _Value]] = {}
+    for client, record in records.items():
+        for name, value in record.items():
+            every.setdefault(name, {})[client] = value
+    every.pop(key, None)
+    found = {client: {key: record[key]} for client, record in records.items()}
+    said: dict[str, list[str]] = {}
+
+    def left_out(client: str, text: str) -> None:
+        said.setdefault(client, []).append(text)
+
+    for name, sent in every.items():
+        called = shown(name, 80)
+        usable = {client: value for client, value in sent.items() if _form(value) is not None}
+        for client in [client for client in sent if client not in usable]:
+            left_out(client, f"its metric {called} is {shown(sent[client], 40)} and is left out")
+        if 2 * len(sent) < len(records):
+            for client in usable:
+                left_out(client, f"its metric {called} is left out: most replies have none")
+            continue
+        if not usable:
+            continue
+        forms = Counter(_form(value) for value in usable.values())
+        usual = max(forms, key=lambda form: (forms[form], -(form or 0)))
+        good = {client: value for client, value in usable.items() if _form(value) == usual}
+        mean = None
+        for client in records:
+            if client in good:
+                found[client][name] = good[client]
+                continue
+            mean = _mean(good, records, key) if mean is None else mean
+            found[client][name] = mean
+            if client in usable:
+                left_out(client, f"its metric {called} is left out: it is {_worded(_form(usable[client]))}, "
+                         f"those of others are {_worded(usual)}")  # fmt: skip
+            elif client not in sent:
+                left_out(client, f"it sent no metric {called}; the average is that of the others")
+    if not said:
+        return dict(records), {}
+    for texts in said.values():
+        if len(texts) > _NAMED:
+            texts[_NAMED:] = [f"and {len(texts) - _NAMED} more of this kind"]
+    return {client: MetricRecord(values) for client, values in found.items()}, said
+
+
+def _form(value: object) -> int | None:
+    """Return 0 for a number, 1 + n for a list of n numbers, None for what cannot be averaged."""
+    if isinstance(value, list):
+        return 1 + len(value) if all(map(_is_usable, value)) else None
+    return 0 if _is_usable(value) else None
+
+
+def _is_usable(value: object) -> TypeGuard[_Number]:
+    return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
+
+
+def _worded(form: int | None) -> str:
+    return "a number" if not form else f"a list of {form - 1}"
+
+
+def _mean(values: Mapping[str, _Value], records: Mapping[str, MetricRecord], key: str) -> _Value:
+    weights = {client: float(records[client][key]) for client in values}  # type: ignore[arg-type]
+    total = math.fsum(weights.values())
+    shares = {c: weight / total if total > 0 else 1 / len(weights) for c, weight in weights.items()}
+    first = next(iter(values.values()))
+    if not isinstance(first, list):
+        return math.fsum(shares[c] * value for c, value in values.items() if not isinstance(value, list))
+    rows = {c: value for c, value in values.items() if isinstance(value, list)}
+    return [math.fsum(shares[c] * row[i] for c, row in rows.items()) for i in range(len(first))]

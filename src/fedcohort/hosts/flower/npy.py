@@ -1,0 +1,161 @@
+"""Reading the entries of Flower's arrays where they lie: an Array holds the bytes of a .npy file.
+
+``Array.numpy()`` believes the header: it makes room for whatever the header claims, reads any type, and opens archives.
+Here type, shape and length are judged from the header first, and bytes that do not fit it are never read. All replies
+of a round are laid out like the model that was sent, so its header, parsed once, vouches for every reply that begins
+with the same bytes: same type, same order, same shape.
+
+NumPy has no bfloat16. Libraries that have it write its entries as ``V2``, two bytes each, and so they are kept here;
+:func:`numbers` reads them and :func:`converted` makes them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from flwr.app import Array
+from flwr.common.constant import SType
+
+from fedcohort.core.arrays import AnyArray
+
+_MAGIC = b"\x93NUMPY"  # then version, length of the header, a header of that length, the entries
+_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
+BFLOAT16: np.dtype[Any] = np.dtype("V2")
+_NUMBERS = r"[<>|=]?[biufc]\d{1,2}|[<|]V2"
+_LONGEST_HEADER = 1024  # what NumPy writes for an array of numbers has about 128 bytes
+# A header is parsed as what NumPy writes for numbers and nothing else; the literal parser can be led into recursion.
+_HEADER = re.compile(
+    rf"\{{'descr': '({_NUMBERS})', 'fortran_order': (True|False), "
+    r"'shape': \(((?:\d{1,18}, ?){0,32}(?:\d{1,18})?)\), ?\}[ ]*\n?",
+    re.ASCII,
+)
+
+
+@lru_cache(maxsize=4096)  # a federation sends models of the same arrays round after round
+def _fields(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+    """Return type, shape and whether the order is C of a header, or None when it is not one of numbers."""
+    found = _HEADER.fullmatch(header.decode("latin1"))
+    if found is None:
+        return None
+    try:
+        dtype = np.dtype(found[1])
+    except TypeError:
+        return None
+    shape = tuple(int(n) for n in found[3].replace(" ", "").split(",") if n)
+    return dtype, shape, found[2] == "False" or len(shape) < 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an array's bytes are laid out.
+
+    Attributes
+    ----------
+    header : bytes
+        All that stands before the entries.
+    dtype : dtype
+    shape : tuple of int
+    rowwise : bool
+        Whether the entries follow each other in C order.
+    length : int
+        Bytes in all.
+    """
+
+    header: bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rowwise: bool
+    length: int
+
+    @classmethod
+    def of(cls, array: Array) -> Layout | None:
+        """Return the layout of an array of numbers whose bytes are as many as its header says, else None."""
+        data = array.data
+        if array.stype != SType.NUMPY or not isinstance(data, bytes) or data[:6] != _MAGIC:
+            return None
+        width = _LENGTH_BYTES.get(data[6:8], 0)
+        length = int.from_bytes(data[8 : 8 + width], "little")
+        if not 0 < length <= _LONGEST_HEADER:
+            return None
+        begin = 8 + width + length
+        fields = _fields(data[8 + width : begin])
+        if fields is None:
+            return None
+        dtype, shape, rowwise = fields
+        total = begin + dtype.itemsize * math.prod(shape)
+        return cls(data[:begin], dtype, shape, rowwise, total) if total == len(data) else None
+
+    def entries(self, array: Array) -> AnyArray | None:
+        """Return the entries of an array in memory order as one vector, or None when it is laid out otherwise."""
+        data = array.data
+        if len(data) != self.length or array.stype != SType.NUMPY or not data.startswith(self.header):
+            return None
+        return np.frombuffer(data, self.dtype, offset=len(self.header))
+
+    def read(self, array: Array) -> AnyArray:
+        """Return an array of this layout, read-only and without a copy."""
+        flat = np.frombuffer(array.data, self.dtype, offset=len(self.header))
+        return flat.reshape(self.shape) if self.rowwise else flat.reshape(self.shape[::-1]).T
+
+
+def viewed(array: Array) -> AnyArray:
+    """Return an array in C order, read-only and without a copy where its bytes allow it."""
+    layout = Layout.of(array)
+    # Not ascontiguousarray, which gives an array without dimensions one.
+    return np.asarray(array.numpy() if layout is None else layout.read(array), order="C")
+
+
+def to_array(values: AnyArray, dtype: str | None = None) -> Array:
+    """Return entries as an array that travels; ``dtype`` is what it calls its type, where that is not NumPy's name."""
+    array = Array(values)
+    if dtype is None and values.dtype == BFLOAT16:
+        dtype = "bfloat16"
+    return array if dtype is None else Array(dtype, array.shape, array.stype, array.data)
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether entries of a type are floating-point numbers."""
+    return dtype.kind == "f" or dtype == BFLOAT16
+
+
+def numbers(values: AnyArray) -> AnyArray:
+    """Return entries in a type that NumPy computes with: bfloat16 as float32, all others as they are."""
+    if values.dtype != BFLOAT16:
+        return values
+    return np.asarray(np.left_shift(values.view(np.uint16).astype(np.uint32), 16)).view(np.float32)
+
+
+def converted(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+    """Return entries in another type of numbers, to bfloat16 rounded to the nearest, ties to even."""
+    values = np.asarray(numbers(values))  # of arrays without dimensions NumPy computes numbers, not arrays
+    if dtype != BFLOAT16:
+        return values.astype(dtype)
+    single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    upper = np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    return np.where(np.isnan(single), 0x7FC0, upper).astype(np.uint16).view(BFLOAT16)
+
+
+def unreadable(array: Array) -> str:
+    """Return why an array has no layout, without reading it.
+
+    >>> unreadable(Array("float32", (2,), "numpy.ndarray", b"PK archive"))
+    'the bytes are not those of a .npy file'
+    """
+    data = array.data
+    if array.stype != SType.NUMPY:
+        return f"it is serialised as {str(array.stype)[:40]!r}, not as {SType.NUMPY!r}"
+    if not isinstance(data, bytes) or data[:6] != _MAGIC:
+        return "the bytes are not those of a .npy file"
+    start = data[8 : 8 + _LONGEST_HEADER].decode("latin1")
+    found = re.search(r"'descr': '([^']{1,20})'", start)
+    if found is not None and _HEADER.search(start) is None and re.fullmatch(_NUMBERS, found[1]) is None:
+        return f"its type {found[1]!r} is not one of numbers"
+    if _HEADER.search(start) is None:
+        return "its header cannot be read"
+    return f"its header says another length than its {len(data)} bytes have"

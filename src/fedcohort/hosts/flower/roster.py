@@ -1,0 +1,252 @@
+"""Who is who: node ids of the moment against names that last.
+
+A SuperNode gets a new random node id with every start, so a journal keeps names. Every node that appears is asked once
+to describe itself; a ClientApp without fedcohort cannot answer and takes part under a name made of its node id.
+
+A node id has one name: the one it first took part under. Otherwise a node could pass every limit by renaming itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
+from fedcohort.hosts.flower.exchange import Outbox, Reply
+from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, VERSION, Description, composed
+
+log = logging.getLogger("flwr.fedcohort")
+_UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
+_NOT_OURS = re.compile(r"No query function registered|Invalid message type")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One client that is online.
+
+    Parameters
+    ----------
+    name : str
+        Its name in session and journal.
+    node : int
+        Flower's node id of the moment.
+    description : Description
+        What it said about itself.
+    answers : bool
+        Whether its ClientApp speaks fedcohort.
+    registered : bool
+        Whether the SuperLink binds the name to the node's key.
+    """
+
+    name: str
+    node: int
+    description: Description
+    answers: bool
+    registered: bool = False
+
+    def signals(self, sealed: bool) -> frozenset[Signal]:
+        """Return what can be known about this client.
+
+        ``sealed``: whether label counts come sealed, and somebody opens them. Counts in the clear then count as none,
+        because they cannot be put beside those of others.
+        """
+        found = set(UNAIDED_SIGNALS | self.description.signals)
+        if self.description.size is not None:
+            found.add(Signal.SIZES)
+        if sealed and self.description.sealed_labels is not None:
+            found.add(Signal.LABEL_PRODUCTS)
+        if not sealed and self.description.label_counts is not None:
+            found |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
+        return frozenset(found)
+
+    def lacks(self, required: Iterable[Signal], sealed: bool) -> list[Signal]:
+        """Return the required signals nobody can know about this client."""
+        return sorted(frozenset(required) - self.signals(sealed))
+
+
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Return a sort key for any text that puts client-10 after client-9; no two texts have the same.
+
+    >>> sorted(["client-10", "client-9", "anna"], key=natural)
+    ['anna', 'client-9', 'client-10']
+    """
+    # A number goes by its length and then its digits, which holds for any length and needs no conversion.
+    parts = [(part, part.lstrip("0")) for part in re.split("([0-9]+)", name) if part]
+    return [(0, len(digits), digits) if part[0] in "0123456789" else (1, 0, part) for part, digits in parts], name
+
+
+class Roster:
+    """The clients that are online now, kept up to date by :meth:`refresh`."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid = grid
+        self._clock = clock
+        self._outbox = Outbox(grid, clock, sleep)
+        self._seen: set[int] = set()  # the keys of `_registered`, because two sets are compared fast
+        self._registered: dict[int, str] = {}  # names given to nodes at registration with the SuperLink
+        self._cards: dict[int, Card] = {}
+        self._unfit: dict[int, float] = {}  # node id -> when to ask again
+        self._described: dict[int, float] = {}  # node id -> when it was last asked
+        self.describe_every: float | None = None
+        self._due = math.inf  # when somebody is to be asked again
+        self._by_name: dict[str, int] = {}
+        self._names: dict[int, str] = {}  # the first name of every node id, also while it is away
+        self._renamed: set[int] = set()  # who was warned about
+        self._sorted: dict[str, Card] | None = None  # `online`, until something changes
+        self.version = 0  # raised whenever it does
+
+    @classmethod
+    def of(cls, grid: Grid, clock: Callable[[], float], sleep: Callable[[float], None]) -> Roster:
+        """Return the roster of a grid; strategies started one after the other on it ask every node only once."""
+        # Kept on the grid itself, so that it lives exactly as long.
+        found = vars(grid).setdefault("_fedcohort_roster", None) or cls(grid, clock, sleep)
+        vars(grid)["_fedcohort_roster"] = found
+        return found
+
+    @property
+    def online(self) -> dict[str, Card]:
+        """The clients that are online, by name, in natural order of the names."""
+        if self._sorted is None:
+            self._sorted = {name: self._cards[self._by_name[name]] for name in sorted(self._by_name, key=natural)}
+        return self._sorted
+
+    @property
+    def unanswered(self) -> int:
+        """How many nodes have been asked who they are and have not answered."""
+        return len(self._outbox.waiting)
+
+    @property
+    def silent(self) -> list[str]:
+        """The nodes that have been asked who they are and have not answered, as an operator can find them."""
+        nodes = sorted(int(node) for node in self._outbox.owing())
+        return [self._registered.get(node) or f"node {node}" for node in nodes]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are online, named or not."""
+        return len(self._registered)
+
+    def refresh(self) -> None:
+        """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
+        found = self._grid.get_node_ids()
+        ids = found if isinstance(found, set) else set(found)
+        if ids != self._seen:
+            # Only newcomers are worth the longer question, which brings the names they were registered under.
+            self._registered = {
+                int(n.node_id): composed(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
+            }
+            self._seen = set(self._registered)
+            names = set(self._registered.values())
+            for node in [n for n, c in self._cards.items() if n not in self._registered or
+                         (not c.registered and c.name in names)]:  # fmt: skip
+                if node in self._cards:
+                    self._forget(node)
+        elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():
+            return
+        now = self._clock()
+        for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
+            if int(asked_node) not in self._registered or now - sent > _UNANSWERED_AFTER:
+                del self._outbox.waiting[message_id]
+        asked = {int(node) for node in self._outbox.owing()}
+        newcomers = [
+            node
+            for node in self._registered
+            if node not in asked and (self._is_stale(node, now) if node in self._cards else self._is_new(node, now))
+        ]
+        self._described.update(dict.fromkeys(newcomers, now))
+        if self.describe_every is not None:
+            self._due = min(self._described.values(), default=now) + self.describe_every
+        question = RecordDict({RECORD: ConfigRecord({"version": VERSION})})
+        self._outbox.send(
+            {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=_UNANSWERED_AFTER) for n in newcomers}
+        )
+        for reply in self._outbox.pull():
+            self._read(int(reply.name), reply)
+
+    def _is_due(self) -> bool:
+        return self.describe_every is not None and self._clock() >= self._due
+
+    def _is_stale(self, node: int, now: float) -> bool:
+        return self.describe_every is not None and now - self._described.get(node, now) >= self.describe_every
+
+    def _is_new(self, node: int, now: float) -> bool:
+        return self._unfit.get(node, now) <= now
+
+    def _changed(self) -> None:
+        self._sorted = None
+        self.version += 1
+
+    def _forget(self, node: int) -> None:
+        self._changed()
+        self._described.pop(node, None)
+        card = self._cards.pop(node)
+        if self._by_name.get(card.name) == node:
+            del self._by_name[card.name]
+            # Whoever answered to the name before may still be there; it is asked again.
+            for other in [n for n, c in self._cards.items() if c.name == card.name]:
+                del self._cards[other]
+
+    def _read(self, node: int, reply: Reply) -> None:
+        if node not in self._registered or reply.vanished or reply.expired:
+            return
+        if reply.error is not None:
+            if node in self._cards:
+                return  # what it said before still holds
+            if _NOT_OURS.search(reply.error) is None:
+                log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
+                self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+                return
+            description, answers = Description(""), False
+        else:
+            try:
+                description = Description.from_record(reply.message.content.config_records.get(RECORD, {}))
+            except ValueError as error:
+                log.warning("node %d described itself in a way that cannot be read: %s", node, error)
+                self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+                return
+            answers = True
+        # The name a node was registered under is bound to its key; what a client says of itself is not.
+        name = self._registered[node] or self._first_name(node, description)
+        registered = bool(self._registered[node])
+        if not registered and name in self._registered.values():
+            if self._unfit.get(node, 0.0) <= self._clock():
+                log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
+            self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+            if node in self._cards:
+                self._forget(node)
+            return
+        rival = self._by_name.get(name)
+        if rival is not None and rival != node:
+            if node in self._cards:
+                return  # another node came later and answers to the name
+            log.warning(
+                "node %d answers to the name %r, so node %d is taken for its past and left alone", node, name, rival
+            )
+        card = Card(name, node, description, answers, registered)
+        if self._cards.get(node) == card and rival == node:
+            return
+        self._changed()
+        self._cards[node] = card
+        self._by_name[name] = node
+        self._names[node] = name
+
+    def _first_name(self, node: int, description: Description) -> str:
+        """Return the name a node took part under before, or the one it gives itself now."""
+        says = description.name or f"node-{node}"
+        first = self._names.get(node, says)
+        if says != first and node not in self._renamed:
+            self._renamed.add(node)
+            log.warning("node %d now calls itself %r; it stays %r as long as this run lasts", node, says, first)
+        return first

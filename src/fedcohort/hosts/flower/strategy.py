@@ -1,0 +1,389 @@
+"""A Flower strategy that decides who takes part and leaves everything else to the strategy it wraps.
+
+Five lines turn an existing ServerApp into one with selection::
+
+    from fedcohort.hosts.flower import CohortStrategy
+    from fedcohort.selectors import PowerOfChoice
+
+    strategy = CohortStrategy(
+        PowerOfChoice(), strategy=FedAvg(fraction_train=0.1), journal="run.sqlite", seed=1
+    )
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from scipy.special import logsumexp
+
+from fedcohort.core.errors import InputError, ParameterError
+from fedcohort.core.guard import guarded
+from fedcohort.core.params import Boolean, Constraint, Interval, Optional
+from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.registry import Registry
+from fedcohort.core.signals import Signal
+from fedcohort.core.text import shown
+from fedcohort.hosts.flower import notes
+from fedcohort.hosts.flower.checkpoint import Checkpoints
+from fedcohort.hosts.flower.logs import written_to
+from fedcohort.hosts.flower.population import FederationTimeoutError
+from fedcohort.hosts.flower.rounds import RoundError, Rounds
+from fedcohort.hosts.flower.wire import composed, plain
+from fedcohort.hosts.flower.wrapped_strategy import (
+    InnerStrategyError,
+    check_private,
+    check_strategy,
+    grows,
+    levels,
+    wanted,
+)
+from fedcohort.journal.signing import Signer
+from fedcohort.privacy.label_decoders import LabelOpener
+from fedcohort.session.rules import Rules
+from fedcohort.training.filters import FILTERS, Filter, KeepAll, Need
+
+__all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "RoundError", "ServerValidation"]
+T = TypeVar("T")
+log = logging.getLogger("flwr.fedcohort")
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@guarded
+@dataclass(frozen=True)
+class ServerValidation:
+    """The server's own validation set, for filters that judge models by it (FedCA).
+
+    Parameters
+    ----------
+    logits : callable
+        ``logits(arrays)`` returns the (V, C) outputs of a model on the validation inputs.
+    labels : (V,) array
+        The classes, 0 to C - 1.
+    """
+
+    logits: Callable[[ArrayRecord], Any]
+    labels: Any
+
+    def loss(self, arrays: ArrayRecord) -> float:
+        """Return the mean cross-entropy of a model."""
+        logits = np.asarray(plain(self.logits(arrays)), np.float64)
+        labels = np.asarray(plain(self.labels), np.int64)
+        return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
+
+
+@guarded
+class CohortStrategy(Strategy):
+    """Choose who trains with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
+
+    Parameters
+    ----------
+    selector : Selector or str
+        The strategy of selection, or its registered name.
+    strategy : Strategy
+        Any strategy of Flower's message API. DP wrappers go inside: ``CohortStrategy(s, strategy=DP(FedAvg()))``.
+    journal : path, optional
+        Where the record of the run is kept. A run that finds its journal continues it. Default: in memory only.
+    seed : int
+        Every choice follows from it.
+    cohort_size : int, optional
+        How many sound models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
+        ``min_train_nodes`` say; under differential privacy always the wrapper's ``num_sampled_clients``.
+    spares : int
+        So many clients more are asked to train, and the round closes with the first ``cohort_size`` sound models.
+    deadline : float, optional
+        Seconds after which a round closes with the models that are there. Default: the ``timeout`` of :meth:`start`.
+    query_deadline : float, optional
+        Seconds clients have to answer questions before the choice. Default: as ``deadline``.
+    wait_for : int, optional
+        How many clients must be online before each round. Default: what the wrapped strategy wants to see.
+    patience : float
+        Longest time to wait for clients to come online, in seconds.
+    tries : int
+        How often a round is tried. One that brings no model is chosen anew, without those who failed if the others are
+        enough for a cohort, and, after so many times, ends the run with an error; one that was cut off is trained again
+        and, after so many times, chosen anew. A try does not count that names somebody new to leave out, as long as
+        others of it were sound.
+    describe_every : float, optional
+        Seconds after which clients are asked again what they hold. Default: only when they connect.
+    classes : int, optional
+        How many classes there are, where clients tell label counts in the clear. A client that names more takes no part
+        in what goes by labels. Default: as many as at least two clients, and more than a fifth of all, name.
+    min_replies : int
+        With fewer models than this a round leaves the global model alone (Krum wants several).
+    max_share : float, optional
+        Largest share of a round's weight that one client may have, whatever size it claims. Default: no bound but the
+        size it declared.
+    max_update_norm : float, optional
+        Updates that are longer are shortened to this Euclidean norm before anything is made of them. Default: none.
+    filter : Filter or str, optional
+        Decides which models enter the average, or its name. Default: all sound ones, or the default filter of a
+        selector that learns from which models are kept.
+    validation : ServerValidation, optional
+        For filters that need the models' outputs on the server's validation set.
+    shadows : mapping of name to Selector, optional
+        Selectors whose choices are recorded beside the real ones.
+    labels : LabelOpener, optional
+        Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
+        ``RotatedLabels`` or ``NoisyLabels``.
+    audit : bool
+        Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
+    sign : path, optional
+        A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
+    rules : Rules, optional
+        What every cohort must meet, whatever the selector. Attributes come from the clients' Facts. A journal's rules
+        stay when this is None; ``Rules()`` drops them.
+    registered_only : bool
+        Whether only nodes take part that are registered with the SuperLink under a name
+        (``flwr supernode register KEY --name NAME``). Other names prove nothing: a node can take any.
+    json_log : path, optional
+        A file to which the log is written as well, one JSON object a line.
+    checkpoints : path, optional
+        Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
+    keep_checkpoints : int
+        How many of the newest stay on disk.
+    """
+
+    def __init__(
+        self,
+        selector: Selector[Any] | str,
+        strategy: Strategy | None = None,
+        *,
+        journal: str | Path | None = None,
+        seed: int = 0,
+        cohort_size: int | None = None,
+        spares: int = 0,
+        deadline: float | None = None,
+        query_deadline: float | None = None,
+        wait_for: int | None = None,
+        patience: float = 600.0,
+        tries: int = 3,
+        describe_every: float | None = None,
+        classes: int | None = None,
+        min_replies: int = 1,
+        max_share: float | None = None,
+        max_update_norm: float | None = None,
+        filter: Filter | str | None = None,
+        validation: ServerValidation | None = None,
+        shadows: Mapping[str, Selector[Any] | str] | None = None,
+        labels: LabelOpener | None = None,
+        audit: bool = False,
+        sign: str | Path | None = None,
+        rules: Rules | None = None,
+        registered_only: bool = False,
+        json_log: str | Path | None = None,
+        checkpoints: str | Path | None = None,
+        keep_checkpoints: int = 2,
+    ) -> None:
+        count, seconds = Interval(int, 1, None), Interval(float, 0, None, "neither")
+        _check("seed", seed, Interval(int, 0, None))
+        _check("cohort_size", cohort_size, Optional(count))
+        _check("spares", spares, Interval(int, 0, None))
+        _check("deadline", deadline, Optional(seconds))
+        _check("query_deadline", query_deadline, Optional(seconds))
+        _check("wait_for", wait_for, Optional(count))
+        _check("patience", patience, seconds)
+        _check("tries", tries, count)
+        _check("describe_every", describe_every, Optional(seconds))
+        _check("classes", classes, Optional(count))
+        _check("min_replies", min_replies, count)
+        _check("max_share", max_share, Optional(Interval(float, 0, 1, "right")))
+        _check("max_update_norm", max_update_norm, Optional(seconds))
+        _check("keep_checkpoints", keep_checkpoints, count)
+        _check("registered_only", registered_only, Boolean())
+        for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
+            if value is not None and not isinstance(value, kind):
+                raise ParameterError(
+                    f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {shown(value)}.",
+                    hint=f"pass {name}={kind.__name__}(...)",
+                )
+        self.selector = _made("selector", selector, Selector, SELECTORS)
+        self.strategy = FedAvg() if strategy is None else check_strategy(strategy)
+        if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
+            raise ParameterError("A CohortStrategy cannot wrap another one.")
+        if wanted(levels(self.strategy), "train", 1_000_000) == 0:
+            raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        if self.selector.aggregator not in (None, "size-mean"):  # what Flower's strategies are
+            log.warning(
+                "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
+                "takes a mean by size of its weights, and the average may be biased",
+                self.selector.name, self.selector.aggregator,
+            )  # fmt: skip
+        if filter is None and Signal.KEPT in self.selector.requires:
+            filter = FILTERS.create(self.selector.default_filter)
+        self.filter = KeepAll() if filter is None else _made("filter", filter, Filter, FILTERS)
+        if Need.LOGITS in self.filter.needs and validation is None:
+            raise ParameterError(
+                f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
+        if Signal.SERVER_LOSS in self.selector.requires and validation is None:
+            raise ParameterError(
+                "The selector holds losses against the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
+        self.validation = validation
+        self.journal = None if journal is None else Path(journal)
+        self.seed = seed
+        self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
+        self.spares = spares
+        self.deadline = deadline
+        self.query_deadline = query_deadline
+        self.wait_for = wait_for
+        self.patience = patience
+        self.tries = tries
+        self.describe_every = describe_every
+        self.classes = classes
+        self.min_replies = min_replies
+        self.max_share = max_share
+        if max_update_norm is not None and grows(self.strategy):
+            raise ParameterError(
+                "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
+                f"{type(self.strategy).__name__} adds trees.",
+                hint="leave max_update_norm out",
+            )
+        self.max_update_norm = max_update_norm
+        self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        self.labels = labels
+        if sign is not None:
+            if not audit:
+                raise InputError("Only a journal with audit=True is signed.", hint="pass audit=True, or no 'sign'")
+            Signer(sign)  # one that cannot be read is named now, not when the clients are there
+        self.audit = audit
+        self.sign = sign
+        self.rules = None if rules is None else rules.renamed(composed)
+        self.registered_only = registered_only
+        self.json_log = None if json_log is None else Path(json_log)
+        if checkpoints is None and self.journal is not None:
+            checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
+        self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
+        self.clock: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
+
+    def summary(self) -> None:
+        """Log the settings, the wrapped strategy's after our own."""
+        log.info("\t├──> Selection:")
+        log.info("\t│\t├── Selector: %s (seed %d)", self.selector, self.seed)
+        log.info("\t│\t├── Journal: %s", self.journal or "in memory")
+        log.info("\t│\t└── Filter: %s", self.filter)
+        self.strategy.summary()
+
+    def start(  # the signature is Flower's
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the federation until ``num_rounds`` rounds are on record, continuing the journal when there is one.
+
+        Parameters
+        ----------
+        grid : Grid
+        initial_arrays : ArrayRecord
+            The model to begin with; a journal that already has rounds brings its own.
+        num_rounds : int
+            Rounds in all, those of earlier runs with the same journal included.
+        timeout : float
+            Seconds to wait for replies where ``deadline`` says nothing else.
+        train_config, evaluate_config : ConfigRecord, optional
+            Sent to the clients.
+        evaluate_fn : callable, optional
+            Evaluates the global model at the server, before the first round and after each.
+        """
+        with written_to(self.json_log):
+            return self._run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    def _run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
+        log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
+        self.summary()
+        everybody = wanted(levels(self.strategy), "train", 1_000_000) == 1_000_000
+        if self.cohort_size is None and everybody and self.selector.chooses:
+            log.warning(
+                "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
+                "or cohort_size"
+            )
+        run = Rounds(
+            self,
+            grid,
+            num_rounds=num_rounds,
+            timeout=timeout,
+            train_config=train_config or ConfigRecord(),
+            evaluate_config=evaluate_config or ConfigRecord(),
+            evaluate_fn=evaluate_fn,
+        )
+        failed: BaseException | None = None
+        try:
+            return run.play(initial_arrays)
+        except BaseException as error:
+            failed = error
+            notes.failed(run.session, error)
+            raise
+        finally:
+            run.close(failed)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: a choice needs the reports of the rounds before, which only :meth:`start` sees."""
+        raise InnerStrategyError(
+            "A CohortStrategy runs the rounds itself and cannot be wrapped by another strategy.",
+            hint="put the other strategy inside: CohortStrategy(selector, strategy=...), and call its start()",
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate as the wrapped strategy does."""
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure evaluation as the wrapped strategy does."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Aggregate evaluation as the wrapped strategy does."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+
+def _check(name: str, value: object, constraint: Constraint) -> None:
+    if not constraint.admits(value):
+        raise ParameterError(
+            f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. Got {value!r}."
+        )
+
+
+def _made(parameter: str, given: T | str, kind: Any, registry: Registry[T]) -> T:
+    """Return an object that was given, or the one its registered name stands for."""
+    if isinstance(given, str):
+        return registry.create(given)
+    if isinstance(given, kind):
+        return cast(T, given)
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
+    raise ParameterError(
+        f"The {parameter!r} parameter of CohortStrategy must be a {kind.__name__} or its name. Got {what}.",
+        hint=f"make an object of it: {given.__name__}()" if isinstance(given, type) else None,
+    )

@@ -1,0 +1,346 @@
+"""Wrapping a Flower strategy: make it address exactly the nodes it is offered, and keep what it must remember.
+
+Flower's strategies sample nodes inside ``configure_train`` and ``configure_evaluate`` with an unseeded generator, and
+wait without end for nodes to appear. Offered a grid of exactly the chosen nodes, with its fraction set to all of them,
+a strategy has nothing left to sample and nothing to wait for; everything else it does stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
+from flwr.supercore.run import Run
+
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.errors import FedcohortError, ParameterError
+
+log = logging.getLogger("flwr.fedcohort")
+Phase = Literal["train", "evaluate"]
+_SAMPLING = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+# What a strategy sets anew in every configure_train; saving it would only double the checkpoint.
+_TRANSIENT = frozenset({"current_arrays", "current_bst", "registered_nodes", "_pending_events", *_SAMPLING})
+
+
+class InnerStrategyError(FedcohortError, RuntimeError):
+    """The wrapped strategy did something that selection cannot work with."""
+
+
+def levels(strategy: Strategy) -> list[Strategy]:
+    """Return a strategy and those it wraps under whatever name, outermost first."""
+    found = [strategy]
+    for level in found:
+        for value in vars(level).values():
+            if isinstance(value, Strategy) and not any(value is other for other in found):
+                found.append(value)
+    return found
+
+
+def wanted(strategies: Iterable[Strategy], phase: Phase, online: int) -> int | None:
+    """Return how many of ``online`` nodes the levels of a strategy would sample, or None when they do not say."""
+    for level in strategies:
+        fraction = getattr(level, f"fraction_{phase}", None)
+        if fraction is not None:
+            return 0 if fraction == 0.0 else max(int(online * fraction), int(getattr(level, f"min_{phase}_nodes", 1)))
+    return None
+
+
+def needed(strategy: Strategy) -> int:
+    """Return how many nodes the strategy wants to see before it starts."""
+    least = 1
+    for level in levels(strategy):
+        for name in ("min_available_nodes", "min_train_nodes"):
+            least = max(least, int(getattr(level, name, 1)))
+    return max(least, sampled(strategy) or 1)
+
+
+def sampled(strategy: Strategy) -> int | None:
+    """Return for how many clients a strategy's differential privacy makes its noise; None without such a wrapper.
+
+    All of Flower's wrappers divide the noise by ``num_sampled_clients``, whoever then takes part. With fewer clients
+    in the average the noise is too small for what each of them adds.
+    """
+    told = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
+    if len(told) > 1:
+        raise ParameterError(
+            f"The strategy holds privacy wrappers for different cohorts: num_sampled_clients is "
+            f"{' and '.join(map(str, sorted(told)))}.",
+            hint="give all of them the same num_sampled_clients",
+        )
+    return told.pop() if told else None
+
+
+def accounted(strategy: Strategy) -> bool:
+    """Whether a privacy accountant watches, which demands equal weights."""
+    return any(getattr(level, "accountant", None) is not None for level in levels(strategy))
+
+
+def stand_in(strategy: Strategy) -> Strategy:
+    """Return a copy of a strategy to try things out on; what it does is not booked as a private release."""
+    accountants = [getattr(level, "accountant", None) for level in levels(strategy)]
+    # An accountant that the copying already "knows" as None is left out; Flower's cannot be copied.
+    return copy.deepcopy(strategy, {id(accountant): None for accountant in accountants if accountant is not None})
+
+
+def forget_round(strategy: Strategy, server_round: int) -> None:
+    """Let a strategy be configured again for a round that released nothing: privacy wrappers book it once."""
+    for level in levels(strategy):
+        pending = getattr(level, "_pending_events", None)
+        if isinstance(pending, dict):
+            pending.pop(server_round, None)
+
+
+def check_strategy(strategy: object) -> Strategy:
+    """Refuse what cannot be wrapped: another API's strategy, and one that runs the rounds by itself."""
+    if not isinstance(strategy, Strategy):
+        what = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+        legacy = "flwr.server.strategy" in getattr(strategy, "__module__", type(strategy).__module__)
+        raise ParameterError(
+            f"The 'strategy' parameter of CohortStrategy must be a strategy of flwr.serverapp.strategy. Got {what}"
+            + (", a class: an object is wanted." if isinstance(strategy, type) else "."),
+            hint="flwr.server.strategy is Flower's legacy API; the same names are in flwr.serverapp.strategy"
+            if legacy
+            else None,
+        )
+    for level in levels(strategy):
+        if type(level).start is not Strategy.start and type(level).__name__ != "CohortStrategy":
+            raise InnerStrategyError(
+                f"The strategy {type(level).__name__} has a start() of its own, which CohortStrategy would never call.",
+                hint="do it in aggregate_train, in evaluate_fn, or around the call of CohortStrategy.start",
+            )
+    return strategy
+
+
+def check_private(strategy: Strategy, cohort_size: int | None, spares: int, everybody_kept: bool) -> int | None:
+    """Return the cohort size under differential privacy: what the mechanism was told, or a ParameterError."""
+    told = sampled(strategy)
+    if told is None:
+        return cohort_size
+    if cohort_size not in (None, told):
+        raise ParameterError(
+            f"The 'cohort_size' parameter of CohortStrategy must be {told}: the privacy wrapper makes its noise for "
+            f"num_sampled_clients={told}. Got {cohort_size}.",
+            hint="leave cohort_size out, or give the wrapper the same number",
+        )
+    if spares:
+        raise ParameterError(
+            f"The 'spares' parameter of CohortStrategy must be 0 under differential privacy: exactly {told} clients "
+            f"train. Got {spares}.",
+            hint="a client that fails is replaced in the next try of the round",
+        )
+    if not everybody_kept:
+        raise ParameterError(
+            f"A filter cannot be used under differential privacy: it leaves models out, and the noise is made for "
+            f"{told} of them.",
+            hint="pass filter='keep-all'",
+        )
+    return told
+
+
+def keys(strategy: Strategy) -> tuple[str, str]:
+    """Return the strategy's key of the weight in a reply's metrics, and of the ConfigRecord in a message."""
+    for level in levels(strategy):
+        if hasattr(level, "weighted_by_key"):
+            return str(level.weighted_by_key), str(getattr(level, "configrecord_key", "config"))
+    return "num-examples", "config"
+
+
+def record_names(strategy: Strategy) -> tuple[str, str]:
+    """Return how the strategy calls the model's record in a message, and how replies usually call their metrics'."""
+    names = (str(level.arrayrecord_key) for level in levels(strategy) if hasattr(level, "arrayrecord_key"))
+    return next(names, "arrays"), "metrics"
+
+
+def grows(strategy: Strategy) -> bool:
+    """Whether the model changes its shape from round to round, as an ensemble of trees does."""
+    return any(isinstance(level, (FedXgbBagging, FedXgbCyclic)) for level in levels(strategy))
+
+
+@contextlib.contextmanager
+def offered(strategy: Strategy, count: int) -> Iterator[None]:
+    """Let every level of a strategy take all of ``count`` nodes; a fraction of 0 stays 0."""
+    saved: list[tuple[Strategy, str, Any]] = []
+    try:
+        for level in levels(strategy):
+            for name in _SAMPLING:
+                if not hasattr(level, name):
+                    continue
+                value = getattr(level, name)
+                saved.append((level, name, value))
+                if name.startswith("min_"):
+                    setattr(level, name, count)
+                elif value != 0.0:
+                    setattr(level, name, 1.0)
+        yield
+    finally:
+        for level, name, value in saved:
+            setattr(level, name, value)
+
+
+class GridView(Grid):
+    """A grid on which only some nodes are online."""
+
+    def __init__(self, grid: Grid, nodes: Sequence[int]) -> None:
+        self._grid = grid
+        self._nodes = list(nodes)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run of the grid behind."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run of the grid behind."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Build a message as the grid behind does."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes of this view."""
+        return list(self._nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return what is known about the nodes of this view."""
+        chosen = set(self._nodes)
+        return [node for node in self._grid.get_nodes() if node.node_id in chosen]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push through the grid behind."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull through the grid behind."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send and receive through the grid behind."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+def addressed(strategy: Strategy, messages: Iterable[Message], nodes: Sequence[int]) -> dict[int, Message]:
+    """Return a strategy's messages by node, in the order of ``nodes``; it must have written to each exactly once."""
+    found = {message.metadata.dst_node_id: message for message in messages}
+    if found.keys() != set(nodes):
+        raise InnerStrategyError(
+            f"The strategy {type(strategy).__name__} was offered {len(nodes)} chosen nodes and wrote to "
+            f"{len(set(found) & set(nodes))} of them and {len(set(found) - set(nodes))} others.",
+            hint="a strategy that picks nodes by itself can only be wrapped with cohort_size=1",
+        )
+    return {node: found[node] for node in nodes}
+
+
+# -- what a strategy must remember ------------------------------------------------------------------------------------
+
+
+def _arrays_of(value: Any) -> dict[str, AnyArray] | None:
+    """Return the arrays inside an attribute by key, or None when it is something else."""
+    if isinstance(value, np.ndarray):
+        return {"": value}
+    if isinstance(value, ArrayRecord):
+        return {key: array.numpy() for key, array in value.items()}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        found = value
+    elif isinstance(value, (list, tuple)):
+        found = {str(i): part for i, part in enumerate(value)}
+    else:
+        return None
+    # What NumPy computes from arrays without dimensions are numbers of its own: a counter's moments, for example.
+    if not found or not all(isinstance(part, (np.ndarray, np.generic)) for part in found.values()):
+        return None
+    return {key: np.asarray(part) for key, part in found.items()}
+
+
+def _rebuilt(kind: str, arrays: dict[str, AnyArray]) -> Any:
+    match kind:
+        case "array":
+            return arrays[""]
+        case "record":
+            return ArrayRecord({key: Array(array) for key, array in arrays.items()})
+        case "dict":
+            return dict(arrays)
+        case _:
+            return list(arrays.values())
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "array"
+    if isinstance(value, ArrayRecord):
+        return "record"
+    return "dict" if isinstance(value, dict) else "list"
+
+
+class StrategyState:
+    """The part of a strategy that changes from round to round, saved and restored with the model.
+
+    Saved are attributes that hold numbers, strings, None, arrays, lists and dicts of arrays or ArrayRecords and differ
+    from what the constructor left (the moments of FedAdam, FedYogi and FedAdagrad, the momentum of FedAvgM, the
+    clipping norm of adaptive DP), and whatever has ``state_dict`` and ``load_state_dict`` (privacy accountants).
+    Anything else that changes is named once in a warning.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._levels = levels(strategy)
+        self._fresh = [dict(vars(level)) for level in self._levels]
+        self._warned: set[tuple[int, str]] = set()
+
+    def save(self) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+        """Return the changed attributes: JSON for the plain ones, arrays under flat keys for the others."""
+        plain: dict[str, Any] = {}
+        arrays: dict[str, AnyArray] = {}
+        for i, (level, fresh) in enumerate(zip(self._levels, self._fresh, strict=True)):
+            for name, value in vars(level).items():
+                if name in _TRANSIENT or isinstance(value, Strategy) or callable(value):
+                    continue
+                path = f"{i}.{name}"
+                if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+                    plain[path] = {"kind": "state", "value": value.state_dict()}
+                    continue
+                if value is fresh.get(name):
+                    continue
+                found = _arrays_of(value)
+                if found is not None:
+                    plain[path] = {"kind": _kind_of(value), "keys": list(found)}
+                    arrays.update({f"{path}/{key}": array for key, array in found.items()})
+                elif value is None or isinstance(value, (bool, int, float, str)):
+                    plain[path] = {"kind": "plain", "value": value}
+                elif isinstance(value, np.generic):
+                    plain[path] = {"kind": "plain", "value": value.item()}
+                elif (i, name) not in self._warned:
+                    self._warned.add((i, name))
+                    log.warning(
+                        "attribute %r of %s changed, but a %s cannot be saved: a restart begins with its first value",
+                        name, type(level).__name__, type(value).__name__,
+                    )  # fmt: skip
+        return plain, arrays
+
+    def restore(self, plain: dict[str, Any], arrays: dict[str, AnyArray]) -> None:
+        """Put saved attributes back into the strategy."""
+        for path, entry in plain.items():
+            index, _, name = path.partition(".")
+            if int(index) >= len(self._levels):
+                raise InnerStrategyError(
+                    f"The checkpoint was written by {int(index) + 1} or more strategies around each other; now there "
+                    f"are {len(self._levels)}.",
+                    hint="continue with the strategy the journal was started with, or start a new journal",
+                )
+            level = self._levels[int(index)]
+            match entry["kind"]:
+                case "plain":
+                    setattr(level, name, entry["value"])
+                case "state":
+                    getattr(level, name).load_state_dict(entry["value"])
+                case kind:
+                    setattr(level, name, _rebuilt(kind, {key: arrays[f"{path}/{key}"] for key in entry["keys"]}))

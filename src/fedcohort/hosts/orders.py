@@ -1,0 +1,217 @@
+"""What an operator orders while a run goes on: other rules, from its next round on.
+
+An order is a small file in a folder beside the journal. The host takes it before it asks for the next cohort; a run
+that is stopped takes it when it is started again. The change of rules names its order in the same transaction, and only
+then the file goes: so whatever is killed when, an order is carried out once. A folder or file of somebody else, or one
+that others can write to, is not obeyed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.files import open_file
+from fedcohort.core.text import shown
+from fedcohort.journal.events import CHANGED, REFUSED
+from fedcohort.journal.lock import ORDERS, sync_folder, target
+from fedcohort.session.rules import Rules
+
+if TYPE_CHECKING:
+    from fedcohort.session.session import Session
+
+log = logging.getLogger(__name__)
+_MOST_BYTES = 1 << 22
+_LISTS = ("block", "unblock", "pin", "unpin", "resume")
+
+
+@dataclass(frozen=True)
+class Order:
+    """A change of rules.
+
+    Attributes
+    ----------
+    rules : Mapping, optional
+        What takes the place of all rules there are; None: those stay, but for the changes below.
+    block, unblock, pin, unpin, resume : clients by name
+    pause : mapping of str to int
+        By client, for how many rounds it is not picked.
+    id : str
+    """
+
+    rules: Mapping[str, Any] | None = None
+    block: Sequence[str] = ()
+    unblock: Sequence[str] = ()
+    pin: Sequence[str] = ()
+    unpin: Sequence[str] = ()
+    pause: Mapping[str, int] = field(default_factory=dict)
+    resume: Sequence[str] = ()
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def names(self) -> list[str]:
+        """The clients it names."""
+        given = {} if self.rules is None else Rules(**self.rules).to_dict()
+        listed = [name for key in ("blocked", "pinned", "paused", "budgets") for name in given.get(key) or ()]
+        changed = [name for key in _LISTS for name in getattr(self, key)]
+        return list(dict.fromkeys([*listed, *changed, *self.pause]))
+
+    def renamed(self, name: Callable[[str], str]) -> Order:
+        """Return the same order with the clients it names under other names."""
+        changes: dict[str, Any] = {key: [name(client) for client in getattr(self, key)] for key in _LISTS}
+        changes["rules"] = None if self.rules is None else Rules(**self.rules).renamed(name).to_dict()
+        return replace(self, **changes, pause={name(client): rounds for client, rounds in self.pause.items()})
+
+    def carried_out(self, rules: Rules | None, round_: int) -> Rules:
+        """Return the rules that hold from ``round_`` on, after those given."""
+        found = (rules or Rules()).to_dict() if self.rules is None else Rules(**self.rules).to_dict()
+        _change(found, "blocked", self.block, self.unblock)
+        _change(found, "pinned", self.pin, self.unpin)
+        paused = {name: until for name, until in (found.pop("paused", None) or {}).items() if until > round_}
+        for name in self.resume:
+            if name not in paused:
+                raise InputError(f"The client {name!r} is not paused. Paused: {', '.join(paused) or 'nobody'}.")
+            del paused[name]
+        paused |= {name: round_ + rounds for name, rounds in self.pause.items()}
+        if paused:
+            found["paused"] = paused
+        return Rules(**found)
+
+
+def _change(found: dict[str, Any], key: str, more: Sequence[str], less: Sequence[str]) -> None:
+    names = list(found.get(key, ()))
+    for name in less:
+        if name not in names:
+            raise InputError(f"The client {name!r} is not {key}. {key.capitalize()}: {', '.join(names) or 'nobody'}.")
+        names.remove(name)
+    found[key] = list(dict.fromkeys([*names, *more]))
+
+
+# -- giving -----------------------------------------------------------------------------------------------------------
+
+
+def give(journal: str | Path, order: Order) -> None:
+    """Put an order where the host of a journal takes it; it is durable when this returns."""
+    path = target(journal)
+    owner = path.stat().st_uid
+    if hasattr(os, "geteuid") and os.geteuid() != owner:
+        raise InputError(
+            f"The journal {journal} belongs to another user (uid {owner}), and its server obeys nobody else.",
+            hint="give the order as that user",
+        )
+    folder = _folder(path)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
+        raise InputError(f"{folder} is not a folder that only the journal's owner can write to.", hint="remove it")
+    new = folder / f".{order.id}"
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(asdict(order), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, folder / f"{time.time_ns():020d}-{order.id}")  # so that orders are taken as they were given
+    sync_folder(folder)
+
+
+def waiting(journal: str | Path) -> list[Order]:
+    """Return the orders beside a journal that nobody has taken, oldest first."""
+    return [order for _, order in _found(target(journal)) if order is not None]
+
+
+# -- taking -----------------------------------------------------------------------------------------------------------
+
+
+def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: None) -> list[Order]:
+    """Carry out the orders that wait beside a session's journal, and return them.
+
+    A host calls this before it asks for a cohort. What cannot be carried out is recorded with its reason and dropped.
+
+    Parameters
+    ----------
+    session : Session
+    check : callable, optional
+        Raises an error of the library's own for rules that the host cannot keep.
+    """
+    if session.journal.path is None:
+        return []
+    found = list(_found(target(session.journal.path)))
+    if not found:
+        return []
+    done = {body.get("order") for body in session.journal.events(CHANGED)}
+    taken = []
+    for file, order in found:
+        if order is None:
+            log.warning("%s is no order that can be read, and is dropped", file)
+        elif order.id not in done:
+            try:
+                rules = order.carried_out(session.rules, session.round)
+                check(session, rules)
+                session.set_rules(rules, order.id)
+                taken.append(order)
+            except FedcohortError as error:
+                log.warning("an order of the operator is dropped: %s", error)
+                session.note(REFUSED, {"order": order.id, "round": session.round, "reason": str(error)})
+            session.commit()
+        with contextlib.suppress(OSError):
+            file.unlink()
+    return taken
+
+
+def _found(path: Path) -> Iterator[tuple[Path, Order | None]]:
+    """Yield the files of a journal's owner, oldest first, with the order each holds, if it does."""
+    folder = _folder(path)
+    try:
+        owner = path.stat().st_uid
+        if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
+            _warn(folder, "others than the journal's owner can write to it")
+            return
+        files = sorted(file for file in folder.iterdir() if not file.name.startswith(".") and not file.is_symlink())
+        for file in files:
+            with open_file(file) as opened:
+                if _is_private(os.fstat(opened.fileno()), owner, stat.S_ISREG):
+                    yield file, _read(opened.read(_MOST_BYTES))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _warn(folder, str(error))
+
+
+@cache
+def _warn(folder: Path, why: str) -> None:
+    """Say once that orders are not obeyed: a host looks for them all the time."""
+    log.warning("orders in %s are not obeyed: %s", folder, why)
+
+
+def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
+    closed = os.name == "nt" or not found.st_mode & 0o022  # Windows has no such bits
+    return bool(kind(found.st_mode)) and found.st_uid == owner and closed
+
+
+def _read(data: bytes) -> Order | None:
+    try:
+        body = json.loads(data)
+        order = Order(**body)
+        for names in (getattr(order, key) for key in _LISTS):
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise InputError(f"An order names clients in lists of texts. Got {shown(names)}.")
+        if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
+            raise InputError(f"An order pauses clients for so many rounds. Got {shown(order.pause)}.")
+        return order
+    except (ValueError, TypeError, AttributeError, RecursionError):  # InputError is a ValueError
+        return None
+
+
+def _folder(path: Path) -> Path:
+    return path.with_name(path.name + ORDERS)

@@ -1,0 +1,340 @@
+"""What an operator does to a journal as a whole: take it out as tables, let old details go, forget a client."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import FedcohortError, InputError, MissingExtraError
+from fedcohort.core.files import open_file, write_file
+from fedcohort.core.protocol import Status
+from fedcohort.core.signals import Signal
+from fedcohort.journal.codec import deflated, pack, pack_many, unpack, unpack_many
+from fedcohort.journal.database import Database
+from fedcohort.journal.events import EXCLUDED, FORGOTTEN, PRUNED
+from fedcohort.journal.lock import COMPANIONS
+from fedcohort.journal.replies import ReplyBlock
+from fedcohort.journal.schema import ERRORS, TABLES
+from fedcohort.journal.store import Journal, read_journal
+
+BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
+_MOST_FILES = 10_000  # that are searched for copies of a name
+_JSON = {("meta", "value"), ("cohorts", "notes"), ("events", "body")}  # columns; other texts are plain
+_BY_NAME = frozenset(("failures", "corrections", "paused", "clients"))  # keys under which clients' names are keys
+_NAMES = frozenset(("blocked", "pinned", "names", "clients", "client"))  # keys under which clients' names are values
+# What events are called, and what their bodies and rules call things:
+_WORDS = frozenset((
+    "abandoned", "attributes", "corrections", "ended", "excluded", "facts", "failures", "filter", "flower", "forgotten",
+    "join", "leave", "planned", "pruned", "recovered", "registered", "rejoin", "rules", "selector", "settings",
+    "shadow", "try", "attempt", "budget", "budgets", "client", "clients", "codes", "cost", "count", "first", "name",
+    "names", "order", "params", "quotas", "reason", "reasons", "round", "spec", "ticket", "upto", "what",
+))  # fmt: skip
+_OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
+_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
+
+
+def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
+    """Return a journal as tables of columns: picks, replies, metrics and events."""
+    table, _ = journal.table()
+    picks: dict[str, list[Any]] = {key: [] for key in ("round", "ticket", "place", "client", "weight", "work")}
+    rounds = {}
+    for row in journal.cohorts():
+        rounds[row.ticket] = row.round
+        for place, client in enumerate(row.clients.tolist()):
+            values = (
+                row.round, row.ticket, place, table.name(client),
+                1.0 if row.weights is None else float(row.weights[place]),
+                1.0 if row.work is None else float(row.work[place]),
+            )  # fmt: skip
+            for key, value in zip(picks, values, strict=True):
+                picks[key].append(value)
+    found = journal.replies()
+    names = sorted({name for reply in found for name in reply.metrics if np.ndim(reply.metrics[name]) == 0})
+    replies: dict[str, list[Any]] = {
+        "round": [rounds[r.ticket] for r in found],
+        "ticket": [r.ticket for r in found],
+        "client": [table.name(r.client) for r in found],
+        "status": [Status(r.status).name for r in found],
+        "kept": [r.kept for r in found],
+        "late": [r.late for r in found],
+        "at": [r.at for r in found],
+        **{name: [r.metrics.get(name) for r in found] for name in names},
+    }
+    numbers = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
+    metrics = {key: [line[i] for line in numbers] for i, key in enumerate(("round", "metric", "value"))}
+    happened = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
+    events = {key: [line[i] for line in happened] for i, key in enumerate(("at", "kind", "body"))}
+    return {"picks": picks, "replies": replies, "metrics": metrics, "events": events}
+
+
+def export(journal: Journal, folder: str | Path) -> list[Path]:
+    """Write a journal's tables as Parquet files into ``folder`` and return them."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError("Parquet needs pyarrow.", hint="pip install 'fedcohort[sim]'") from error
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, columns in tables(journal).items():
+        file = folder / f"{name}.parquet"
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(columns), sink)
+        write_file(file.resolve(), sink.getvalue().to_pybytes())
+        written.append(file)
+    return written
+
+
+def prune(journal: Journal, keep: int) -> int:
+    """Let scores, exclusions and candidates of all but the newest ``keep`` rounds go; return of how many cohorts.
+
+    Who was picked and what came of it stays, so resuming and the proof of participation rules do not change. Rounds
+    whose candidates are not known cannot be played again to verify them; of a chained journal the chain still holds.
+    """
+    last, _ = journal.last()
+    old = [row.ticket for row in journal.cohorts() if row.round <= last - keep]
+    with journal.event():
+        for ticket in old:
+            journal.database.delete("scores", "ticket = ?", (ticket,))
+            journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
+            if journal.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
+                journal.database.change("cohorts", (ticket,), candidates=b"")
+        if old:
+            journal.settle(clients=False)
+            journal.add_event(PRUNED, {"upto": last - keep})
+    journal.compact()
+    return len(old)
+
+
+def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
+    """Remove what is known about a client; within an event.
+
+    Its name goes from every text, and its facts, attributes, reported numbers, scores and reasons of failure go. That
+    some client took part in these rounds stays, under another name, so that participation rules can still be proved.
+    The selector's state is not touched here, nor is the file written anew: see
+    :meth:`fedcohort.session.Session.forget`.
+    """
+    table, active = journal.table()
+    client, index = eraser.client, eraser.index
+    database = journal.database
+    facts = journal.facts()
+    names = [eraser.stand_in if name == client else name for name in table.names]
+    changed = {"names": deflated(json.dumps(names).encode())}
+    for key in _FACTS:
+        if key in facts:
+            rows = unpack(facts[key]).copy()
+            rows[index] = 0
+            if key == "label_gram":
+                rows[:, index] = 0
+            changed[key] = pack(rows)
+    gone = active.copy()
+    gone[index] = False
+    changed["active"] = pack(np.packbits(gone))
+    if "attributes" in facts:
+        changed["attributes"] = deflated(json.dumps(eraser.value(journal.attributes(), "clients")).encode())
+    for name, data in changed.items():
+        database.put("facts", name, data)
+    _blank_replies(database, index)
+    _blank_scores(database, index)
+    for name in eraser.tables:
+        eraser.table(database, name)
+    journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
+    if block:
+        known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
+        digests = {**known["digests"], keyed(client, known["key"]): eraser.stand_in}
+        journal.set_meta(BLOCKED, {**known, "digests": digests})
+    journal.settle(clients=True)
+    journal.add_event(FORGOTTEN, {"client": index})
+
+
+def keyed(name: str, key: str) -> str:
+    """Return by what a forgotten name is recognised; without the journal's key it says nothing about the name."""
+    return hmac.new(bytes.fromhex(key), name.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
+
+
+class Eraser:
+    """Puts another name in the place of a client's in every text of a journal.
+
+    Parameters
+    ----------
+    A client chooses its name, and may choose a word of the journal's own: "ticket", the name of the selector, a metric.
+    That word stays wherever the journal itself uses it, where it says nothing about the client; it goes where names
+    stand and from sentences.
+
+    client : str
+    table : ClientTable
+        Everybody; a name that contains the client's stays what it is.
+    journal : Journal
+        Whose words are its own.
+
+    Attributes
+    ----------
+    index : int
+    stand_in : str
+        The name that stands for the client from now on.
+    """
+
+    tables = ("meta", "cohorts", "scores", "states", "deltas", "metrics", "events")
+
+    def __init__(self, client: str, table: ClientTable, journal: Journal) -> None:
+        if not table.has_names:
+            raise InputError("The clients of this journal have no names to forget.")
+        self.client, self.index = client, table.index(client)
+        self.stand_in = f"{FORGOTTEN}-{self.index}"
+        longer = sorted((n for n in table.names if client.lower() in n.lower() and n != client), key=len, reverse=True)
+        self._others = set(longer)
+        # Of a longer word that happens to contain it nothing is taken.
+        found = "|".join(map(re.escape, [*longer, client]))
+        self._pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)", re.IGNORECASE)
+        self._is_word = client.casefold() in _own_words(journal)
+
+    def text(self, text: str, *, named: bool = False) -> str:
+        """Return a text without the name, however it is written there; ``named``: whether it is sure to hold names."""
+        if self._is_word and not named and " " not in text:
+            return text
+        return self._pattern.sub(lambda m: m[0] if m[0] in self._others else self.stand_in, text)
+
+    def value(self, value: Any, under: str = "") -> Any:
+        """Return JSON-like data, found under a key, without the name; what was said under it as a key is gone."""
+        if isinstance(value, Mapping):
+            kept = value.items()
+            if not self._is_word or under in _BY_NAME:
+                kept = {self.text(k, named=True): v for k, v in kept if k != self.client}.items()
+            return {k: self.value(v, k) for k, v in kept}
+        if isinstance(value, list):
+            return [self.value(item, under) for item in value]
+        return self.text(value, named=under in _NAMES) if isinstance(value, str) else value
+
+    def table(self, database: Database, name: str) -> None:
+        """Go through all texts of a table; numbers that are kept under the client's name go."""
+        table = TABLES[name]
+        for row in database.fetch(f"SELECT {table.names} FROM {name}"):
+            before = dict(zip(table.columns, row, strict=True))
+            changes = {}
+            for column, old in before.items():
+                if (name, column) in _JSON:
+                    value = json.loads(old)
+                    clean = self.value(value)
+                    if clean != value:
+                        changes[column] = json.dumps(clean)
+                elif isinstance(old, str) and self.text(old) != old:
+                    changes[column] = self.text(old)
+            if not changes:
+                continue
+            key = [before[column] for column in table.key]
+            if not changes.keys() & set(table.key):
+                database.change(name, key, **changes)
+                continue
+            database.delete(name, table.where_key, key)
+            if name != "metrics":
+                database.put(name, *{**before, **changes}.values())
+
+
+def _own_words(journal: Journal) -> set[str]:
+    """Return the words that a journal is made of, whoever its clients are."""
+    meta = journal.meta()
+    words = {*_WORDS, *meta, *Signal, *(column for table in TABLES.values() for column in table.columns)}
+    words.update(_words(meta["selector"]), _words(list(meta["shadows"].values())), _words(meta.get("rules")))
+    words.update(row[0] for row in journal.database.fetch("SELECT DISTINCT field FROM states"))
+    words.update(row[0] for row in journal.database.fetch("SELECT DISTINCT key FROM metrics"))
+    return {word.casefold() for word in words}
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yield keys and texts of JSON-like data, but none of the places in which clients are named."""
+    if isinstance(value, Mapping):
+        yield from value
+        for key, item in value.items():
+            if key not in _BY_NAME | _NAMES:
+                yield from _words(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _words(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def copies(path: Path, client: str) -> list[Path]:
+    """Return files around a journal that still hold a client's name, as far as it stands in them uncompressed.
+
+    Looked at is the journal's folder, and all of an experiment's where the journal belongs to one: other journals,
+    checkpoints, logs, reports, exports.
+    """
+    journal = path.resolve()
+    folder = journal.parent.parent if journal.parent.name == "journal" else journal.parent
+    with closing(read_journal(journal)) as record:
+        others = [name for name in record.table()[0].names if client in name and name != client]
+    spellings = [form for name in (*sorted(others, key=len, reverse=True), client) for form in _spellings(name)]
+    pattern = re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, spellings)) + rb")(?!\w)")
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
+    found = []
+    for file in islice(files, _MOST_FILES):
+        if file.parent == journal.parent and file.name in (journal.name, *(journal.name + end for end in COMPANIONS)):
+            continue
+        try:
+            if _names_it(file, client) or _holds(file, pattern, set(_spellings(client))):
+                found.append(file)
+        except OSError:  # one that may not be read is not ours
+            continue
+    return found
+
+
+def _spellings(name: str) -> list[bytes]:
+    """Return how a name may stand in a file: as text, and as JSON writes it."""
+    return [name.encode("utf-8", "surrogatepass"), json.dumps(name)[1:-1].encode()]
+
+
+def _names_it(file: Path, client: str) -> bool:
+    """Whether a file is a journal that knows the client; there names are compressed."""
+    with open_file(file) as stream:
+        if stream.read(16) != b"SQLite format 3\0":
+            return False
+    try:
+        with closing(read_journal(file)) as journal:
+            table, _ = journal.table()
+            return table.has_names and client in table.names
+    except (FedcohortError, *ERRORS, ValueError, LookupError, TypeError):
+        return False
+
+
+def _holds(file: Path, pattern: re.Pattern[bytes], wanted: set[bytes]) -> bool:
+    rest = b""
+    with open_file(file) as stream:
+        while block := stream.read(1 << 20):
+            rest = rest[-_OVERLAP:] + block
+            if any(match[0] in wanted for match in pattern.finditer(rest)):
+                return True
+    return False
+
+
+def _blank_replies(database: Database, index: int) -> None:
+    for number, ticket, at, late, data in database.fetch("SELECT id, ticket, at, late, data FROM replies"):
+        block = ReplyBlock.decoded(ticket, at, bool(late), data)
+        where = np.flatnonzero(block.clients == index)
+        if len(where) and block.metrics:
+            metrics = {name: column.copy() for name, column in block.metrics.items()}
+            for column in metrics.values():
+                column[where] = np.nan
+            blank = ReplyBlock(ticket, at, bool(late), block.clients, block.status, block.kept, metrics)
+            database.change("replies", (number,), data=blank.encoded())
+
+
+def _blank_scores(database: Database, index: int) -> None:
+    rows = database.fetch("SELECT ticket, selector, arrays FROM scores WHERE arrays IS NOT NULL")
+    for ticket, selector, data in rows:
+        arrays = unpack_many(data)
+        keep = arrays["client"] != index
+        if not keep.all():
+            less = pack_many({name: values[keep] for name, values in arrays.items()})
+            database.change("scores", (ticket, selector), arrays=less)

@@ -1,0 +1,139 @@
+"""Where a session stands between two events, and how a journal that went on returns there.
+
+A host that keeps files of its own (models, say) cannot have them in the journal's transaction. It commits the journal
+first and then writes its files together with the session's :class:`Position`, in one atomic step. Should it die in
+between, the journal is ahead, and ``Session.open(path, at=position)`` takes it back to what the files belong to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.errors import JournalError
+from fedcohort.journal.codec import Scalar, decode_scalar, encode_scalar, pack_many, unpack_many
+from fedcohort.journal.store import Journal
+
+_LASTING = ("join", "leave", "rejoin", "facts", "rules", "selector", "forgotten")  # kinds of events
+
+
+@dataclass(frozen=True, eq=False)
+class Position:
+    """What a journal holds at a moment, as far as later rows do not tell.
+
+    Attributes
+    ----------
+    ticket, reply, event : int
+        The highest numbers given out, -1 for none.
+    pending : tuple of int
+        Tickets not yet told.
+    host : JSON-like
+        What the host stored with its last ``tell``.
+    attributes : dict
+        What clients said about themselves, by name.
+    shadows : dict
+        Specifications of the shadow selectors.
+    blind : dict
+        What shadows could not learn from the last round, in words.
+    states : dict of selector to dict of field to array or scalar
+        '' is the session's own.
+    """
+
+    ticket: int
+    reply: int
+    event: int
+    pending: tuple[int, ...] = ()
+    host: Any = None
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    shadows: Mapping[str, Any] = field(default_factory=dict)
+    blind: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, Mapping[str, AnyArray | Scalar]] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Pack everything, without pickle."""
+        arrays: dict[str, AnyArray] = {}
+        fields = []
+        for selector, state in self.states.items():
+            for name, value in state.items():
+                if isinstance(value, np.ndarray):
+                    fields.append([selector, name, None])
+                    arrays[str(len(fields) - 1)] = value
+                else:
+                    fields.append([selector, name, encode_scalar(value)])
+        head = {
+            "rows": [self.ticket, self.reply, self.event],
+            "pending": self.pending,
+            "host": self.host,
+            "attributes": dict(self.attributes),
+            "shadows": dict(self.shadows),
+            "blind": dict(self.blind),
+            "fields": fields,
+        }
+        return pack_many({"head": np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Position:
+        """Unpack :meth:`to_bytes`.
+
+        >>> Position.from_bytes(Position(3, 4, -1, states={"": {"pulls": np.arange(2), "t": 0.5}}).to_bytes()).states
+        {'': {'pulls': array([0, 1]), 't': 0.5}}
+        """
+        arrays = unpack_many(data)
+        head = json.loads(arrays["head"].tobytes())
+        states: dict[str, dict[str, AnyArray | Scalar]] = {}
+        for place, (selector, name, scalar) in enumerate(head["fields"]):
+            states.setdefault(selector, {})[name] = arrays[str(place)] if scalar is None else decode_scalar(scalar)
+        ticket, reply, event = head["rows"]
+        rest = {key: head[key] for key in ("host", "attributes", "shadows", "blind")}
+        return cls(ticket, reply, event, tuple(head["pending"]), states=states, **rest)
+
+    @property
+    def _rows(self) -> tuple[int, int, int]:
+        return self.ticket, self.reply, self.event
+
+
+def rewind(journal: Journal, position: Position) -> None:
+    """Take a journal that is open for writing back to a position it has passed; nothing changes if it stands there."""
+    stands = journal.newest()
+    if stands == position._rows:
+        return
+    if any(here < there for here, there in zip(stands, position._rows, strict=True)):
+        raise JournalError(
+            f"The journal {journal.path} ends with ticket {stands[0]}, before ticket {position.ticket} where the "
+            "session is to go on: it is an older copy, or belongs to something else.",
+            hint="put the journal back that was written last",
+        )
+    meta, database = journal.meta(), journal.database
+    lasting = database.fetch(
+        f"SELECT kind FROM events WHERE id > ? AND kind IN ({', '.join('?' * len(_LASTING))})",
+        (position.event, *_LASTING),
+    )
+    if lasting or meta.get("audit") is not None:
+        why = f"the event {lasting[0][0]!r} came after it" if lasting else "it is chained by digests"
+        raise JournalError(
+            f"The journal {journal.path} cannot return to ticket {position.ticket}: {why}.",
+            hint="open it without at= and close what is pending",
+        )
+    with journal.event():
+        ticket = (position.ticket,)
+        last = "SELECT COALESCE(MAX(round), -1) FROM cohorts WHERE ticket <= ?"
+        database.delete("metrics", f"round > ({last})", ticket)
+        database.delete("cohorts", "ticket > ?", ticket)
+        database.delete("scores", "ticket > ?", ticket)
+        database.delete("replies", "id > ?", (position.reply,))
+        database.delete("events", "id > ?", (position.event,))
+        for pending in position.pending:
+            database.change("cohorts", (pending,), told_at=None)
+        for selector in ("", *meta["shadows"]):
+            journal.drop_state(selector)
+        for selector, state in position.states.items():
+            journal.save_fields(selector, state.items())
+        journal.set_meta("shadows", dict(position.shadows))
+        journal.set_meta("host", position.host)
+        if journal.attributes() != position.attributes:
+            journal.set_attributes(position.attributes, {})

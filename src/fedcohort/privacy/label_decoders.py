@@ -1,0 +1,251 @@
+"""The host's side of private labels: what clients send becomes what a selector can use."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelGramRows, LabelInfo
+from fedcohort.core.errors import CiphertextError, FedcohortError, KeyHolderError, UnknownNameError
+from fedcohort.core.guard import guarded
+from fedcohort.privacy.rotation import rotated_row
+from fedcohort.privacy.scheme import PublicKey, stated, unwrapped, wrapped
+
+log = logging.getLogger("flwr.fedcohort")
+_PAUSE = 300.0
+_MOST_SAMPLES = 1 << 53  # of one client: up to here whole numbers are exact
+
+
+class ClientRefusedError(CiphertextError):
+    """What some clients sent about their labels cannot be used. Leave them out; it concerns nobody else.
+
+    Parameters
+    ----------
+    refused : mapping of str to str
+        Whom to leave out, and why.
+    """
+
+    def __init__(self, refused: Mapping[str, str]) -> None:
+        first, why = next(iter(refused.items()))
+        others = f" So were {len(refused) - 1} others." if len(refused) > 1 else ""
+        super().__init__(f"Client {first!r} is refused: {why}{others}", hint="leave them out; the others can go on")
+        self.refused = dict(refused)
+
+
+class LabelOpener(Protocol):
+    """Turns what clients send about their labels into something a selector can use."""
+
+    def check(self, client: str, sealed: bytes) -> None:
+        """Raise :class:`~fedcohort.core.errors.CiphertextError` when what a client sent cannot be used."""
+
+    def open(
+        self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]
+    ) -> LabelInfo | LabelGramRows:
+        """Return the labels of new clients, in the order of ``sealed``.
+
+        Parameters
+        ----------
+        sealed : mapping of name to bytes
+            What the new clients sent.
+        sizes : mapping of name to int
+            Samples that clients, old and new, state to have.
+        before : sequence of str
+            The clients of the federation so far, in their order.
+
+        Raises
+        ------
+        ClientRefusedError
+            Names the clients to leave out. Asking again without them is safe.
+        """
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return what to show clients, so that each can check what was made of its labels; of some or of none."""
+
+
+class Holder(Protocol):
+    """The key holder as the server sees it: in the same process, or behind a wire."""
+
+    @property
+    def public(self) -> PublicKey:
+        """The public key."""
+
+    def admit(self, statements: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Take statements; return whose were refused, and why."""
+
+    def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
+        """Return inner products of clients who have stated their counts."""
+
+    def confirm(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return what was taken from each client, signed."""
+
+
+@guarded(methods=True, plugins=True)
+class EncryptedLabels:
+    """Class balance from sealed label counts: the server passes them on, the key holder tells S.
+
+    Parameters
+    ----------
+    public : PublicKey or path
+        The key holder's ``public.key``, the one the clients have.
+    holder : KeyHolder or RemoteKeyHolder
+    """
+
+    def __init__(self, public: PublicKey | str | Path, holder: Holder) -> None:
+        self._public = public if isinstance(public, PublicKey) else PublicKey.from_bytes(Path(public).read_bytes())
+        self._holder = holder
+        self._confirmed: dict[str, bytes] = {}
+        self._ask_again = 0.0  # when to ask a key holder again that did not answer
+
+    @property
+    def classes(self) -> int:
+        """Number of classes B."""
+        return self._public.classes
+
+    def check(self, client: str, sealed: bytes) -> None:
+        """Raise CiphertextError when a statement cannot be used, for every reason that needs no secret key."""
+        stated(self._public, client, sealed)
+
+    def open(
+        self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]
+    ) -> LabelGram | LabelGramRows:
+        """Return S of the first clients, or the rows of those who join; see :class:`LabelOpener`."""
+        self._compare_keys()
+        refused = {}
+        for name, data in sealed.items():
+            try:
+                size = stated(self._public, name, data)
+            except CiphertextError as error:
+                refused[name] = error.message
+                continue
+            if sizes.get(name, size) != size:
+                refused[name] = f"It tells the server {sizes[name]} samples and states {size} to the key holder."
+        refused.update(self._holder.admit({name: data for name, data in sealed.items() if name not in refused}))
+        if refused:
+            raise ClientRefusedError(refused)
+        try:
+            values = self._holder.products(list(sealed), [*before, *sealed]).astype(np.float64)
+        except UnknownNameError as error:  # of a client of before: the new ones were just admitted
+            raise KeyHolderError(
+                f"The key holder does not know everybody of this federation. {error.message}",
+                hint="keep the key holder's folder as long as the journal; new keys need a new journal",
+            ) from error
+        self._confirmed, self._ask_again = {}, 0.0  # the set is another one now
+        return LabelGramRows(values, self.classes) if before else LabelGram(values, self.classes)
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return the key holder's signed word to each client; of none while the key holder cannot be asked."""
+        unknown = [name for name in clients if name not in self._confirmed]
+        if unknown and time.monotonic() >= self._ask_again:
+            try:
+                self._confirmed.update(self._holder.confirm(unknown))
+            except FedcohortError as error:
+                # Training needs no key holder: one that is gone must not keep every round waiting.
+                self._ask_again = time.monotonic() + _PAUSE
+                log.warning("clients are shown no confirmation of the key holder's: %s", error.message)
+        return {name: self._confirmed[name] for name in clients if name in self._confirmed}
+
+    def _compare_keys(self) -> None:
+        """Refuse a key holder with another key at once, instead of refusing one client after the other."""
+        theirs = self._holder.public.name
+        if theirs != self._public.name:
+            raise KeyHolderError(
+                f"The key holder has the key {theirs}; this server's public.key is {self._public.name}.",
+                hint="after new keys, server and clients need the new public.key, and the run a new journal",
+            )
+
+
+@guarded(methods=True)
+class RotatedLabels:
+    """Class balance from counts that clients rotated with a secret they share.
+
+    Parameters
+    ----------
+    classes : int
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
+    def check(self, client: str, sealed: bytes) -> None:
+        """Raise CiphertextError when a row cannot be used."""
+        rotated_row(client, sealed, self.classes, None)
+
+    def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelFactor:
+        """Return the factor; see :class:`LabelOpener`."""
+        rows, refused = [], {}
+        for name, data in sealed.items():
+            try:
+                rows.append(rotated_row(name, data, self.classes, sizes.get(name)))
+            except CiphertextError as error:
+                refused[name] = error.message
+        if refused:
+            raise ClientRefusedError(refused)
+        return LabelFactor(rows, self.classes)
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return nothing: there is no key holder."""
+        return {}
+
+
+@guarded(methods=True)
+class NoisyLabels:
+    """Class balance from counts with noise, which clients released under differential privacy.
+
+    Parameters
+    ----------
+    classes : int
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
+    def check(self, client: str, sealed: bytes) -> None:
+        """Raise CiphertextError when the counts cannot be used."""
+        noisy_row(client, sealed, self.classes, None)
+
+    def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelCounts:
+        """Return the counts; see :class:`LabelOpener`."""
+        rows, refused = [], {}
+        for name, data in sealed.items():
+            try:
+                rows.append(noisy_row(name, data, self.classes, sizes.get(name)))
+            except CiphertextError as error:
+                refused[name] = error.message
+        if refused:
+            raise ClientRefusedError(refused)
+        return LabelCounts(rows)
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return nothing: there is no key holder."""
+        return {}
+
+
+def noisy_labels(client: str, counts: Iterable[float]) -> bytes:
+    """Return counts that may be seen, because noise is on them, as they travel."""
+    values = np.asarray(list(counts), "<f8")
+    return wrapped("noisy labels", {"classes": len(values), "client": client}, values.tobytes())
+
+
+def noisy_row(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
+    """Return the (B,) counts :func:`noisy_labels` packed; what cannot be counts of its size is refused."""
+    what = f"The noisy label counts of client {client!r}"
+    header, body = unwrapped("noisy labels", data, what)
+    if header.get("classes") != classes or len(body) != 8 * classes:
+        raise CiphertextError(f"{what} are of {header.get('classes')} classes; the federation has {classes}.")
+    if header.get("client") != client:
+        raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
+    row = np.frombuffer(body, "<f8").astype(np.float64)
+    if not np.isfinite(row).all() or (row < 0).any():
+        raise CiphertextError(f"{what} must be finite and not negative.")
+    most = _MOST_SAMPLES if size is None else size
+    with np.errstate(over="ignore"):
+        total = float(row.sum())
+    if total > most * (1 + 1e-9) + 1e-6:  # what noise adds is taken back by whoever fits the counts to their size
+        raise CiphertextError(f"{what} sum to {total:g} samples; it may have at most {most:g}.")
+    return row

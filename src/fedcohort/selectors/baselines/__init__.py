@@ -1,0 +1,1 @@
+"""Every baseline of the papers' tables, and selectors of other papers."""

@@ -1,0 +1,102 @@
+r"""Astraea: greedy class balance from label counts.
+
+.. [Duan2019] M. Duan et al., "Astraea: Self-balancing Federated Learning for Improving Classification Accuracy of
+   Mobile Deep Learning Applications", ICCD 2019.
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Boolean, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.greedy_balance import GreedyBalance
+
+
+@dataclass(frozen=True)
+class AstraeaState:
+    """What Astraea remembers."""
+
+    taken: BoolArray = per_client()  # (N,) who already is in a group of this pass through the federation
+
+
+@register("astraea")
+@dataclass(frozen=True, kw_only=True)
+class Astraea(Selector[AstraeaState]):
+    r"""Add the client that leaves the cohort's labels nearest to uniform, again and again ([Duan2019]_, rescheduling).
+
+    .. math::
+
+        c_m = \arg\min_{n}\; D_{KL}\Big(\frac{q}{\lVert q \rVert_1} \,\Big\|\, U\Big), \qquad
+        q = \sum_{i \in M_{m-1}} q_i + q_n
+
+    A cohort is what the paper calls the clients of a mediator. Groups are formed until every client is in one, then
+    again from the start: a client takes part once in every pass through the federation. With ``turns=False`` every
+    cohort is chosen from all candidates, which is Fed-cucb+ of [Zhang2023]_ (Appendix D.1) without exploration,
+    and the same few well-balanced clients are then picked for ever.
+
+    Symbols: :math:`q_n` = label counts of client n, U = the uniform distribution, M_m = the first m clients.
+
+    Deviations: the clients of a group train side by side and are averaged; a mediator of the paper trains them one
+    after the other, and several mediators are averaged. There is no augmentation of rare classes. Ties are broken at
+    random. Where fewer clients are left in a pass than a cohort needs, it is filled up from the next pass. Clients
+    without samples come last.
+
+    Examples
+    --------
+    Fed-CBS's Figure 3: greedy finds {C1, C2, C3}, though {C1, C3, C4} is exactly balanced.
+
+    >>> from fedcohort import ClientTable, LabelCounts, RoundRequest, Session
+    >>> labels = LabelCounts([[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]])
+    >>> session = Session(Astraea(), ClientTable(names=["C1", "C2", "C3", "C4"], labels=labels))
+    >>> session.ask(RoundRequest(size=3)).names
+    ('C1', 'C2', 'C3')
+    """
+
+    turns: bool = param(True, Boolean(), "whether everybody takes part once before anybody does again")
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Label counts."""
+        return frozenset({Signal.LABEL_COUNTS})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> AstraeaState:
+        """Nobody is in a group."""
+        return AstraeaState(sealed(np.zeros(clients.n, np.bool_)))
+
+    def select(
+        self, state: AstraeaState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, AstraeaState]:
+        """Grow the cohort client by client."""
+        group = GreedyBalance(slate.of_candidates(slate.clients.label_counts), rng)
+        everybody = np.ones(len(slate.candidates), np.bool_)
+        left = ~slate.of_candidates(state.taken) if self.turns else everybody
+        taken = state.taken.copy()
+        within = min(slate.size, int(left.sum()))
+        group.grow(within, left)
+        if within < slate.size:  # the pass is over
+            taken[slate.candidates] = False
+            group.grow(slate.size - within, everybody)
+        if self.turns:
+            new = group.members[within:] if within < slate.size else group.members
+            taken[slate.candidates[new]] = True
+        divergence = group.with_each()
+        cohort = Cohort(
+            slate.candidates[group.members],
+            candidates=slate.candidates,
+            score=-divergence,
+            parts={"divergence": divergence, "left in this pass": left.astype(np.float64)},
+            notes={"divergence": group.divergence},
+        )
+        return cohort, AstraeaState(sealed(taken))
+
+    def update(self, state: AstraeaState, outcome: Outcome) -> AstraeaState:
+        """Learn nothing."""
+        return state

@@ -1,0 +1,157 @@
+r"""E3CS: exponential weights for clients that finish, and a quota for everybody.
+
+.. [Huang2022] T. Huang, W. Lin, L. Shen, K. Li, A. Y. Zomaya, "Stochastic Client Selection for Federated Learning with
+   Volatile Clients", IEEE Internet of Things Journal 9(20), 2022, arXiv:2011.08756.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Boolean, Interval, Optional, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.sampling import systematic_sample, weighted_sample
+
+_RANGE = 30.0  # of the weights' logarithms: the lightest client has 1e-13 of the weight of the heaviest
+
+
+@dataclass(frozen=True)
+class WeightState:
+    """What E3CS remembers."""
+
+    weight: FloatArray = per_client()  # (N,) log w, at most 0
+    gain: FloatArray = per_client()  # (N,) what log w gains if the client finishes the round it was picked for
+
+
+@register("e3cs")
+@dataclass(frozen=True, kw_only=True)
+class E3CS(Selector[WeightState]):
+    r"""Give everybody a quota of the cohort and divide the rest by weights, as Exp3 does ([Huang2022]_).
+
+    .. math::
+
+        p_i &= \sigma + (k - K \sigma) \frac{w'_i}{\sum_j w'_j}, \qquad w'_i = \min(w_i, (1 - \sigma) \alpha) \\
+        w_i &\leftarrow w_i \exp\Big(\frac{(k - K \sigma) \eta}{K} \frac{x_i}{p_i}\Big)
+            \quad \text{for } i \text{ in the cohort with } p_i < 1
+
+    with alpha such that no p exceeds 1. The cohort is drawn systematically, so that client i is in it with probability
+    :math:`p_i`: those with p = 1 always, and everybody at least with its quota.
+
+    Symbols: K = number of candidates, k = slate.size, x_i = 1 if the client's model arrived sound and in time
+    (outcome.ok), eta = ``rate``, sigma = ``fairness`` times k / K. The paper's E3CS-0, E3CS-0.5 and E3CS-0.8 are
+    ``fairness`` 0, 0.5 and 0.8; E3CS-inc is ``fairness=0`` with ``until`` a quarter of the rounds.
+
+    Deviations: the paper draws one client after the other with chances proportional to p, without replacement, which
+    ``exact=False`` does. Clients with p = 1 are then left out in up to a third of the rounds, and :math:`x_i / p_i` is
+    no unbiased estimate. K counts the clients that are available now, all of them in the paper. No weight is less than
+    :math:`e^{-30}` of the largest.
+
+    Examples
+    --------
+    Client 1 never finishes; its chance falls towards its quota of one in four.
+
+    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session
+    >>> session = Session(E3CS(fairness=0.5), ClientTable(n=2), seed=1)
+    >>> for _ in range(60):
+    ...     cohort = session.ask(RoundRequest(size=1))
+    ...     session.tell(RoundReport(cohort.ticket, cohort.clients, status=cohort.clients.tolist()))
+    >>> cohort.score.round(2)
+    array([0.75, 0.25])
+    """
+
+    fairness: float = param(0.5, Interval(float, 0, 1), "everybody's least chance as a part of k / K (sigma K / k)")
+    rate: float = param(0.5, Interval(float, 0, None, "neither"), "learning rate of the weights (eta)")
+    until: int | None = param(
+        None, Optional(Interval(int, 0, None)), "rounds after which all chances are equal (E3CS-inc); None: never"
+    )
+
+    exact: bool = param(True, Boolean(), "whether clients take part with exactly the stated chances; the paper: no")
+    added: ClassVar[Mapping[str, object]] = MappingProxyType({"exact": False})
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Nothing but who finished."""
+        return frozenset()
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> WeightState:
+        """All weights are equal."""
+        zeros = sealed(np.zeros(clients.n))
+        return WeightState(zeros, zeros)
+
+    def select(
+        self, state: WeightState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, WeightState]:
+        """Draw by the allocated chances."""
+        size, count = slate.size, len(slate.candidates)
+        fairness = self.fairness if self.until is None or slate.round < self.until else 1.0
+        weight = slate.of_candidates(state.weight)
+        quota = fairness * size / count
+        chance, full = allocate(np.exp(weight - weight.max()), size, quota)
+        picks = systematic_sample(chance, rng) if self.exact else weighted_sample(chance, size, rng)
+        gain = state.gain.copy()
+        step = (size - count * quota) * self.rate / count
+        gain[slate.candidates[picks]] = np.where(full[picks], 0.0, step / np.maximum(chance[picks], 1e-300))
+        cohort = Cohort(
+            slate.candidates[picks],
+            candidates=slate.candidates,
+            score=chance,
+            parts={"quota": np.full(count, quota), "by weight": chance - quota},
+            notes={"certain": int(full.sum()), "quota": round(quota, 6)},
+        )
+        return cohort, WeightState(state.weight, sealed(gain))
+
+    def update(self, state: WeightState, outcome: Outcome) -> WeightState:
+        """Raise the weights of those that finished."""
+        who = outcome.clients[outcome.ok]
+        weight = state.weight.copy()
+        weight[who] += state.gain[who]
+        weight -= weight.max()
+        return WeightState(sealed(np.maximum(weight, -_RANGE)), state.gain)
+
+    def grow(self, state: WeightState, clients: ClientTable, rng: np.random.Generator) -> WeightState:
+        """Let new clients start with the middle weight."""
+        grown = super().grow(state, clients, rng)
+        weight = grown.weight.copy()
+        weight[len(state.weight) :] = np.median(state.weight) if len(state.weight) else 0.0
+        return WeightState(sealed(weight), grown.gain)
+
+
+def allocate(weights: FloatArray, size: int, quota: float) -> tuple[FloatArray, BoolArray]:
+    """Return chances (c,) that sum to ``size``, none below ``quota`` or above 1, and who would have had more than 1.
+
+    >>> allocate(np.array([8.0, 1.0, 1.0]), size=2, quota=0.0)
+    (array([1. , 0.5, 0.5]), array([ True, False, False]))
+    """
+    count = len(weights)
+    free = size - count * quota  # what weights decide
+    if size == count:
+        return np.ones(count), np.ones(count, np.bool_)
+    if free <= 0:
+        return np.full(count, size / count), np.zeros(count, np.bool_)
+    # With the s heaviest capped: (1 - quota) alpha = (1 - quota) W_rest / (free - s (1 - quota)). The right s is the
+    # least for which nobody else is above.
+    heavy = np.argsort(-weights, kind="stable")[:size]
+    heaviest = weights[heavy]
+    rest = float(weights.sum())
+    full = np.zeros(count, np.bool_)
+    share = 1.0 - quota
+    for s, value in enumerate(heaviest.tolist()):
+        room = free - s * share
+        if value * room <= share * rest:
+            break
+        full[heavy[s]] = True
+        rest -= value
+    room = free - float(full.sum()) * share
+    chance = np.ones(count)
+    light = ~full
+    rest = float(weights[light].sum())
+    chance[light] = quota + (room * weights[light] / rest if rest > 0 else room / light.sum())
+    return chance, full

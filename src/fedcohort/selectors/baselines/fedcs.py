@@ -1,0 +1,124 @@
+r"""FedCS: as many clients as fit into a deadline.
+
+.. [Nishio2019] T. Nishio, R. Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile
+   Edge" (FedCS), ICC 2019, arXiv:1804.08333.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.running import expected_seconds, moved
+
+_MEMORY = 10  # a client's expected duration is the mean of about so many
+
+
+@dataclass(frozen=True)
+class DurationState:
+    """What FedCS remembers."""
+
+    seconds: FloatArray = per_client()  # (N,) mean of its last durations
+    timed: FloatArray = per_client()  # (N,) how many durations
+    asked: FloatArray = per_client()  # (N,) cohorts it was in
+
+
+@register("fedcs")
+@dataclass(frozen=True, kw_only=True)
+class FedCS(Selector[DurationState]):
+    r"""Add the client that lengthens the round least, while the round ends in time ([Nishio2019]_).
+
+    Of a random set of clients, greedily by the time they add,
+
+    .. math:: \Theta \leftarrow \Theta + t^{UL}_k + \max(0, t^{UD}_k - \Theta) < T_{round},
+
+    where clients compute at the same time and upload one after the other.
+
+    Symbols: :math:`T_{round}` = ``deadline``, :math:`t^{UL}_k` = ``upload`` times the client's expected duration and
+    :math:`t^{UD}_k` = the rest of it, random set = ``asked`` times slate.size.
+
+    Deviations: in the paper clients tell their resources beforehand; here the expected duration is the mean of a
+    client's last ten Signal.DURATION. Who was never asked is tried first, as if it took no time; asked in vain, a
+    client counts as the slowest known. Reports do not say how much of a duration was the upload, so it is the same part
+    of everybody's, and what adds least is always the fastest client left. By default uploads do not wait for each other
+    (``upload=0``), as in the simulator and in Flower; in the paper they share a channel. The cohort is at most
+    slate.size, where the paper takes all that fit and draws as many as could be taken (``asked=1``). The paper's
+    deadline is the operator's; without one the fastest of the random set are taken. When nobody fits, the fastest one
+    is taken alone.
+
+    Examples
+    --------
+    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> session = Session(FedCS(deadline=6.0), ClientTable(n=4), seed=1)
+    >>> everybody = session.ask(RoundRequest(size=4))
+    >>> seconds = [1.0 + 2 * client for client in everybody.clients.tolist()]
+    >>> session.tell(RoundReport(everybody.ticket, everybody.clients, metrics={Signal.DURATION: seconds}))
+    >>> session.ask(RoundRequest(size=4)).clients  # client 3 takes seven seconds
+    array([0, 1, 2])
+    """
+
+    deadline: float | None = param(
+        None, Optional(Interval(float, 0, None, "neither")), "seconds a round may take (T_round); None: no limit"
+    )
+    asked: float = param(2.0, Interval(float, 1, None), "size of the random set as a multiple of the cohort")
+    upload: float = param(0.0, Interval(float, 0, 1), "part of a duration that is upload, one client after the other")
+
+    starves = "clients that are slow, or do not fit into the deadline, are left out"
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Durations."""
+        return frozenset({Signal.DURATION})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> DurationState:
+        """Nobody was timed."""
+        zeros = sealed(np.zeros(clients.n))
+        return DurationState(zeros, zeros, zeros)
+
+    def select(
+        self, state: DurationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, DurationState]:
+        """Take the fastest of a random set, while they fit."""
+        expected = expected_seconds(state.seconds, state.timed, state.asked)
+        count = min(ceil(self.asked * slate.size), len(slate.candidates))
+        some = rng.choice(slate.candidates, count, replace=False)  # in random order, which decides between equals
+        order = some[np.argsort(expected[some], kind="stable")][: slate.size]
+        ends = round_ends(expected[order], self.upload)
+        fit = len(order) if self.deadline is None else max(int((ends < self.deadline).sum()), 1)
+        asked = np.sort(some)
+        cohort = Cohort(
+            order[:fit],
+            candidates=asked,
+            score=-expected[asked],
+            parts={"expected seconds": expected[asked], "times reported": state.timed[asked]},
+            notes={"expected seconds": float(ends[fit - 1]), "did not fit": len(order) - fit},
+        )
+        return cohort, state
+
+    def update(self, state: DurationState, outcome: Outcome) -> DurationState:
+        """Learn durations."""
+        asked, ok = state.asked.copy(), outcome.ok
+        asked[outcome.clients] += 1
+        who = outcome.clients[ok]
+        seconds, timed = moved(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
+        return DurationState(seconds, timed, sealed(asked))
+
+
+def round_ends(seconds: FloatArray, upload: float) -> FloatArray:
+    """(k,) when the round ends with the first, the first two, ... of clients that upload in this order.
+
+    >>> round_ends(np.array([2.0, 4.0, 4.0]), upload=0.5)  # two seconds of computing, two of upload
+    array([2., 4., 6.])
+    """
+    ends, end = np.empty(len(seconds)), 0.0
+    for i, duration in enumerate(seconds.tolist()):
+        end = max(end, (1 - upload) * duration) + upload * duration
+        ends[i] = end
+    return ends

@@ -1,0 +1,170 @@
+r"""FEEL: scheduling with importance and channel awareness.
+
+.. [Ren2020] J. Ren, Y. He, D. Wen, G. Yu, K. Huang, D. Guo, "Scheduling for Cellular Federated Edge Learning with
+   Importance and Channel Awareness", IEEE Transactions on Wireless Communications 19(11), 2020.
+.. [Raj1956] D. Raj, "Some Estimators in Sampling with Varying Probabilities without Replacement", JASA 51, 1956.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Boolean, Interval, OneOf, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.sampling import weighted_sample
+
+_NOTHING = 1e-100  # an importance whose square is lost
+_LEAST = 0.01  # importance of a client as a share of the mean, at least: a gradient of 0 is not one for ever
+
+
+@dataclass(frozen=True)
+class FeelState:
+    """What FEEL remembers of each client's last report; NaN before the first."""
+
+    norm: FloatArray = per_client()  # (N,) norm of the gradient
+    seconds: FloatArray = per_client()  # (N,) duration
+
+
+@register("feel")
+@dataclass(frozen=True, kw_only=True)
+class Feel(Selector[FeelState]):
+    r"""Draw clients by importance and speed, without bias ([Ren2020]_).
+
+    With one client a round, the distribution p minimises expected time and variance of the aggregated gradient,
+
+    .. math:: \min_p\; \rho \sum_k p_k T_k + (1 - \rho) \sum_k \frac{a_k^2}{p_k}, \qquad
+        p_k^* = a_k \sqrt{\frac{1 - \rho}{\rho T_k + \lambda}}, \qquad a_k = \frac{n_k}{n} \lVert g_k \rVert,
+
+    lambda such that the sum is 1. With several, clients are drawn one after the other without replacement, and
+    ``Cohort.weights`` make the average unbiased: the r-th of m drawn clients counts :math:`\frac{1}{m}\big(\frac{1 -
+    \sum_{i < r} p_i}{p_r} + m - r\big)` times ([Raj1956]_).
+
+    Symbols: n_k = clients.sizes, :math:`\lVert g_k \rVert` = Signal.GRADIENT_NORM or Signal.UPDATE_NORM at the client's
+    last report, T_k = Signal.DURATION there, rho = ``rho``.
+
+    Deviations: in the paper every client computes its gradient and tells its norm before one is scheduled, and the
+    time to send is known from the channel; here both are those of the client's last report, the mean before the first,
+    and T_k is the whole round trip. T_k is taken relative to its mean and a_k to its sum, so that rho needs no units. A
+    norm counts for at least a hundredth of the mean one. For several clients the paper's own estimate is replaced by
+    Raj's. Where all candidates are taken each counts once.
+
+    **Aggregator**: ``inverse-probability``, which is taken where none is configured. ``size-mean`` and others that
+    divide by the sum of the weights are biased towards clients with large gradients.
+
+    Examples
+    --------
+    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> session = Session(Feel(rho=0.0), ClientTable(sizes=[10, 10, 10]), seed=1)
+    >>> cohort = session.ask(RoundRequest(size=3))
+    >>> norms = [3.0 if client == 2 else 1.0 for client in cohort.clients.tolist()]
+    >>> session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={Signal.GRADIENT_NORM: norms}))
+    >>> session.ask(RoundRequest(size=1)).score.round(3)  # by norm
+    array([0.2, 0.2, 0.6])
+    """
+
+    rho: float = param(0.5, Interval(float, 0, 1, "left"), "weight of time against variance (rho)")
+    importance: str = param(
+        "gradient-norm", OneOf(("gradient-norm", "update-norm")), "whose norm: the full gradient (the paper) or update"
+    )
+    unbiased: bool = param(True, Boolean(), "whether rarely drawn clients count more in the average")
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Sizes, norms, and durations unless they do not matter."""
+        needed = {Signal.SIZES, Signal(self.importance)}
+        return frozenset(needed | {Signal.DURATION} if self.rho > 0 else needed)
+
+    @property
+    def aggregator(self) -> str | None:
+        """The one that does not divide by the sum of the weights; any, without such weights."""
+        return "inverse-probability" if self.unbiased else None
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> FeelState:
+        """Nothing is known of anybody."""
+        unknown = sealed(np.full(clients.n, np.nan))
+        return FeelState(unknown, unknown)
+
+    def select(
+        self, state: FeelState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, FeelState]:
+        """Draw by the optimal distribution."""
+        sizes = slate.of_candidates(slate.clients.sizes)
+        norm = _filled(slate.of_candidates(state.norm))
+        importance = sizes * np.maximum(norm, _LEAST * norm.mean()) if norm.mean() > 0 else sizes
+        seconds = _filled(slate.of_candidates(state.seconds))
+        p = optimal_distribution(importance, seconds, self.rho)
+        drawn = weighted_sample(p, slate.size, rng)
+        everybody = slate.size == len(p)
+        cohort = Cohort(
+            slate.candidates[drawn],
+            candidates=slate.candidates,
+            score=p,
+            parts={"importance": importance, "seconds": seconds},
+            weights=raj_weights(p[drawn]) if self.unbiased and not everybody else None,
+            notes={"never reported": int(np.isnan(slate.of_candidates(state.norm)).sum())},
+        )
+        return cohort, state
+
+    def update(self, state: FeelState, outcome: Outcome) -> FeelState:
+        """Keep the norms and durations of those that reported."""
+        ok = outcome.ok
+        who = outcome.clients[ok]
+        norm, seconds = state.norm.copy(), state.seconds.copy()
+        norm[who] = outcome[Signal(self.importance)][ok]
+        seconds[who] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
+        return FeelState(sealed(norm), sealed(seconds))
+
+
+def _filled(values: FloatArray) -> FloatArray:
+    """Return the values with the mean of those known in place of NaN; ones where nothing is known."""
+    unknown = np.isnan(values)
+    if not unknown.any():
+        return values
+    return np.where(unknown, 1.0 if unknown.all() else float(values[~unknown].mean()), values)
+
+
+def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float) -> FloatArray:
+    r"""Return p that minimises :math:`\rho \sum p_k t_k + (1 - \rho) \sum a_k^2 / p_k`.
+
+    t are the seconds divided by their mean, a the importances divided by their sum. Importances of zero all over count
+    as equal.
+
+    >>> optimal_distribution(np.array([1.0, 1.0]), np.array([1.0, 3.0]), rho=0.5).round(3)
+    array([0.613, 0.387])
+    """
+    total, mean = float(importance.sum()), float(seconds.mean())
+    a = importance / total if total > 0 else np.full(len(importance), 1.0 / len(importance))
+    if rho == 0 or mean <= 0:
+        return a
+    time = rho * seconds / mean
+    counts = a > _NOTHING
+    above = time - time[counts].min()  # lambda = x - min rho t, so that x > 0 for who can be drawn at all
+    # The sum of p falls in x: at the lower end the fastest have all of it, at the upper end the sum is at most 1.
+    fastest = float(a[counts & (above <= 0)].sum())
+    low, high = np.log((1 - rho) * fastest**2), np.log(1 - rho)
+
+    def shares(log_x: float) -> FloatArray:
+        return np.asarray(np.where(counts, a * np.sqrt((1 - rho) / (np.maximum(above, 0.0) + np.exp(log_x))), 0.0))
+
+    # Rounding must not put both ends on one side of 1.
+    p = shares(brentq(lambda log_x: float(shares(log_x).sum()) - 1.0, low - 1e-9, high + 1e-9, xtol=1e-13))
+    return np.asarray(p / p.sum())
+
+
+def raj_weights(p: FloatArray) -> FloatArray:
+    """(m,) how often each of m clients counts that were drawn one after the other, with first-draw probabilities p.
+
+    >>> raj_weights(np.array([0.5, 0.25]))
+    array([1.5, 1. ])
+    """
+    m = len(p)
+    before = np.concatenate([[0.0], np.cumsum(p)[:-1]])
+    rest = np.maximum(1.0 - before, 0.0)
+    rank: IntArray = np.arange(1, m + 1)
+    return np.asarray((np.divide(rest, p, out=np.ones(m), where=p > 0) + m - rank) / m)

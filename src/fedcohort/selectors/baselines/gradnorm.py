@@ -1,0 +1,157 @@
+"""Optimal client sampling: by the size of updates, with the weights that keep the average unbiased.
+
+.. [Chen2020] W. Chen, S. Horvath, P. Richtarik, "Optimal Client Sampling for Federated Learning", arXiv:2010.13723,
+   Transactions on Machine Learning Research, 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Interval, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.sampling import systematic_sample
+
+_LARGEST = 1e100  # norms are cut off here, so that their sums stay finite
+
+
+@dataclass(frozen=True)
+class NormState:
+    """The norms of the last updates."""
+
+    norm: FloatArray = per_client()  # (N,) NaN before the client's first report
+
+
+@register("gradnorm")
+@dataclass(frozen=True, kw_only=True)
+class GradNorm(Selector[NormState]):
+    r"""Draw clients with probabilities in proportion to the norm of their updates ([Chen2020]_, Algorithm 1).
+
+    Client i takes part with probability
+
+    .. math::
+
+        p_i = \begin{cases} (m + l - n) \, u_i \big/ \sum_{j=1}^{l} u_{(j)} & \text{if } u_i \text{ is among the } l
+        \text{ smallest} \\ 1 & \text{else,} \end{cases} \qquad u_i = w_i \|U_i\|
+
+    with the largest l for which :math:`0 < m + l - n \le \sum_{j=1}^{l} u_{(j)} / u_{(l)}`, and counts
+    :math:`w_i / p_i`. Among all samplings with m clients on average this one is nearest to the mean of all clients.
+
+    Symbols: n = number of candidates, m = slate.size, U_i = the client's update, ||U_i|| = Signal.UPDATE_NORM,
+    u_(1) <= ... <= u_(n), w_i = share of the samples (Signal.SIZES), 1 / p_i = ``Cohort.weights``, with which the
+    aggregator multiplies its own w_i.
+
+    Deviations: in the paper every client trains in every round and tells its norm, and those drawn send their update;
+    here only those drawn train, and the norm is that of a client's last update. The average is unbiased with any
+    probabilities above 0, so old norms cost variance only. A client not heard yet has the mean norm of the others, and
+    none has less than ``floor`` times that mean: a client whose last update was 0 must not be out for ever. Exactly m
+    clients are drawn, with the probabilities above (systematically, in random order), where the paper decides about
+    each client by itself and gets m on average.
+
+    **Aggregator**: ``inverse-probability``, the paper's, which is taken where none is configured. ``size-mean`` and
+    others that divide by the sum of the weights are biased towards clients with large updates.
+
+    Examples
+    --------
+    The client with the large update is certain; the others, half as likely, count twice.
+
+    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> session = Session(GradNorm(), ClientTable(sizes=[10, 10, 10]), seed=0)
+    >>> everybody = session.ask(RoundRequest(size=3))
+    >>> norms = np.array([9.0, 1.0, 1.0])[everybody.clients]
+    >>> session.tell(RoundReport(everybody.ticket, everybody.clients, metrics={Signal.UPDATE_NORM: norms}))
+    >>> cohort = session.ask(RoundRequest(size=2))
+    >>> cohort.clients[0], cohort.weights, cohort.score
+    (np.int64(0), array([1., 2.]), array([1. , 0.5, 0.5]))
+    """
+
+    floor: float = param(
+        0.1, Interval(float, 0, 1, "right"), "least norm, as a share of the mean; limits the weights of rare clients"
+    )
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Data sizes and the norms of updates."""
+        return frozenset({Signal.SIZES, Signal.UPDATE_NORM})
+
+    @property
+    def aggregator(self) -> str:
+        """The one that does not divide by the sum of the weights."""
+        return "inverse-probability"
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NormState:
+        """No norms are known."""
+        return NormState(sealed(np.full(clients.n, np.nan)))
+
+    def select(
+        self, state: NormState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, NormState]:
+        """Turn norms into probabilities and draw by them."""
+        norm = slate.of_candidates(state.norm)
+        unknown = np.isnan(norm)
+        usual = 1.0 if unknown.all() else float(norm[~unknown].mean())
+        norm = np.where(unknown, usual, norm)
+        sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)
+        share = sizes / sizes.sum() if sizes.sum() > 0 else np.full(len(sizes), 1 / len(sizes))
+        importance = share * norm
+        importance = np.maximum(importance, self.floor * importance.mean())
+        chance = probabilities(importance, slate.size)
+        picked = systematic_sample(chance, rng)
+        squared = (importance / max(float(importance.max()), np.finfo(np.float64).tiny)) ** 2
+        uniform = (len(chance) / slate.size - 1) * squared.sum()
+        cohort = Cohort(
+            slate.candidates[picked],
+            candidates=slate.candidates,
+            score=chance,
+            parts={"norm": norm, "size": share, "unknown": unknown.astype(np.float64)},
+            weights=1 / chance[picked],
+            notes={
+                "certain": int((chance == 1).sum()),
+                "variance against uniform": float(((1 / chance - 1) * squared).sum() / uniform) if uniform > 0 else 1.0,
+            },
+        )
+        return cohort, state
+
+    def update(self, state: NormState, outcome: Outcome) -> NormState:
+        """Take in the norms of those that trained."""
+        norm = state.norm.copy()
+        norm[outcome.clients[outcome.ok]] = np.clip(outcome[Signal.UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
+        return NormState(sealed(norm))
+
+
+def probabilities(importance: FloatArray, m: int) -> FloatArray:
+    """Return the optimal probabilities (n,), which sum to m ([Chen2020]_).
+
+    Parameters
+    ----------
+    importance : (n,) float array
+        u_i, at least 0. Where those that are not certain are all 0, they share what is left equally.
+    m : int
+        How many clients are wanted; n or more makes everybody certain.
+
+    Examples
+    --------
+    >>> probabilities(np.array([1.0, 1.0, 2.0]), 2)
+    array([0.5, 0.5, 1. ])
+    """
+    n = len(importance)
+    if m >= n:
+        return np.ones(n)
+    order = np.argsort(importance, kind="stable")
+    u = importance[order]
+    total = np.cumsum(u)
+    left = np.arange(1, m + 1)  # m + l - n for l = n - m + 1, ..., n
+    fits = left * u[n - m :] <= total[n - m :]
+    wanted = int(left[fits][-1])  # the first always fits
+    uncertain = n - m + wanted  # l
+    chance = np.ones(n)
+    if total[uncertain - 1] > 0:
+        chance[order[:uncertain]] = np.minimum(wanted * u[:uncertain] / total[uncertain - 1], 1.0)
+    else:
+        chance[order[:uncertain]] = wanted / uncertain
+    return chance

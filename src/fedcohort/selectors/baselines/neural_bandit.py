@@ -1,0 +1,192 @@
+"""FLASH's contexts with a neural bandit in place of the linear one.
+
+.. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
+.. [Xu2020] P. Xu, Z. Wen, H. Zhao, Q. Gu, "Neural Contextual Bandits with Deep Representation and Shallow Exploration",
+   arXiv:2012.01780, 2020.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Interval, param
+from fedcohort.core.protocol import Slate, register
+from fedcohort.selectors.papers.flash.context import ContextState
+from fedcohort.selectors.papers.flash.contextual import ContextualBandit
+from fedcohort.selectors.papers.flash.regression import observed, solution
+
+_LONGEST_GRADIENT = 1.0  # steps are shortened to this times the rate, so that one odd reward does not undo the network
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuralState(ContextState):
+    """The contexts, the network, the linear layer over its features, and the observations it is trained on."""
+
+    first: FloatArray  # (h, d + 1) W_1
+    second: FloatArray  # (h, h) W_2
+    gram: FloatArray  # (h, h) A
+    moment: FloatArray  # (h,) b
+    inputs: FloatArray  # (R, d + 1) the last observations, in a ring
+    targets: FloatArray  # (R,)
+    stored: int  # observations so far
+
+
+@register("neural-bandit")
+@dataclass(frozen=True, kw_only=True)
+class NeuralBandit(ContextualBandit[NeuralState]):
+    r"""Score contexts by a linear bandit over the features a small network learns ([Xu2020]_, Algorithm 1).
+
+    .. math::
+
+        \phi(x; w) = \sigma(W_2\, \sigma(W_1 x)), \qquad
+        U(x) = \hat\theta^\top \phi(x; w) + \alpha \sqrt{\phi(x; w)^\top A^{-1} \phi(x; w)}, \qquad
+        A = \lambda I + \sum \phi \phi^\top, \quad b = \sum r \phi, \quad \hat\theta = A^{-1} b
+
+    Cohorts are drawn among the clients for which U is above 0, at least four fifths of them, as FLASH does here
+    (``pool``, ``uniform_share``; with ``pool="top"`` the clients with the largest U are taken). Every H rounds W_1 and
+    W_2 take some gradient steps on :math:`\sum_i (\hat\theta^\top \phi(x_i; w) - r_i)^2`. Contexts and rewards are
+    those of FLASH, whose Figure 4 replaces its linear bandit by a neural one ([Chang2024]_, Sec. 3.5): more to learn
+    from the same few rounds.
+
+    Symbols: x = FLASH's context with a constant 1, scaled to norm 1 as the theory assumes; sigma = max(0, .); h =
+    ``width``; alpha = ``exploration``; lambda = ``ridge``; H = ``interval``; n = ``steps`` of size eta = ``rate``;
+    r = FLASH's reward in its reading ``reward``.
+
+    Deviations: FLASH takes the top scores (``pool="top", uniform_share=0``), which leaves all training to a cohort's
+    worth of clients. From [Xu2020]_: several clients are taken per round (the combinatorial form FLASH needs). alpha is
+    a constant. The loss is the mean over the last ``memory`` observations with the current theta-hat, not over all with
+    the theta-hat of their time, so that the state stays bounded; gradients are cut off at length 1. Weights start as He
+    et al. propose, without the factor sqrt(h). FLASH also names H. Cao et al. (FL-AAAI 2022) for its neural bandit,
+    whose network is not described in FLASH's paper.
+
+    Examples
+    --------
+    >>> from fedcohort import RoundReport, RoundRequest, Session, Signal
+    >>> session = Session(NeuralBandit(pool=0.5, uniform_share=0.0), ClientTable(n=6), seed=1)
+    >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
+    ...     cohort = session.ask(RoundRequest(size=2))
+    ...     clean = cohort.clients < 3
+    ...     report = {
+    ...         Signal.ROBUST_LOSS: np.where(clean, 1.0, 3.0),
+    ...         Signal.VALIDATION_LOSS: np.where(clean, 0.5, 2.0),
+    ...         Signal.DURATION: np.full(cohort.size, 60.0),
+    ...         Signal.ROBUST_LOSS_AFTER: np.where(clean, 0.5, 2.5),
+    ...     }
+    ...     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=report))
+    >>> session.ask(RoundRequest(size=2)).clients < 3
+    array([ True,  True])
+    """
+
+    starves = "a client whose context promises no reward is left to the few places that are drawn from everybody"
+
+    exploration: float = param(0.1, Interval(float, 0, None), "weight of the confidence width (alpha)")
+    ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation of the last layer (lambda)")
+    width: int = param(16, Interval(int, 1, 512), "units of each hidden layer (h)")
+    interval: int = param(5, Interval(int, 1, None), "rounds between trainings of the network (H)")
+    steps: int = param(50, Interval(int, 0, None), "gradient steps of a training (n)")
+    rate: float = param(0.1, Interval(float, 0, None, "neither"), "size of a gradient step (eta)")
+    memory: int = param(256, Interval(int, 1, None), "observations the network is trained on")
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NeuralState:
+        """Return random weights and no observations."""
+        d, h = len(self.context) + 1, self.width
+        return NeuralState(
+            **NeuralState.unknown(clients.n),
+            first=sealed(rng.standard_normal((h, d)) * np.sqrt(2 / d)),
+            second=sealed(rng.standard_normal((h, h)) * np.sqrt(2 / h)),
+            gram=sealed(self.ridge * np.eye(h)),
+            moment=sealed(np.zeros(h)),
+            inputs=sealed(np.zeros((self.memory, d))),
+            targets=sealed(np.zeros(self.memory)),
+            stored=0,
+        )
+
+    def scored(
+        self, state: NeuralState, slate: Slate, context: FloatArray, notes: dict[str, str | float | int]
+    ) -> tuple[FloatArray, dict[str, FloatArray], NeuralState]:
+        """Return U of every candidate."""
+        features = forward(state.first, state.second, network_input(context)).features
+        promise = features @ solution(state.gram, state.moment)
+        square = np.einsum("ij,ij->i", features @ np.linalg.inv(state.gram), features)
+        bonus = self.exploration * np.sqrt(np.maximum(square, 0.0))
+        notes["observations"] = state.stored
+        return promise + bonus, {"promise": promise, "exploration": bonus}, state
+
+    def learnt(self, state: NeuralState, context: FloatArray, rewards: FloatArray) -> NeuralState:
+        """Enter the observations into the last layer and the memory; train the network when its time has come."""
+        context, rewards = context[-self.memory :], rewards[-self.memory :]
+        x = network_input(context)
+        features = forward(state.first, state.second, x).features
+        gram, moment = observed(state.gram, state.moment, features, rewards)
+        inputs, targets = state.inputs.copy(), state.targets.copy()
+        at = (state.stored + np.arange(len(x))) % self.memory
+        inputs[at], targets[at] = x, rewards
+        stored = state.stored + len(x)
+        first, second = state.first, state.second
+        if state.rounds % self.interval == 0 and stored:
+            known = min(stored, self.memory)
+            theta = solution(gram, moment)
+            first, second = trained(first, second, theta, inputs[:known], targets[:known], self.steps, self.rate)
+        return dataclasses.replace(
+            state,
+            first=sealed(first),
+            second=sealed(second),
+            gram=sealed(gram),
+            moment=sealed(moment),
+            inputs=sealed(inputs),
+            targets=sealed(targets),
+            stored=stored,
+        )
+
+
+class Layers(NamedTuple):
+    """What the network makes of inputs."""
+
+    hidden: FloatArray  # (n, h) sigma(W_1 x)
+    features: FloatArray  # (n, h) phi
+
+
+def network_input(context: FloatArray) -> FloatArray:
+    """Return contexts (n, d) with a constant 1, scaled to norm 1: (n, d + 1).
+
+    >>> network_input(np.array([[0.0, 0.0], [2.0, 2.0]]))
+    array([[0.        , 0.        , 1.        ],
+           [0.66666667, 0.66666667, 0.33333333]])
+    """
+    x = np.concatenate([context, np.ones((len(context), 1))], axis=1)
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def forward(first: FloatArray, second: FloatArray, x: FloatArray) -> Layers:
+    """Return the layers of the network for inputs (n, d + 1)."""
+    hidden = np.maximum(x @ first.T, 0.0)
+    return Layers(hidden, np.maximum(hidden @ second.T, 0.0))
+
+
+def gradients(
+    first: FloatArray, second: FloatArray, theta: FloatArray, x: FloatArray, target: FloatArray
+) -> tuple[float, FloatArray, FloatArray]:
+    """Return the mean of (theta' phi(x) - r)^2 / 2 and its gradients by W_1 and W_2."""
+    hidden, features = forward(first, second, x)
+    error = features @ theta - target
+    top = (error[:, None] * theta) * (features > 0)  # (n, h), by the second layer's input
+    bottom = (top @ second) * (hidden > 0)
+    return float((error**2).mean() / 2), bottom.T @ x / len(x), top.T @ hidden / len(x)
+
+
+def trained(
+    first: FloatArray, second: FloatArray, theta: FloatArray, x: FloatArray, target: FloatArray, steps: int, rate: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return W_1 and W_2 after gradient steps on the observations."""
+    for _ in range(steps):
+        _, by_first, by_second = gradients(first, second, theta, x, target)
+        length = float(np.sqrt((by_first**2).sum() + (by_second**2).sum()))
+        step = rate * min(1.0, _LONGEST_GRADIENT / length) if length > 0 else 0.0
+        first, second = first - step * by_first, second - step * by_second
+    return first, second

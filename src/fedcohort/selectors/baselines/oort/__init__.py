@@ -1,0 +1,10 @@
+"""Oort: statistical utility times speed, with exploration.
+
+- :mod:`~fedcohort.selectors.baselines.oort.guidance`: the ranking, which PyramidFL shares
+- :mod:`~fedcohort.selectors.baselines.oort.selector`: the selector
+"""
+
+from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
+from fedcohort.selectors.baselines.oort.selector import Oort
+
+__all__ = ["Guidance", "Oort", "OortState"]

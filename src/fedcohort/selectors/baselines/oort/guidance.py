@@ -1,0 +1,219 @@
+r"""How Oort ranks and draws clients ([Lai2021]_, Algorithm 1). PyramidFL draws its cohorts in the same way.
+
+.. [Lai2021] F. Lai, X. Zhu, H. V. Madhyastha, M. Chowdhury, "Oort: Efficient Federated Learning via Guided Participant
+   Selection", OSDI 2021.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, param
+from fedcohort.core.plots import Lines, Picture, Record, number
+from fedcohort.core.protocol import Outcome, Slate, per_client
+from fedcohort.core.signals import Signal
+from fedcohort.core.top import top_k
+from fedcohort.selectors.numerics.sampling import weighted_sample
+
+
+@dataclass(frozen=True)
+class OortState:
+    """What Oort remembers."""
+
+    achieved: FloatArray  # (2 W,) statistical utility that each of the last rounds brought, the newest last
+    reported: int  # rounds that reported
+    step: float  # Delta, seconds; 0 before it is known
+    relaxed: int  # how often the pacer added a step: T = Delta * (1 + relaxed)
+    utility: FloatArray = per_client()  # (N,) U(i), at the client's last report
+    last: FloatArray = per_client()  # (N,) L(i), round of the last report counted from 1; 0: not explored
+    seconds: FloatArray = per_client()  # (N,) D(i), duration at the last report
+    picks: FloatArray = per_client()  # (N,) cohorts the client was in
+
+    @property
+    def preferred(self) -> float:
+        """T, the preferred duration of a round in seconds; 0 before one is known."""
+        return self.step * (1 + self.relaxed)
+
+
+State = TypeVar("State", bound=OortState)
+
+
+class Choice(NamedTuple):
+    """Who was drawn, and why."""
+
+    positions: IntArray  # (k,) among the candidates
+    score: FloatArray  # (c,) Util(i); NaN for clients that are not explored or barred
+    parts: dict[str, FloatArray]
+    notes: dict[str, str | float | int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance(Parameterized):
+    """Parameters of Oort's ranking, and what they do."""
+
+    exploration: float = param(0.9, Interval(float, 0, 1), "share of unexplored clients in the first cohort (epsilon)")
+    decay: float = param(0.98, Interval(float, 0, 1, "right"), "factor of epsilon per round")
+    least_exploration: float = param(0.2, Interval(float, 0, 1), "epsilon does not fall below this")
+    window: int = param(20, Interval(int, 1, None), "rounds the pacer compares with as many before (W)")
+    step: float | None = param(
+        None,
+        Optional(Interval(float, 0, None, "neither")),
+        "seconds the preferred duration starts with and is relaxed by (Delta); None: median of the first durations",
+    )
+    penalty: float = param(2.0, Interval(float, 0, None), "exponent for clients slower than preferred (alpha); 0: none")
+    clip: float = param(0.95, Interval(float, 0, 1, "right"), "quantile that utilities are capped at")
+    cut_off: float = param(0.95, Interval(float, 0, 1), "share of the last admitted utility that still admits (c)")
+    blacklist: int | None = param(
+        10, Optional(Interval(int, 1, None)), "picks after which a client is left out; None: never"
+    )
+    normalise: bool = param(
+        False, Boolean(), "whether utilities are divided by their cap, so that the bonus for the overlooked matters"
+    )
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Sizes, root mean squared losses, and durations unless they do not matter."""
+        needed = {Signal.SIZES, Signal.LOSS_RMS}
+        return frozenset(needed | {Signal.DURATION} if self.penalty > 0 else needed)
+
+    def fresh(self, clients: ClientTable) -> OortState:
+        """Return the state before the first round: nobody is explored."""
+        zeros = sealed(np.zeros(clients.n))
+        return OortState(sealed(np.zeros(2 * self.window)), 0, self.step or 0.0, 0, zeros, zeros, zeros, zeros)
+
+    def choose(self, state: OortState, slate: Slate, rng: np.random.Generator) -> Choice:
+        """Draw ``slate.size`` of the candidates: exploit, then explore."""
+        last = slate.of_candidates(state.last)
+        barred = self._barred(slate.of_candidates(state.picks), slate.size, rng)
+        explored = last > 0
+        known, unseen = np.flatnonzero(explored & ~barred), np.flatnonzero(~explored & ~barred)
+        epsilon = max(self.exploration * self.decay**slate.round, self.least_exploration)
+        wanted = epsilon * slate.size
+        exploring = min(int(wanted) + int(rng.random() < wanted % 1.0), len(unseen))
+        exploiting = min(slate.size - exploring, len(known))
+        exploring = slate.size - exploiting  # so many unseen there are, since at least slate.size are not barred
+        statistical, bonus, factor = self._terms(state, slate, known)
+        utility = (statistical + bonus) * factor
+        best, cut_off = np.empty(0, np.int64), 0.0
+        if exploiting:
+            cut_off = self.cut_off * float(np.partition(utility, -exploiting)[-exploiting])
+            pool = np.flatnonzero(utility >= cut_off)
+            best = known[pool[weighted_sample(utility[pool], exploiting, rng)]]
+        new = rng.choice(unseen, exploring, replace=False) if exploring else np.empty(0, np.int64)
+        count = len(last)
+        parts = {
+            "statistical": _spread(statistical, known, count),
+            "staleness": _spread(bonus, known, count),
+            "slowness": _spread((statistical + bonus) * (factor - 1.0), known, count),
+            "unexplored": (~explored).astype(np.float64),
+        }
+        notes: dict[str, str | float | int] = {
+            "exploration": round(epsilon, 4),
+            "unexplored picked": len(new),
+            "blacklisted": int(barred.sum()),
+            "preferred seconds": round(state.preferred, 6),
+            "cut-off": cut_off,
+        }
+        return Choice(np.concatenate([best, new]), _spread(utility, known, count), parts, notes)
+
+    def _barred(self, picks: FloatArray, size: int, rng: np.random.Generator) -> BoolArray:
+        """(c,) who is left out; where too few would remain, those with the fewest picks come back."""
+        if self.blacklist is None:
+            return np.zeros(len(picks), np.bool_)
+        barred = picks >= self.blacklist
+        missing = size - int(len(picks) - barred.sum())
+        if missing > 0:
+            back = np.flatnonzero(barred)
+            barred[back[top_k(-picks[back], missing, rng)]] = False
+        return barred
+
+    def _terms(self, state: OortState, slate: Slate, known: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(e,) clipped statistical utility, bonus of the overlooked, and factor of the slow."""
+        clients = slate.candidates[known]
+        utility, last, seconds = state.utility[clients], state.last[clients], state.seconds[clients]
+        if not len(known):
+            return utility, last, seconds
+        cap = float(np.quantile(utility, self.clip))
+        statistical = np.minimum(utility, cap)
+        if self.normalise and cap > 0:
+            statistical /= cap
+        bonus = np.sqrt(0.1 * np.log(slate.round + 1) / last)
+        factor = np.ones(len(known))
+        preferred = state.preferred
+        if self.penalty > 0 and preferred > 0:
+            slow = seconds > preferred
+            factor[slow] = (preferred / seconds[slow]) ** self.penalty
+        return statistical, bonus, factor
+
+    def learned(self, state: State, outcome: Outcome, seconds: FloatArray | None) -> State:
+        """Return the state after a round: feedback, and the pacer.
+
+        Parameters
+        ----------
+        state : OortState
+        outcome : Outcome
+        seconds : (k,) float array or None
+            Duration of each client of the cohort; None where they do not matter.
+        """
+        picks = state.picks.copy()
+        picks[outcome.clients] += 1
+        ok = outcome.ok
+        who = outcome.clients[ok]
+        gained = outcome.table.sizes[who] * np.maximum(outcome[Signal.LOSS_RMS][ok], 0.0)
+        utility, last, lasted = state.utility.copy(), state.last.copy(), state.seconds.copy()
+        utility[who] = gained
+        last[who] = outcome.round + 1
+        step = state.step
+        if seconds is not None:
+            lasted[who] = seconds[ok]
+            positive = seconds[ok][seconds[ok] > 0]
+            if step == 0 and len(positive):
+                step = float(np.median(positive))
+        achieved = np.append(state.achieved[1:], gained.sum())
+        reported = min(state.reported + 1, 2 * self.window)
+        before, after = achieved[: self.window].sum(), achieved[self.window :].sum()
+        falls = reported == 2 * self.window and before > after
+        return dataclasses.replace(
+            state,
+            achieved=sealed(achieved),
+            reported=reported,
+            step=step,
+            relaxed=state.relaxed + int(falls),
+            utility=sealed(utility),
+            last=sealed(last),
+            seconds=sealed(lasted),
+            picks=sealed(picks),
+        )
+
+
+def _pace(record: Record) -> Lines | None:
+    """Return the preferred duration over the rounds, once there is one."""
+    known = [(t, float(notes["preferred seconds"])) for t, notes in record.notes if notes.get("preferred seconds")]
+    if not known:
+        return None
+    rounds, seconds = zip(*known, strict=True)
+    steps = sum(later > sooner for sooner, later in itertools.pairwise(seconds))
+    text = (
+        f"{record.opening}, a round was to take {number(seconds[0])} s at first; the pacer relaxed that {steps:,} "
+        f"time{'s' * (steps != 1)}, to {number(seconds[-1])} s."
+        if steps
+        else f"{record.opening}, a round was to take {number(seconds[0])} s; the pacer never relaxed that."
+    )
+    return Lines({"preferred": (rounds, seconds)}, text=text)
+
+
+PACE = Picture("oort-pace", "Preferred duration of a round", "seconds", _pace)
+
+
+def _spread(values: FloatArray, positions: IntArray, n: int) -> FloatArray:
+    """(n,) the values at their positions, NaN elsewhere."""
+    full = np.full(n, np.nan)
+    full[positions] = values
+    return full

@@ -1,0 +1,76 @@
+"""Power-of-Choice: among d candidates, those with the largest loss.
+
+.. [Cho2020] Y. J. Cho, J. Wang, G. Joshi, "Client Selection in Federated Learning: Convergence Analysis and
+   Power-of-Choice Selection Strategies", arXiv:2010.01243.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
+from fedcohort.core.signals import Signal
+from fedcohort.core.top import top_k
+from fedcohort.selectors.baselines.uniform import NoState
+from fedcohort.selectors.numerics.sampling import weighted_sample
+
+
+@register("power-of-choice")
+@dataclass(frozen=True, kw_only=True)
+class PowerOfChoice(Selector[NoState]):
+    r"""Ask d clients for their losses and take the largest ([Cho2020]_, Sec. 3.1).
+
+    The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with
+    probability p_k; m = slate.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
+    does not answer is taken only when too few do; d is raised to m where it is smaller.
+
+    Examples
+    --------
+    >>> from fedcohort import Answer, ClientTable, RoundRequest, Session, Signal
+    >>> session = Session(PowerOfChoice(d=4), ClientTable(sizes=[1, 1, 1, 1]), seed=1)
+    >>> request = RoundRequest(size=1)
+    >>> query = session.query(request)
+    >>> losses = query.clients.astype(float)       # client 3 has the largest loss
+    >>> session.ask(request, Answer(query, {Signal.LOSS: losses})).clients
+    array([3])
+    """
+
+    d: int | None = param(
+        None, Optional(Interval(int, 1, None)), "clients asked per round (d); None is twice the cohort"
+    )
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Data sizes, and losses on demand."""
+        return frozenset({Signal.SIZES, Signal.LOSS_QUERY})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def query(self, state: NoState, slate: Slate, rng: np.random.Generator) -> Query:
+        """Ask d clients, drawn by size, for their losses."""
+        d = 2 * slate.size if self.d is None else max(self.d, slate.size)
+        sizes = slate.of_candidates(slate.clients.sizes)
+        asked = weighted_sample(sizes, min(d, len(slate.candidates)), rng)
+        return Losses(np.sort(slate.candidates[asked]))
+
+    def select(
+        self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, NoState]:
+        """Take the largest losses among those asked."""
+        assert answer is not None
+        assert isinstance(answer.query, Losses)
+        loss = answer[Signal.LOSS]
+        score = np.where(np.isnan(loss), -np.inf, loss)
+        picked = top_k(score, slate.size, rng)
+        asked = answer.query.clients
+        return Cohort(asked[picked], candidates=asked, score=score, parts={"loss": loss}), state
+
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
+        """Learn nothing."""
+        return state

@@ -1,0 +1,106 @@
+r"""REFL: first those who will be gone soon.
+
+.. [Abdelmoniem2023] A. M. Abdelmoniem, A. N. Sahu, M. Canini, S. A. Fahmy, "REFL: Resource-Efficient Federated
+   Learning", EuroSys 2023, arXiv:2111.01108.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Interval, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.core.top import top_k
+
+
+@dataclass(frozen=True)
+class PresenceState:
+    """What REFL has seen of who is there."""
+
+    present: FloatArray = per_client()  # (N,) 1 for candidates of the last round
+    stayed: FloatArray = per_client()  # (N,) forgetting count of rounds in which a client that was there still was
+    left: FloatArray = per_client()  # (N,) forgetting count of rounds in which it was gone
+    free: FloatArray = per_client()  # (N,) round from which the client may be taken again
+
+
+@register("refl")
+@dataclass(frozen=True, kw_only=True)
+class Refl(Selector[PresenceState]):
+    r"""Take the candidates that are least likely to be there in the next round ([Abdelmoniem2023]_).
+
+    The intelligent participant selection (IPS): ascending by the forecast :math:`p_n` that client n is available during
+    the coming round, equal forecasts in random order. Who was taken holds off for some rounds. Here
+
+    .. math:: p_n = \frac{1 + \text{stayed}_n}{2 + \text{stayed}_n + \text{left}_n},
+
+    counting the rounds after one in which n was available, by whether it still was; both counts forget.
+
+    Symbols: p_n = forecast for the time slot :math:`[\mu_t, 2 \mu_t]`, which is the next round; available =
+    slate.candidates; hold-off = ``hold_off``; ``memory`` = after how many rounds a count has lost two thirds.
+
+    Deviations: in the paper each client forecasts its own availability from its history, by hour and weekday, and tells
+    the server; here the server sees only who is there, so hours are not known. Whom a rule keeps from the candidates
+    counts as gone. Stale updates are not aggregated: the paper's staleness-aware aggregation (SAA), and with it the
+    target adapted to expected stragglers (APT), are no part of a selector. Who holds off comes when too few others are
+    there, the earliest first.
+
+    Examples
+    --------
+    Client 2 was there in every second round only, the others always.
+
+    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session
+    >>> session = Session(Refl(hold_off=0), ClientTable(n=3), seed=1)
+    >>> for t in range(7):
+    ...     cohort = session.ask(RoundRequest(size=1, available=[0, 1, 2] if t % 2 == 0 else [0, 1]))
+    ...     session.tell(RoundReport(cohort.ticket, cohort.clients))
+    >>> cohort.clients, cohort.parts["forecast"].round(2)
+    (array([2]), array([0.87, 0.87, 0.2 ]))
+    """
+
+    hold_off: int = param(5, Interval(int, 0, None), "rounds for which a client that was taken holds off")
+    memory: int = param(50, Interval(int, 1, None), "rounds the counts of staying and leaving remember")
+
+    starves = "clients that stay come after all that leave sooner"
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Nothing but who is available."""
+        return frozenset()
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> PresenceState:
+        """Nothing was seen."""
+        zeros = sealed(np.zeros(clients.n))
+        return PresenceState(zeros, zeros, zeros, zeros)
+
+    def select(
+        self, state: PresenceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, PresenceState]:
+        """Count who stayed, and take the lowest forecasts."""
+        present = np.zeros(slate.n)
+        present[slate.candidates] = 1.0
+        keep = 1.0 - state.present / self.memory
+        stayed = state.stayed * keep + state.present * present
+        left = state.left * keep + state.present * (1.0 - present)
+        forecast = slate.of_candidates((1.0 + stayed) / (2.0 + stayed + left))
+        wait = np.maximum(slate.of_candidates(state.free) - slate.round, 0.0)
+        score = -forecast - 2.0 * wait  # forecasts are below 1: who waits longer comes later, whatever its forecast
+        clients = slate.candidates[top_k(score, slate.size, rng)]
+        free = state.free.copy()
+        free[clients] = slate.round + 1 + self.hold_off
+        cohort = Cohort(
+            clients,
+            candidates=slate.candidates,
+            score=score,
+            parts={"forecast": forecast, "rounds to wait": wait},
+            notes={"available": len(slate.candidates), "holding off": int((wait > 0).sum())},
+        )
+        return cohort, PresenceState(sealed(present), sealed(stayed), sealed(left), sealed(free))
+
+    def update(self, state: PresenceState, outcome: Outcome) -> PresenceState:
+        """Learn nothing: who is there is seen before the round."""
+        return state

@@ -1,0 +1,168 @@
+"""FLASH's contexts with a restless bandit in place of the linear one.
+
+.. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
+.. [Yemini2021] M. Yemini, A. Leshem, A. Somekh-Baruch, "The Restless Hidden Markov Bandit With Linear Rewards and Side
+   Information", IEEE Transactions on Signal Processing 69, 2021, arXiv:1910.10271.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Interval, param
+from fedcohort.core.protocol import Slate, register
+from fedcohort.selectors.papers.flash.context import ContextState
+from fedcohort.selectors.papers.flash.contextual import ContextualBandit
+from fedcohort.selectors.papers.flash.regression import observed, solution
+
+_FORGET = 0.9  # of what rounds usually pay, a round
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestlessState(ContextState):
+    """The contexts, the chain of the common state, and one linear model of the rewards for each state."""
+
+    gram: FloatArray  # (S, d, d)
+    moment: FloatArray  # (S, d)
+    transitions: FloatArray  # (S, S) how often state i was followed by state j
+    at: int  # the state of the last round; -1 before the first
+    pay_mean: float  # of the rounds' mean rewards, forgetting
+    pay_variance: float  # of the same
+    heard: int  # rounds with rewards
+    explored: int  # rounds that explored
+
+
+@register("restless-bandit")
+@dataclass(frozen=True, kw_only=True)
+class RestlessBandit(ContextualBandit[RestlessState]):
+    r"""Predict the common state by its Markov chain and take the best contexts under it ([Yemini2021]_).
+
+    Rewards :math:`r_i` are linear in the context, with coefficients that depend on a state common to all clients, which
+    moves as a Markov chain whether or not anybody is asked (hence *restless*) and is not seen directly:
+
+    .. math:: E[r_i \mid s] = \theta_s^\top x_i, \qquad \hat P_{ss'} = \frac{1 + C_{ss'}}{S + \sum_u C_{su}}, \qquad
+              \text{score}_i = \sum_{s'} \hat P_{s_t s'} \, \hat\theta_{s'}^\top x_i
+
+    Cohorts are drawn among the clients with scores above 0, at least four fifths of them, as FLASH does here (``pool``,
+    ``uniform_share``; with ``pool="top"`` the highest scores are taken). A round's state is recovered from what it
+    paid, each theta_s is a ridge regression over the rounds in that state, and the estimated transition matrix gives
+    the next state's distribution. Rounds that explore (a uniform cohort) are spread so that there were about c ln t of
+    them by round t. Contexts and rewards are those of FLASH, whose Figure 4 replaces its linear bandit by this
+    ([Chang2024]_, Sec. 3.5), and says of it that it needs the extra estimation of the transition matrix.
+
+    Symbols: x = FLASH's context; s_t = ``at``; S = ``states``; C = ``transitions``; c = ``exploration``; the ridge's
+    lambda = ``ridge``; t = round + 1; r = FLASH's reward in its reading ``reward``.
+
+    Deviations: FLASH takes the top scores (``pool="top", uniform_share=0``), which leaves most training to a few
+    clients. From [Yemini2021]_: its rewards have no noise beyond the hidden states, which can then be solved for;
+    here a round's state is in which of S intervals its mean reward lies, equally likely ones under the normal
+    distribution with the running mean and variance (which forget a tenth a round). The state of each arm of its own,
+    which is independent from round to round there, is left to the regression's noise. Actions from a polytope are the
+    contexts of the clients, several of which are taken. FLASH's paper says no more about how it used this bandit than
+    what is said above.
+
+    Examples
+    --------
+    >>> from fedcohort import RoundReport, RoundRequest, Session, Signal
+    >>> session = Session(RestlessBandit(pool="top", uniform_share=0.0), ClientTable(n=6), seed=1)
+    >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
+    ...     cohort = session.ask(RoundRequest(size=2))
+    ...     clean = cohort.clients < 3
+    ...     report = {
+    ...         Signal.ROBUST_LOSS: np.where(clean, 1.0, 3.0),
+    ...         Signal.VALIDATION_LOSS: np.where(clean, 0.5, 2.0),
+    ...         Signal.DURATION: np.full(cohort.size, 60.0),
+    ...         Signal.ROBUST_LOSS_AFTER: np.where(clean, 0.5, 2.5),
+    ...     }
+    ...     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=report))
+    >>> session.ask(RoundRequest(size=2)).clients < 3
+    array([ True,  True])
+    """
+
+    starves = "a client whose context promises no reward is left to places drawn from everybody and rounds that explore"
+
+    states: int = param(2, Interval(int, 1, 32), "states of the common chain (S)")
+    exploration: float = param(3.0, Interval(float, 0, None), "about c ln t of t rounds explore (c)")
+    ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation (lambda)")
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> RestlessState:
+        """Nothing is known of the chain or the rewards."""
+        d, s = len(self.context), self.states
+        return RestlessState(
+            **RestlessState.unknown(clients.n),
+            gram=sealed(np.tile(self.ridge * np.eye(d), (s, 1, 1))),
+            moment=sealed(np.zeros((s, d))),
+            transitions=sealed(np.zeros((s, s))),
+            at=-1,
+            pay_mean=0.0,
+            pay_variance=0.0,
+            heard=0,
+            explored=0,
+        )
+
+    def scored(
+        self, state: RestlessState, slate: Slate, context: FloatArray, notes: dict[str, str | float | int]
+    ) -> tuple[FloatArray, dict[str, FloatArray], RestlessState]:
+        """Return the expected rewards under the next state's distribution; equal ones in a round that explores."""
+        following = next_distribution(state.transitions, state.at)
+        theta = following @ np.stack([solution(g, b) for g, b in zip(state.gram, state.moment, strict=True)])
+        parts = {name: theta[j] * context[:, j] for j, name in enumerate(self.context)}
+        for s, chance in enumerate(following.tolist()):
+            notes[f"chance of state {s}"] = chance
+        if state.explored < self.exploration * math.log(slate.round + 1):
+            notes["reason"] = "this round explores: the cohort is uniform"
+            state = dataclasses.replace(state, explored=state.explored + 1)
+            return np.zeros(len(context)), parts, state
+        return context @ theta, parts, state
+
+    def learnt(self, state: RestlessState, context: FloatArray, rewards: FloatArray) -> RestlessState:
+        """Recover the round's state, count the transition, and learn that state's rewards."""
+        if not len(rewards):
+            return state
+        paid = float(rewards.mean())
+        now = state_of(paid, state.pay_mean, state.pay_variance, self.states) if state.heard else self.states // 2
+        transitions = state.transitions.copy()
+        if state.at >= 0:
+            transitions[state.at, now] += 1
+        gram, moment = state.gram.copy(), state.moment.copy()
+        gram[now], moment[now] = observed(gram[now], moment[now], context, rewards)
+        share = max(1 - _FORGET, 1 / (state.heard + 1))
+        away = paid - state.pay_mean
+        return dataclasses.replace(
+            state,
+            gram=sealed(gram),
+            moment=sealed(moment),
+            transitions=sealed(transitions),
+            at=now,
+            pay_mean=state.pay_mean + share * away,
+            pay_variance=(1 - share) * (state.pay_variance + share * away**2),
+            heard=state.heard + 1,
+        )
+
+
+def next_distribution(transitions: FloatArray, at: int) -> FloatArray:
+    """Return the distribution (S,) of the state after ``at``, each transition counted once more; uniform at -1.
+
+    >>> next_distribution(np.array([[3.0, 1.0], [0.0, 0.0]]), 0)
+    array([0.66666667, 0.33333333])
+    """
+    count = len(transitions)
+    row = 1 + (transitions[at] if at >= 0 else np.zeros(count))
+    return np.asarray(row / row.sum())
+
+
+def state_of(paid: float, mean: float, variance: float, states: int) -> int:
+    """Return in which of ``states`` equally likely intervals of N(mean, variance) a number lies, from the lowest.
+
+    >>> [state_of(paid, 0.0, 1.0, 3) for paid in (-1.0, 0.1, 0.5)]
+    [0, 1, 2]
+    """
+    bounds = mean + math.sqrt(variance) * ndtri(np.arange(1, states) / states)
+    return int(np.searchsorted(bounds, paid, side="right"))

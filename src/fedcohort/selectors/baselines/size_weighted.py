@@ -1,0 +1,80 @@
+"""Sampling by data size with replacement.
+
+.. [Li2018] T. Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), arXiv:1812.06127.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines.uniform import NoState
+
+
+@register("size-weighted")
+@dataclass(frozen=True, kw_only=True)
+class SizeWeighted(Selector[NoState]):
+    r"""Draw by data size, with replacement ([Li2018]_, Algorithm 2, line 2).
+
+    Each of m draws takes client k with probability :math:`p_k = n_k / \sum_j n_j`. A client drawn several times
+    trains once and counts that often in the average (``Cohort.weights``), so the cohort may be smaller than asked
+    for. Symbols: p_k = clients.weights over the available clients, m = slate.size. Deviations: clients without data
+    are drawn only when nobody has any.
+
+    **Aggregator**: ``mean`` (or ``fedprox``), with which the average is unbiased; it is taken where none is configured.
+    Under ``size-mean`` sizes count twice.
+
+    Examples
+    --------
+    >>> from fedcohort import ClientTable, RoundRequest, Session
+    >>> session = Session(SizeWeighted(), ClientTable(sizes=[0, 0, 1000]), seed=1)
+    >>> cohort = session.ask(RoundRequest(size=3))
+    >>> cohort.clients, cohort.weights
+    (array([2]), array([3.]))
+    """
+
+    starves = "a client with no data is never picked"
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Data sizes."""
+        return frozenset({Signal.SIZES})
+
+    @property
+    def aggregator(self) -> str:
+        """The plain mean: sizes have counted in the draw."""
+        return "mean"
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def select(
+        self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, NoState]:
+        """Draw with replacement and merge duplicates."""
+        sizes = slate.of_candidates(slate.clients.sizes)
+        if sizes.max() <= 0:
+            sizes = np.ones_like(sizes)
+        cumulative = np.cumsum(sizes)
+        draws = np.searchsorted(cumulative, rng.random(slate.size) * cumulative[-1], side="right")
+        # Rounding can put a draw on the end of the sum: the last client that has data owns it.
+        draws = np.minimum(draws, np.flatnonzero(sizes)[-1])
+        positions, counts = np.unique(draws, return_counts=True)
+        share = sizes / cumulative[-1]
+        cohort = Cohort(
+            slate.candidates[positions],
+            candidates=slate.candidates,
+            score=share,
+            parts={"size": share},
+            weights=counts.astype(np.float64),
+        )
+        return cohort, state
+
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
+        """Learn nothing."""
+        return state

@@ -1,0 +1,430 @@
+r"""Class imbalance of a group of clients (QCID), by Theorem 3.1.
+
+For a group M of clients with q_n samples each and label inner products S (N, N),
+
+.. math:: QCID(M) = \frac{\sum_{n, n' \in M} S_{nn'}}{(\sum_{n \in M} q_n)^2} - \frac{1}{B}
+
+is the squared distance of the group's label distribution to the uniform one over B classes (Theorem 3.1). It needs the
+sums over the group only, so a group is kept as running sums: adding a client is O(N) with S and O(N r) with a factor of
+S, and nothing N x N is formed.
+
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo, label_rows
+from fedcohort.core.errors import InputError
+
+RESOLUTION = 16 * float(np.finfo(np.float64).eps)
+"""QCID below this is rounding error of Theorem 3.1's difference and counts as 0."""
+
+_LARGE = 2.0**400  # squares of larger counts would leave the range of a float
+_SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
+BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
+
+
+@dataclass(frozen=True)
+class Past:
+    """Data a group stands on: clients whose samples count, by a weight, as if they were in it already.
+
+    Attributes
+    ----------
+    clients : (p,) int array
+        Rows of the labels the group is built from.
+    weights : (p,) float array
+        How often each counts.
+    """
+
+    clients: IntArray
+    weights: FloatArray
+
+
+NOTHING = Past(np.zeros(0, np.int64), np.zeros(0))
+
+
+class ClassBalance(ABC):
+    """Running sums of a group of clients, and the QCID it would have with each candidate added.
+
+    Candidates are addressed by position 0..c-1. Build one with :func:`group_of`. A group may stand on data of the past,
+    which all of its sums then include; only :meth:`alone` leaves it out.
+
+    Parameters
+    ----------
+    sizes : (c,) float array
+        q_n.
+    classes : int
+        B.
+    own : (c,) float array
+        S_nn.
+    unit : float
+        How many samples a size of 1 stands for; not 1 where counts would be too large to square.
+    past : float
+        Samples of the past, in units.
+    """
+
+    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, unit: float = 1.0, past: float = 0.0) -> None:
+        if classes < 1:
+            raise InputError(f"There must be at least one class. Got classes={classes}.")
+        self.n = len(sizes)
+        self.members: list[int] = []
+        self.classes = classes
+        self.sizes = sizes
+        self._own = own
+        self._unit = unit
+        self._past_size = past
+        self._size = past
+        self._empty = np.flatnonzero(sizes == 0)
+        self._work = np.empty(min(self.n, BLOCK))
+
+    @abstractmethod
+    def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
+        """Write ``factor`` times sum_{n' in M} S_nn' for the candidates n in ``rows``."""
+
+    @abstractmethod
+    def _move(self, position: int, sign: int) -> None:
+        """Add (sign 1) or remove (sign -1) a client's products; ``members`` is up to date."""
+
+    @property
+    @abstractmethod
+    def total(self) -> float:
+        """Sum of S over all pairs of members."""
+
+    @property
+    @abstractmethod
+    def _total_alone(self) -> float:
+        """The same without the past."""
+
+    @property
+    def worst(self) -> float:
+        """The largest possible QCID: all samples of one class."""
+        return 1.0 - 1.0 / self.classes
+
+    def add(self, position: int) -> None:
+        """Add a candidate to the group."""
+        self.members.append(position)
+        self._size += float(self.sizes[position])
+        self._move(position, 1)
+
+    def remove(self, position: int) -> None:
+        """Take a member out of the group."""
+        self.members.remove(position)
+        self._size = self._past_size + float(
+            self.sizes[self.members].sum()
+        )  # anew, so that no rounding error stays behind
+        self._move(position, -1)
+
+    def qcid(self) -> float:
+        """Return the group's QCID; the worst value for a group without samples."""
+        return self._value(self.total, self._size)
+
+    def alone(self) -> float:
+        """Return the QCID of the members themselves, without the past."""
+        return self._value(self._total_alone, float(self.sizes[self.members].sum()))
+
+    def _value(self, total: float, size: float) -> float:
+        if size <= 0:
+            return self.worst
+        value = total / (size * size) - 1.0 / self.classes
+        return value if value > RESOLUTION else 0.0
+
+    def extended(self, out: FloatArray) -> FloatArray:
+        """Write to ``out`` (c,) the QCID of the group with each candidate added; infinite for members.
+
+        Clients without samples count as the worst case, so that they are not drawn for leaving a good group as it is.
+        Values below :data:`RESOLUTION`, and negative ones of an inexact S, mean 0.
+        """
+        size, total, even = self._size, self.total, 1.0 / self.classes
+        for start in range(0, self.n, BLOCK):
+            rows = slice(start, min(start + BLOCK, self.n))
+            part, sizes = out[rows], self.sizes[rows]
+            work = self._work[: len(part)]
+            self._cross(2.0, rows, part)
+            part += self._own[rows]
+            part += total
+            np.add(sizes, size, out=work)
+            if size == 0 and len(self._empty):
+                work[sizes == 0] = 1.0
+            work *= work
+            part /= work
+            part -= even  # exactly 0 for a balanced group of integer label counts: the quotient is rounded 1 / B
+        out[self._empty] = self.worst
+        out[self.members] = np.inf
+        return out
+
+    def by_chance(self) -> float:
+        """Return the QCID that chance alone leaves in the group as it is."""
+        return float(chance(np.asarray(self._size * self._unit), self.classes))
+
+    def extended_by_chance(self) -> FloatArray:
+        """Return (c,) the QCID that chance alone leaves in the group with each candidate added.
+
+        >>> group_of(LabelCounts([[4, 0], [3, 3]])).extended_by_chance()
+        array([0.125     , 0.08333333])
+        """
+        return chance((self.sizes + self._size) * self._unit, self.classes)
+
+
+def chance(samples: FloatArray, classes: int) -> FloatArray:
+    r"""Return the mean QCID of groups of ``samples`` samples drawn from balanced classes.
+
+    The share of class b among q such samples has variance :math:`(1/B)(1 - 1/B) / q`; the sum over the classes is
+    :math:`E[QCID] = (1 - 1/B) / q`. A group below it is not better balanced than one above, it was lucky.
+    """
+    return np.asarray((1.0 - 1.0 / classes) / np.maximum(samples, 1.0))
+
+
+class _FactorBalance(ClassBalance):
+    def __init__(
+        self, factor: FloatArray, sizes: FloatArray, classes: int, unit: float, past: FloatArray, past_size: float
+    ) -> None:
+        super().__init__(sizes, classes, np.einsum("nr,nr->n", factor, factor), unit, past_size)
+        self._factor = factor
+        self._past = self._sum = past
+
+    def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
+        np.dot(self._factor[rows], factor * self._sum, out=out)
+
+    def _move(self, position: int, sign: int) -> None:
+        if sign > 0:
+            self._sum = self._sum + self._factor[position]
+        else:  # anew, so that no rounding error stays behind
+            self._sum = self._past + self._factor[self.members].sum(axis=0)
+
+    @property
+    def total(self) -> float:
+        return float(self._sum @ self._sum)
+
+    @property
+    def _total_alone(self) -> float:
+        own = self._factor[self.members].sum(axis=0)
+        return float(own @ own)
+
+
+class _GramBalance(ClassBalance):
+    def __init__(
+        self,
+        gram: FloatArray,
+        columns: IntArray | None,
+        sizes: FloatArray,
+        classes: int,
+        unit: float,
+        past: Past,
+        past_size: float,
+    ) -> None:
+        own = np.diagonal(gram)
+        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], unit, past_size)
+        self._gram, self._columns = gram, columns
+        with_all = past.weights @ gram[past.clients]
+        self._past_sums = with_all if columns is None else with_all[columns]
+        self._past_total = float(with_all[past.clients] @ past.weights)
+        self._sums = self._past_sums.copy()
+
+    def _cross(self, factor: float, rows: slice, out: FloatArray) -> None:
+        np.multiply(self._sums[rows], factor, out=out)
+
+    def _move(self, position: int, sign: int) -> None:
+        row = self._gram[position] if self._columns is None else self._gram[self._columns[position]][self._columns]
+        self._sums += sign * row
+
+    @property
+    def total(self) -> float:
+        return self._past_total + float((self._sums + self._past_sums)[self.members].sum())
+
+    @property
+    def _total_alone(self) -> float:
+        return float((self._sums - self._past_sums)[self.members].sum())
+
+
+def group_of(
+    labels: LabelInfo,
+    sizes: FloatArray | None = None,
+    candidates: IntArray | None = None,
+    past: Past = NOTHING,
+) -> ClassBalance:
+    """Return an empty group over some of a federation's clients.
+
+    Parameters
+    ----------
+    labels : LabelCounts, LabelFactor or LabelGram
+        What is known about labels.
+    sizes : (N,) float array, optional
+        q_n. Label counts bring their own; a factor or a Gram matrix do not tell.
+    candidates : (c,) int array, optional
+        Who may join, default everybody.
+    past : Past, optional
+        What the group stands on, default nothing.
+
+    Examples
+    --------
+    >>> group = group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]))
+    >>> group.add(0)
+    >>> group.qcid(), group.extended(np.empty(3)).round(4)
+    (0.5, array([  inf, 0.   , 0.125]))
+
+    After a round with client 0, it is client 1 that makes up for it.
+
+    >>> group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]), past=Past(np.array([0]), np.ones(1))).extended(np.empty(3))
+    array([0.5  , 0.   , 0.125])
+    """
+    if not isinstance(labels, LabelCounts) and sizes is None:
+        raise InputError(
+            f"{type(labels).__name__} does not tell how many samples a client has.", hint="pass sizes as well"
+        )
+    rows: IntArray | slice = slice(None) if candidates is None else candidates
+    before, weights = past.clients, past.weights
+    match labels:
+        case LabelCounts():
+            counts, gone = labels.counts[rows], labels.counts[before]
+            unit = _unit(counts, gone)
+            counts = counts if unit == 1.0 else counts / unit
+            weights = weights / unit
+            return _FactorBalance(
+                counts, counts.sum(axis=1), labels.classes, unit, weights @ gone, float(weights @ gone.sum(axis=1))
+            )
+        case LabelFactor():
+            assert sizes is not None
+            factor, own, gone = labels.factor[rows], sizes[rows], labels.factor[before]
+            unit = _unit(factor, own, gone)
+            if unit != 1.0:
+                factor, own = factor / unit, own / unit
+            weights = weights / unit
+            return _FactorBalance(factor, own, labels.classes, unit, weights @ gone, float(weights @ sizes[before]))
+        case LabelGram():
+            assert sizes is not None
+            gram, own = labels.gram, sizes[rows]
+            unit = _unit(np.sqrt(np.abs(np.diagonal(gram))), sizes)
+            if unit != 1.0:
+                gram, own = gram / unit / unit, own / unit
+            samples = float(weights @ sizes[before]) / unit
+            return _GramBalance(gram, candidates, own, labels.classes, unit, past, samples)
+
+
+def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> FloatArray:
+    r"""Return (N,) how often clients should take part, 1 on average, for all of their data together to be balanced.
+
+    The rates r that make :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}` smallest, where QCID is that of the whole
+    federation with every client counted r_n times: few clients with a rare class come more often, up to what
+    ``stiffness`` (:math:`\mu`) lets them. Solved by conjugate gradients, to six digits, so that all forms of labels
+    give the same.
+
+    Examples
+    --------
+    >>> counts = LabelCounts([[6, 0], [6, 0], [6, 0], [0, 6]])
+    >>> balancing_rates(counts, counts.counts.sum(axis=1), stiffness=0.01).round(2).tolist()
+    [0.68, 0.68, 0.68, 1.97]
+    """
+    n, samples = len(sizes), float(sizes.sum())
+    if n == 0 or samples <= 0:
+        return np.ones(n)
+    shares = sizes / samples
+    if isinstance(labels, LabelGram):
+        gram = labels.gram / samples / samples
+
+        def imbalance(rates: FloatArray) -> FloatArray:
+            return np.asarray(gram @ rates - shares * (shares @ rates) / labels.classes)
+    else:
+        rows = label_rows(labels) / samples
+        rows = rows - np.outer(shares, _ones(labels, sizes) / labels.classes)
+
+        def imbalance(rates: FloatArray) -> FloatArray:
+            return np.asarray(rows @ (rates @ rows))
+
+    def product(rates: FloatArray) -> FloatArray:
+        return np.asarray(n * imbalance(rates) + stiffness * rates)
+
+    rates = np.ones(n)
+    rest = stiffness * rates - product(rates)
+    step = rest.copy()
+    length = float(rest @ rest)
+    for _ in range(_SOLVE_STEPS):
+        if length <= n * _SOLVE_ERROR**2:
+            break
+        moved = product(step)
+        curve = float(step @ moved)
+        if curve <= 0:  # an S that is no matrix of inner products
+            return np.ones(n)
+        rates += length / curve * step
+        rest -= length / curve * moved
+        length, before = float(rest @ rest), length
+        step = rest + length / before * step
+    mean = float(rates.mean())
+    return np.round(rates / mean, 6) if mean > 0 else np.ones(n)
+
+
+def mix_qcid(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> float:
+    """Return QCID of all clients' data together, client n counted ``rates[n]`` times.
+
+    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
+    >>> mix_qcid(counts, counts.counts.sum(axis=1), np.array([0.75, 0.75, 1.5]))
+    0.0
+    """
+    nobody = np.zeros(0, np.int64)
+    return group_of(labels, sizes, nobody, Past(np.arange(len(sizes)), rates)).qcid()
+
+
+def centred(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
+    r"""Return labels whose QCID is the squared distance to the mix of all clients' data, not to the uniform one.
+
+    With p that mix and u the uniform one, client n has :math:`c_n - q_n (p - u)` in place of its counts. Of products
+    alone, with :math:`a = S 1 / \sum q - q / B` and :math:`k = QCID` of everybody: :math:`S - a q^T - q a^T + k q q^T`.
+
+    Examples
+    --------
+    Two of three clients have class 0. One of them with the third is balanced, but all three are like the federation.
+
+    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
+    >>> same = centred(counts, counts.counts.sum(axis=1))
+    >>> [round(qcid(same, group, np.full(3, 6.0)), 4) for group in ([0, 2], [0, 1, 2])]
+    [0.0556, 0.0]
+    """
+    samples = float(sizes.sum())
+    if samples <= 0:
+        return labels
+    if isinstance(labels, LabelGram):
+        gram = labels.gram
+        off = (gram / samples).sum(axis=1) - sizes / labels.classes
+        k = float(off.sum()) / samples
+        return LabelGram(
+            gram - np.outer(off, sizes) - np.outer(sizes, off) + k * np.outer(sizes, sizes), labels.classes
+        )
+    rows = label_rows(labels)
+    off = rows.sum(axis=0) / samples - _ones(labels, sizes) / labels.classes
+    return LabelFactor(rows - np.outer(sizes, off), labels.classes)
+
+
+def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
+    """Return what the vector of ones was rotated to with the counts."""
+    if isinstance(labels, LabelCounts):
+        return np.ones(labels.classes)
+    return np.asarray(np.linalg.lstsq(labels.factor, sizes, rcond=None)[0], np.float64)
+
+
+def _unit(*arrays: FloatArray) -> float:
+    """Return the power of two by which counts are divided, exactly, before they are squared; nearly always 1."""
+    largest = max(max(float(a.max(initial=0.0)), -float(a.min(initial=0.0))) for a in arrays)
+    return 1.0 if largest <= _LARGE else float(2.0 ** (math.frexp(largest)[1] - 1))
+
+
+def qcid(labels: LabelInfo, clients: Iterable[int], sizes: FloatArray | None = None) -> float:
+    """Return QCID of a group of clients by Theorem 3.1.
+
+    >>> qcid(LabelCounts([[10, 0], [0, 10], [10, 0]]), [0, 1])
+    0.0
+    >>> qcid(LabelCounts([[10, 0], [0, 10], [10, 0]]), [0, 2])
+    0.5
+    """
+    chosen = np.asarray(list(clients), dtype=np.int64)
+    group = group_of(labels, sizes, chosen)
+    for position in range(len(chosen)):
+        group.add(position)
+    return group.qcid()

@@ -1,0 +1,91 @@
+"""Distances between vectors, and groups of those that are near one another (Ward's method)."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
+
+from fedcohort.core.arrays import FloatArray, IntArray
+
+
+def scaled(vectors: FloatArray) -> FloatArray:
+    """Return ``vectors`` (n, V) divided by their largest entry, so that squares of large ones do not overflow."""
+    largest = float(np.abs(vectors).max(initial=0.0))
+    return vectors / largest if largest > 0 else vectors
+
+
+def angles(vectors: FloatArray) -> FloatArray:
+    """Return the angles (n, n) between vectors (n, V), arccos of their cosines.
+
+    A vector of zeros has no direction: it is at a right angle to all others and at none to another one of zeros.
+
+    >>> angles(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])) / np.pi
+    array([[0. , 0.5, 1. ],
+           [0.5, 0. , 0.5],
+           [1. , 0.5, 0. ]])
+    """
+    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
+    unit = vectors / np.where(largest > 0, largest, 1.0)
+    length = np.linalg.norm(unit, axis=1, keepdims=True)
+    unit = unit / np.where(length > 0, length, 1.0)
+    angle = np.arccos(np.clip(unit @ unit.T, -1.0, 1.0))
+    nothing = length[:, 0] == 0
+    angle[np.ix_(nothing, nothing)] = 0.0
+    np.fill_diagonal(angle, 0.0)
+    return np.asarray((angle + angle.T) / 2)
+
+
+def distances(vectors: FloatArray) -> FloatArray:
+    """Return the L2 distances (n, n) between vectors (n, V)."""
+    square = (vectors**2).sum(axis=1)
+    apart = np.sqrt(np.maximum(square[:, None] + square - 2 * (vectors @ vectors.T), 0.0))
+    np.fill_diagonal(apart, 0.0)
+    return np.asarray((apart + apart.T) / 2)
+
+
+def ward_groups(
+    distance: FloatArray, least: int, sizes: FloatArray | None = None, capacity: float = np.inf
+) -> IntArray:
+    """Return the group of each of n things, from the tree that Ward's method builds over their distances.
+
+    The tree is cut where it has as few groups as possible, but at least ``least`` of them (n where there are fewer
+    things) and none whose sizes sum to more than ``capacity``.
+
+    Parameters
+    ----------
+    distance : (n, n) float array
+        Symmetric, zeros on the diagonal.
+    least : int
+    sizes : (n,) float array, optional
+    capacity : float
+
+    Returns
+    -------
+    (n,) int array
+        Group numbers from 0, in the order of their first members.
+
+    Examples
+    --------
+    >>> place = np.array([0.0, 0.1, 5.0, 5.1, 9.0])
+    >>> ward_groups(np.abs(place[:, None] - place), 3)
+    array([0, 0, 1, 1, 2])
+    >>> ward_groups(np.abs(place[:, None] - place), 3, np.array([1.0, 2.0, 1.0, 1.0, 1.0]), 2.0)
+    array([0, 1, 2, 2, 3])
+    """
+    n = len(distance)
+    if n < 2:
+        return np.zeros(n, np.int64)
+    tree = linkage(squareform(distance, checks=False), "ward")
+    total = np.concatenate([np.zeros(n) if sizes is None else sizes, np.empty(n - 1)])
+    parent = np.arange(2 * n - 1)
+    for step in range(n - max(least, 1)):
+        left, right = int(tree[step, 0]), int(tree[step, 1])
+        total[n + step] = total[left] + total[right]
+        if total[n + step] > capacity:
+            break
+        parent[left] = parent[right] = n + step
+    for node in range(2 * n - 2, -1, -1):  # a parent has a higher number, so it is final when its children are reached
+        parent[node] = parent[parent[node]]
+    _, first, group = np.unique(parent[:n], return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[group], dtype=np.int64)

@@ -1,0 +1,83 @@
+"""The last vector each client reported, for as many clients as are worth comparing with one another."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, IntArray, sealed
+
+_LARGEST = 1e100  # entries are cut off here, so that squares and sums of them stay finite
+
+
+@dataclass(frozen=True)
+class RecentVectors:
+    """What a selector that compares clients' updates remembers: a row for each client that was heard lately.
+
+    A row stays where it is while its client is remembered, so that a journal writes only the rows that changed.
+    """
+
+    known: IntArray  # (r,) whose rows these are
+    when: IntArray  # (r,) the round of its last report
+    vectors: FloatArray  # (r, V)
+
+    @staticmethod
+    def empty() -> dict[str, IntArray | FloatArray]:
+        """Return the fields before the first report; how long a vector is, is not known then."""
+        return {
+            "known": sealed(np.empty(0, np.int64)),
+            "when": sealed(np.empty(0, np.int64)),
+            "vectors": sealed(np.empty((0, 0))),
+        }
+
+    def rows_of(self, clients: IntArray) -> IntArray:
+        """Return the row of each of ``clients`` (c,), -1 where nothing is remembered."""
+        if not len(self.known):
+            return np.full(len(clients), -1)
+        order = np.argsort(self.known)
+        at = np.minimum(np.searchsorted(self.known, clients, sorter=order), len(order) - 1)
+        rows = order[at]
+        return np.asarray(np.where(self.known[rows] == clients, rows, -1))
+
+    def heard(self, clients: IntArray, vectors: FloatArray, round_: int, limit: int) -> Self:
+        """Return what is remembered after a round's reports.
+
+        Parameters
+        ----------
+        clients : (k,) int array
+        vectors : (k, V) float array
+            Finite. When V is another than before, the model is another, and all that was remembered is dropped.
+        round_ : int
+        limit : int
+            Most clients to remember; those heard longest ago make room.
+
+        Examples
+        --------
+        >>> book = RecentVectors(**RecentVectors.empty()).heard(np.array([7, 3]), np.eye(2), 0, 2)
+        >>> book.heard(np.array([3, 5]), np.ones((2, 2)), 1, 2).known
+        array([3, 5])
+        """
+        if not len(clients):
+            return self
+        clients, vectors = clients[-limit:], np.clip(vectors[-limit:], -_LARGEST, _LARGEST)
+        if len(self.known) and self.vectors.shape[1] == vectors.shape[1]:
+            known, when, kept = self.known, self.when, self.vectors
+        else:
+            known, when, kept = np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, vectors.shape[1]))
+        order = np.argsort(clients)
+        renewed = np.isin(known, clients)
+        fresh = clients[order][~np.isin(clients[order], known)]
+        free = max(limit - len(known), 0)
+        added, instead = fresh[:free], fresh[free:]
+        age = np.where(renewed, np.iinfo(np.int64).max, when)
+        dropped = np.argsort(age, kind="stable")[: len(instead)]
+        known, when = np.concatenate([known, added]), np.concatenate([when, np.zeros(len(added), np.int64)])
+        kept = np.concatenate([kept, np.zeros((len(added), kept.shape[1]))])
+        known[dropped] = instead
+        here = np.flatnonzero(np.isin(known, clients))
+        kept[here] = vectors[order][np.searchsorted(clients[order], known[here])]
+        when[here] = round_
+        return dataclasses.replace(self, known=sealed(known), when=sealed(when), vectors=sealed(kept))

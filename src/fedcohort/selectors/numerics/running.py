@@ -1,0 +1,43 @@
+"""Running means of what clients report, and what is expected of those that reported nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, IntArray, sealed
+
+
+def moved(
+    mean: FloatArray, count: FloatArray, who: IntArray, new: FloatArray, memory: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return means (N,) and counts (N,) after ``new`` (k,) was seen of clients ``who``; older values fade.
+
+    >>> moved(np.array([4.0, 0.0]), np.array([1.0, 0.0]), np.array([0]), np.array([2.0]), memory=10)
+    (array([3., 0.]), array([2., 0.]))
+    """
+    mean, count = mean.copy(), count.copy()
+    count[who] += 1
+    mean[who] += (new - mean[who]) / np.minimum(count[who], memory)
+    return sealed(mean), sealed(count)
+
+
+def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) -> FloatArray:
+    """(n,) what each client is expected to take: its mean; 0 if never asked, the largest known mean if asked in vain.
+
+    Parameters
+    ----------
+    seconds : (n,) float array
+        Mean duration.
+    timed : (n,) float array
+        How many durations that is the mean of.
+    asked : (n,) float array
+        How often the client was in a cohort.
+
+    >>> expected_seconds(np.array([2.0, 5.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 1.0]))
+    array([2., 5., 0., 5.])
+    """
+    known = timed > 0
+    if known.all():
+        return seconds
+    most = float(seconds[known].max()) if known.any() else 1.0
+    return np.where(known, seconds, np.where(asked > 0, most, 0.0))

@@ -1,0 +1,97 @@
+"""The draw of a cohort that makes J small, and the swaps that make it smaller."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.selectors.numerics.class_balance import ClassBalance
+from fedcohort.selectors.numerics.sampling import log_choice
+
+
+class Draw:
+    """J of the group that is being built, and of the groups one client away from it.
+
+    Parameters
+    ----------
+    group : ClassBalance or None
+        The imbalance of the group; None where nothing is known about labels.
+    turns : (c,) float array
+        gamma times the candidates' lead.
+    eligible : (c,) bool array
+        Who may be drawn.
+    seconds : (c,) float array or None
+        tau times the logarithm of the candidates' durations; None where time does not count.
+    floor, luck : float
+        The least imbalance that counts: a number, and a multiple of what chance leaves in the group.
+    """
+
+    def __init__(
+        self,
+        group: ClassBalance | None,
+        turns: FloatArray,
+        eligible: BoolArray,
+        seconds: FloatArray | None,
+        floor: float,
+        luck: float,
+    ) -> None:
+        self.group = group
+        self.turns = turns
+        self.eligible = eligible
+        self.seconds = seconds
+        self.floor = floor
+        self.luck = luck
+        self.members: list[int] = []
+        self._values = np.empty(len(turns))
+
+    def balance(self) -> FloatArray | float:
+        """(c,) log QCID of the group with each candidate added; infinite for members."""
+        if self.group is None:
+            return 0.0
+        value = np.maximum(self.group.extended(self._values), self.floor)
+        if self.luck > 0:
+            np.maximum(value, self.luck * self.group.extended_by_chance(), out=value)
+        return np.asarray(np.log(value))
+
+    def slowest(self) -> FloatArray | float:
+        """(c,) tau times the logarithm of the round's duration with each candidate added."""
+        if self.seconds is None:
+            return 0.0
+        return np.asarray(np.maximum(self.seconds, self.seconds[self.members].max(initial=-np.inf)))
+
+    def add(self, position: int) -> None:
+        """Add a candidate."""
+        self.members.append(position)
+        if self.group is not None:
+            self.group.add(position)
+
+    def draw(self, rng: np.random.Generator) -> None:
+        """Add the m-th client with log-weight -m J of the group it would complete."""
+        m = len(self.members) + 1
+        weights = -m * (self.balance() + self.turns + self.slowest())
+        weights[~self.eligible] = -np.inf
+        weights[self.members] = -np.inf
+        self.add(log_choice(weights, rng.random())[0])
+
+    def swap(self, position: int) -> None:
+        """Give a member's place to whoever makes J smallest, which may be itself."""
+        self.members.remove(position)
+        if self.group is not None:
+            self.group.remove(position)
+        value = self.balance() + self.turns / (len(self.members) + 1) + self.slowest()
+        value[~self.eligible] = np.inf
+        value[self.members] = np.inf
+        best = int(value.argmin())
+        self.add(best if value[best] < value[position] - 1e-12 else position)
+
+    def parts(self) -> dict[str, FloatArray]:
+        """Return what each candidate would bring to the group as it is now; for members, what the group has."""
+        parts = {"turn": -self.turns}
+        if self.group is not None:
+            balance = np.broadcast_to(self.balance(), len(self.turns)).copy()
+            least = max(self.floor, self.luck * self.group.by_chance())
+            balance[self.members] = np.log(max(self.group.qcid(), least))
+            parts["balance"] = -balance
+        if self.seconds is not None:
+            parts["speed"] = -np.broadcast_to(self.slowest(), len(self.turns))
+        return parts

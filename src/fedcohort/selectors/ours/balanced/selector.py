@@ -1,0 +1,258 @@
+r"""Our own selector, and the one to start with: balanced classes, everybody in turn.
+
+Ours. A cohort is balanced together with the rounds before it; the draw is that of Fed-CBS [Zhang2023]_. Everybody takes
+part as often as the balance of all data together demands, within a bound.
+
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.clients import ClientTable, LabelCounts, label_rows
+from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.class_balance import (
+    ClassBalance,
+    Past,
+    balancing_rates,
+    centred,
+    chance,
+    group_of,
+    mix_qcid,
+)
+from fedcohort.selectors.numerics.running import moved
+from fedcohort.selectors.ours.balanced.directions import direction_group, learned
+from fedcohort.selectors.ours.balanced.draw import Draw
+from fedcohort.selectors.ours.balanced.turns import credited, first_and_eligible, leads
+
+_STIFFNESS = 0.05  # how hard it is for a client with a rare class to come more often than others, see balancing_rates
+_LEAST_RATE = 0.5  # nobody's rate is below a half, nobody's above two
+_MENDED = 0.5  # the part of a federation's imbalance that rates must mend, or its mix of classes is left as it is
+_FORGOTTEN = 1e-3  # a cohort of the past that counts less than this counts no more
+_MEMORY_SECONDS = 20  # a client's expected duration is the mean of about so many reports
+_PASSES = {"labels": 2, "directions": 1, "nothing": 1}  # of swaps; directions are estimates, and swaps find errors, too
+_FLOOR_DIRECTIONS = 1e-2  # a mean direction nearer than this to that of all is as good as at it
+
+_SIGNALS = {
+    "labels": frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES}),
+    "directions": frozenset({Signal.UPDATE_SKETCH, Signal.SIZES}),
+    "nothing": frozenset[Signal](),
+}
+"""What can be balanced, the best first, and what it needs."""
+
+
+@dataclass(frozen=True)
+class BalanceState:
+    """What `balanced` remembers."""
+
+    natural: bool  # whether the mix of all data is the aim, because no rates balance it
+    rates: FloatArray = per_client()  # (N,) r_n
+    turns: FloatArray = per_client()  # (N,) cohorts the client was in, each counting 1 / r_n
+    recent: FloatArray = per_client()  # (N,) cohorts it delivered to lately, each fading by "past"
+    seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
+    timed: FloatArray = per_client()  # (N,) how many durations
+    seen: FloatArray = per_client()  # (N,) updates its direction is a mean of
+    directions: FloatArray = per_client()  # (N, V) where its updates point; V is 0 until one is seen
+
+
+@register("balanced")
+@dataclass(frozen=True, kw_only=True)
+class Balanced(Selector[BalanceState]):
+    r"""Draw a cohort that balances the last rounds, improve it by swaps, and leave nobody behind.
+
+    .. math::
+
+        J(M) = \log \max(QCID(M + H), \epsilon) + \frac{\gamma}{|M|} \sum_{n \in M} e_n,
+        \qquad H_t = \lambda (H_{t-1} + M_{t-1})
+
+    1. Whoever is ``slack`` turns behind the mean comes first; whoever is as many ahead does not come.
+    2. Client m = 1, 2, ... is drawn with log-weight :math:`-m J` of the group it would complete, with
+       :math:`\gamma e_n` of the new client in place of the mean ([Zhang2023]_ has these exponents).
+    3. Twice, every member that did not come by rule 1 gives its place to the candidate that makes J smallest.
+
+    Symbols: QCID = class imbalance (see ``fedcbs``) of the cohort's data with that of the rounds before it, the last of
+    which counts :math:`\lambda` = ``past``, the one before that :math:`\lambda^2`; models that were lost do not count.
+    So what one cohort lacks the next one has. :math:`\epsilon` is the imbalance that balanced data shows by chance.
+    e_n is client n's lead: its turns less the mean of the candidates', gamma = ``coverage``. A turn is :math:`1 / r_n`
+    cohorts. The rate r_n is 1 on average and higher for the few that hold a rare class, such that the data of all
+    clients together are balanced (see ``balancing_rates``); between 1/2 and 2.
+
+    Where rates mend less than half of the imbalance of all data together (everybody writes more digits than letters),
+    the federation is taken as it is: rates are 1, and QCID is the distance to the mix of all data.
+
+    Labels may come as counts, also noisy ones, a factor or a Gram matrix. Where nobody tells them, the directions of
+    updates are balanced instead; with nothing at all, cohorts are taken in turns. ``time`` adds
+    :math:`\tau \log \max_{n \in M} d_n`, d_n the expected seconds of client n: slow clients then come together, as
+    often as before.
+
+    Deviations: there is no paper. What is promised, with proofs, is on the selector's page.
+
+    Examples
+    --------
+    Four clients with one class each: two of different classes, and next the other two.
+
+    >>> from fedcohort import ClientTable, LabelCounts, RoundReport, RoundRequest, Session
+    >>> labels = LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9]])
+    >>> session = Session(Balanced(), ClientTable(labels=labels), seed=3)
+    >>> for _ in range(2):
+    ...     cohort = session.ask(RoundRequest(size=2))
+    ...     session.tell(RoundReport(cohort.ticket, cohort.names))
+    ...     print(sorted(cohort.names), cohort.notes["qcid"])
+    ['1', '3'] 0.0
+    ['0', '2'] 0.0
+    """
+
+    past: float = param(
+        0.5, Interval(float, 0, 1, "left"), "how much a round counts in the balance of the next (lambda)"
+    )
+    coverage: float = param(0.2, Interval(float, 0, None), "weight of a turn more than the others had (gamma)")
+    slack: float = param(3.0, Interval(float, 1, None), "turns a client may be behind or ahead of the others (D)")
+    time: float = param(0.0, Interval(float, 0, None), "weight of a round's duration (tau); 0: time does not count")
+    balance: str = param("auto", OneOf(("auto", *_SIGNALS)), "what is balanced; auto: the best that is known")
+
+    def adapted(self, supplied: frozenset[Signal]) -> Balanced:
+        """Balance by the best that the host supplies."""
+        if self.balance != "auto":
+            return self
+        return dataclasses.replace(self, balance=next(k for k, wanted in _SIGNALS.items() if wanted <= supplied))
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """What is balanced, and durations where time counts."""
+        wanted = _SIGNALS.get(self.balance, frozenset())
+        return wanted | {Signal.DURATION} if self.time > 0 else wanted
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
+        """Nobody has taken part."""
+        zeros = np.zeros(clients.n)
+        rates, natural = self._rates(clients)
+        return BalanceState(
+            natural=natural,
+            rates=rates,
+            turns=zeros,
+            recent=zeros,
+            seconds=zeros,
+            timed=zeros,
+            seen=zeros,
+            directions=np.zeros((clients.n, 0)),
+        )
+
+    def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
+        """Let newcomers start with the mean of the turns; who joins may change what rates balance."""
+        old, width = len(state.turns), state.directions.shape[1]
+        grown = super().grow(dataclasses.replace(state, directions=state.directions[:, :0]), clients, rng)
+        rates, natural = self._rates(clients)
+        turns = grown.turns.copy()
+        turns[old:] = state.rates @ state.turns / state.rates.sum() if old else 0.0
+        directions = np.concatenate([state.directions, np.zeros((clients.n - old, width))])
+        return dataclasses.replace(grown, natural=natural, rates=rates, turns=turns, directions=directions)
+
+    def _rates(self, clients: ClientTable) -> tuple[FloatArray, bool]:
+        """(N,) r_n, and whether they mend too little to be used."""
+        even = np.ones(clients.n)
+        if self.balance != "labels" or clients.n == 0:
+            return even, False
+        labels, sizes = clients.labels, clients.sizes
+        rates = np.clip(balancing_rates(labels, sizes, _STIFFNESS), _LEAST_RATE, 1 / _LEAST_RATE)
+        left = mix_qcid(labels, sizes, rates)
+        by_chance = float(chance(np.asarray(sizes.mean()), labels.classes))
+        if left > by_chance and left > (1 - _MENDED) * mix_qcid(labels, sizes, even):
+            return even, True
+        return rates, False
+
+    def select(
+        self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, BalanceState]:
+        """Take those who are behind, draw the others, swap."""
+        there = np.zeros(len(state.turns), np.bool_)
+        there[slate.candidates] = True
+        turns = credited(state.turns, state.rates, there, self.slack)
+        lead = leads(turns[slate.candidates], state.rates[slate.candidates])
+        first, eligible = first_and_eligible(lead, slate.size, self.slack)
+        group, floor, luck = self._group(state, slate)
+        draw = Draw(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck)
+        for position in np.flatnonzero(first).tolist():
+            draw.add(position)
+        fixed = len(draw.members)
+        while len(draw.members) < slate.size:
+            draw.draw(rng)
+        if 1 < slate.size < len(slate.candidates):
+            for _ in range(_PASSES[self.balance]):
+                for position in rng.permutation(draw.members[fixed:]).tolist():
+                    draw.swap(position)
+        clients = slate.candidates[draw.members]
+        turns, recent = turns.copy(), self.past * state.recent
+        turns[clients] += 1 / state.rates[clients]
+        recent[recent < _FORGOTTEN] = 0.0
+        recent[clients] += 1
+        parts = draw.parts()
+        cohort = Cohort(
+            clients=clients,
+            candidates=slate.candidates,
+            score=np.sum(list(parts.values()), axis=0),
+            parts=parts,
+            notes=self._notes(state, group),
+        )
+        return cohort, dataclasses.replace(state, turns=turns, recent=recent)
+
+    def _group(self, state: BalanceState, slate: Slate) -> tuple[ClassBalance | None, float, float]:
+        """Return an empty group over the candidates, and the least imbalance that counts.
+
+        That is a number, and a multiple of what chance leaves.
+        """
+        who = np.flatnonzero(state.recent) if self.past > 0 else np.zeros(0, np.int64)
+        past = Past(who, self.past * state.recent[who])
+        if self.balance == "labels":
+            labels = slate.clients.labels
+            sizes = None if isinstance(labels, LabelCounts) else slate.clients.sizes
+            if state.natural:
+                sizes = label_rows(labels).sum(axis=1) if sizes is None else sizes
+                labels = centred(labels, sizes)
+            return group_of(labels, sizes, None if slate.everyone else slate.candidates, past), 0.0, 1.0
+        if self.balance == "nothing" or not (state.seen > 0).any():
+            return None, 0.0, 0.0
+        group = direction_group(state.directions, state.seen, slate.clients.sizes, slate.candidates, past)
+        return group, _FLOOR_DIRECTIONS, 0.0
+
+    def _seconds(self, state: BalanceState, slate: Slate) -> FloatArray | None:
+        """(c,) tau log d_n, the median for those who were never timed; None where time does not count."""
+        if self.time == 0 or not state.seconds.any():
+            return None
+        known = state.timed > 0
+        expected = np.where(known, state.seconds, np.median(state.seconds[known]))[slate.candidates]
+        return np.asarray(self.time * np.log(np.maximum(expected, 1e-6 * state.seconds.max())))
+
+    @staticmethod
+    def _notes(state: BalanceState, group: ClassBalance | None) -> dict[str, float]:
+        if group is None:
+            return {}
+        measure = "off_mix" if state.natural else "qcid"
+        return {measure: group.alone(), f"{measure}_with_past": group.qcid()}
+
+    def update(self, state: BalanceState, outcome: Outcome) -> BalanceState:
+        """Forget whose model did not come; learn directions and durations where they are used."""
+        lost = outcome.clients[~outcome.ok]
+        if len(lost):
+            recent = state.recent.copy()
+            recent[lost] = np.maximum(recent[lost] - 1, 0.0)
+            state = dataclasses.replace(state, recent=recent)
+        if self.balance == "directions":
+            updates = np.asarray(outcome[Signal.UPDATE_SKETCH], np.float64)
+            good = outcome.ok & np.isfinite(updates).all(axis=1)
+            if good.any():
+                directions, seen = learned(state.directions, state.seen, outcome.clients[good], updates[good])
+                state = dataclasses.replace(state, directions=directions, seen=seen)
+        if self.time > 0:
+            seconds = outcome[Signal.DURATION]
+            known: BoolArray = np.isfinite(seconds)
+            mean, timed = moved(state.seconds, state.timed, outcome.clients[known], seconds[known], _MEMORY_SECONDS)
+            state = dataclasses.replace(state, seconds=mean, timed=timed)
+        return state

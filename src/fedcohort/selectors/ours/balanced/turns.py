@@ -1,0 +1,52 @@
+r"""Everybody in turn, as a promise.
+
+Client n has the rate :math:`r_n`. Each time it takes part it has had :math:`1 / r_n` of a turn, so the mean of all
+turns, weighted by the rates, rises by the same amount in every round: k / R with cohorts of k and R the sum of rates.
+A client's *lead* is its turns less that mean. Whoever is D turns behind comes first, the furthest behind before others;
+whoever is D turns ahead does not come while enough others are there. What follows from that is on the selector's page.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray
+
+
+def leads(turns: FloatArray, rates: FloatArray) -> FloatArray:
+    """Return the turns (c,) of candidates with ``rates`` (c,) less their mean.
+
+    >>> leads(np.array([3.0, 1.0, 0.0]), np.array([1.0, 1.0, 2.0]))
+    array([ 2.,  0., -1.])
+    """
+    return np.asarray(turns - (rates @ turns) / rates.sum()) if len(turns) else turns
+
+
+def first_and_eligible(lead: FloatArray, size: int, slack: float) -> tuple[BoolArray, BoolArray]:
+    """Return who comes first in a cohort of ``size`` (c,), and who may come at all (c,).
+
+    The first ones are never more than ``size``, and those who may come never fewer.
+
+    >>> lead = np.array([-4.0, -3.0, -3.0, 0.0, 1.0, 5.0])
+    >>> first_and_eligible(lead, size=4, slack=3)
+    (array([ True,  True,  True, False, False, False]), array([ True,  True,  True,  True,  True, False]))
+    >>> first_and_eligible(lead, size=2, slack=3)
+    (array([ True, False, False, False, False, False]), array([ True,  True,  True, False, False, False]))
+    """
+    if size >= len(lead):
+        return np.ones(len(lead), np.bool_), np.ones(len(lead), np.bool_)
+    last = np.partition(lead, size - 1)[size - 1]  # of the cohort, if the furthest behind were taken
+    if last <= -slack:
+        return lead < last, lead <= last
+    return lead <= -slack, (lead < slack) | (lead <= last)
+
+
+def credited(turns: FloatArray, rates: FloatArray, there: BoolArray, slack: float) -> FloatArray:
+    """Return turns (N,) in which nobody who is away is owed more than ``slack`` turns by those who are there.
+
+    Somebody who comes back after a long absence is due at once, but does not fill every cohort for weeks.
+    """
+    if there.all() or not there.any():
+        return turns
+    mean = rates[there] @ turns[there] / rates[there].sum()
+    return np.where(there, turns, np.maximum(turns, mean - slack))

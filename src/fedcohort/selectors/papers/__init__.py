@@ -1,0 +1,1 @@
+"""The systems of the five papers, each under its own name."""

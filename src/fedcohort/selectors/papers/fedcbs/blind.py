@@ -1,0 +1,126 @@
+r"""Fed-CBS without asking clients anything: label shares estimated from updates of the output layer's bias.
+
+.. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
+   Class-Imbalance Reduction", ICML 2023.
+.. [Chen2024] H. Chen, H. Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
+   Learning" (HiCS-FL), NeurIPS 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.params import Interval, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.class_balance import group_of
+from fedcohort.selectors.numerics.label_shares import by_relative_softmax
+from fedcohort.selectors.papers.fedcbs.selector import Weighting, draw_group, exploration_bonus
+
+
+@dataclass(frozen=True)
+class BlindState:
+    """What blind Fed-CBS remembers."""
+
+    pulls: FloatArray = per_client()  # (N,) T_n, how often the client was selected, plus 1
+    seen: FloatArray = per_client()  # (N,) updates the shares are a mean of
+    shares: FloatArray = per_client()  # (N, B) estimated label shares; B is 0 until the first update is seen
+
+
+@register("fedcbs-blind")
+@dataclass(frozen=True, kw_only=True)
+class BlindFedCBS(Selector[BlindState]):
+    r"""Draw balanced cohorts ([Zhang2023]_, Algorithm 1) from label shares that are estimated ([Chen2024]_, Eq. 6).
+
+    .. math::
+
+        \hat D_n &= \mathrm{mean}\; \mathrm{softmax}(\Delta b_n / T) \\
+        P(c_m \mid c_1 \dots c_{m-1}) &\propto QCID(\hat M_m)^{-\beta_m}
+
+    Symbols: :math:`\Delta b_n` = update of the output layer's bias, T = ``temperature`` times the root mean square of
+    the cohort's updates, QCID, beta_m = ``beta`` * m, lambda = ``exploration`` and L_b = ``floor`` as in ``fedcbs``,
+    with the sizes q_n and label counts q_n * D_n.
+
+    A client that was never seen counts as balanced, which makes it attractive: the first rounds look at everybody.
+    What it knows it knows from updates in the clear; under secure aggregation there is nothing to see.
+
+    Deviations from the paper: HiCS-FL's temperature is a fixed number for each dataset; here it follows the size of
+    the cohort's updates, and estimates are averaged over a client's rounds. HiCS-FL clusters clients by the entropy of
+    these shares; here they go into Fed-CBS.
+
+    Examples
+    --------
+    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session
+    >>> session = Session(BlindFedCBS(), ClientTable(sizes=[8, 8, 8, 8]), seed=1)
+    >>> cohort = session.ask(RoundRequest(size=4))
+    >>> moved = {0: [1, -1], 1: [1, -1], 2: [-1, 1], 3: [-1, 1]}  # two clients of each class
+    >>> updates = [moved[client] for client in cohort.clients.tolist()]
+    >>> session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={Signal.OUTPUT_BIAS_UPDATE: updates}))
+    >>> [sorted(c // 2 for c in session.ask(RoundRequest(size=2)).clients.tolist()) for _ in range(2)]
+    [[0, 1], [0, 1]]
+    """
+
+    temperature: float = param(
+        0.5, Interval(float, 0, None, "neither"), "of the softmax, as a multiple of the cohort's typical update (T)"
+    )
+    exploration: float = param(10.0, Interval(float, 0, None), "weight of rarely selected clients (lambda)")
+    beta: float = param(1.0, Interval(float, 0, None, "neither"), "growth of the exponents, beta_m = beta * m (beta_m)")
+    floor: float = param(1e-20, Interval(float, 0, 1, "neither"), "least value of QCID (L_b)")
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Sizes, and the update of the output layer's bias."""
+        return frozenset({Signal.SIZES, Signal.OUTPUT_BIAS_UPDATE})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> BlindState:
+        """T_n = 1 for everybody; nothing seen."""
+        return BlindState(sealed(np.ones(clients.n)), sealed(np.zeros(clients.n)), sealed(np.zeros((clients.n, 0))))
+
+    def select(
+        self, state: BlindState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, BlindState]:
+        """Draw the cohort."""
+        sizes = slate.of_candidates(slate.clients.sizes)
+        classes = max(state.shares.shape[1], 2)
+        shares = slate.of_candidates(state.shares) if state.shares.shape[1] else np.zeros((len(sizes), classes))
+        known = slate.of_candidates(state.seen) > 0
+        believed = np.where(known[:, None], shares, 1.0 / classes)
+        group = group_of(LabelCounts(believed * sizes[:, None]))
+        bonus = exploration_bonus(self.exploration, slate.round + 1, slate.of_candidates(state.pulls))
+        draw = draw_group(group, slate.size, Weighting(beta=self.beta, floor=self.floor, exploration=bonus), rng)
+        cohort = Cohort(
+            clients=slate.candidates[draw.picks],
+            candidates=slate.candidates,
+            score=draw.log_probability,
+            parts={"balance": draw.log_probability - draw.exploration, "exploration": draw.exploration},
+            notes={"estimated qcid": draw.qcid, "never seen": int((~known).sum())},
+        )
+        return cohort, state
+
+    def update(self, state: BlindState, outcome: Outcome) -> BlindState:
+        """Count the selected clients, and learn from the updates of those that are sound."""
+        pulls = state.pulls.copy()
+        pulls[outcome.clients] += 1
+        good = outcome.ok
+        if not good.any():
+            return BlindState(sealed(pulls), state.seen, state.shares)
+        updates = outcome[Signal.OUTPUT_BIAS_UPDATE][good]
+        clients = outcome.clients[good]
+        seen = state.seen.copy()
+        shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(seen), updates.shape[1]))
+        seen[clients] += 1
+        shares[clients] += (by_relative_softmax(updates, self.temperature) - shares[clients]) / seen[clients, None]
+        return BlindState(sealed(pulls), sealed(seen), sealed(shares))
+
+    def grow(self, state: BlindState, clients: ClientTable, rng: np.random.Generator) -> BlindState:
+        """Keep what is known; newcomers have not been seen."""
+        more = clients.n - len(state.seen)
+        return BlindState(
+            sealed(np.concatenate([state.pulls, np.ones(more)])),
+            sealed(np.concatenate([state.seen, np.zeros(more)])),
+            sealed(np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))])),
+        )

@@ -1,0 +1,209 @@
+r"""FedCM: client selection as a combinatorial bandit whose reward is that the client's model was kept.
+
+.. [Kim2020] T. Kim, S. Bae, J. Lee, S. Yun, "Accurate and Fast Federated Learning via Combinatorial Multi-Armed
+   Bandits", arXiv:2012.03270, 2020.
+
+The paper's whole method is one of these selectors together with the filter ``fedca`` (its Eq. 4). Any filter will do:
+the selectors only see which models were kept. Without a filter every model that arrives is kept, and nothing can be
+learned but who fails.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.plots import Intervals, Picture, Record, agreement, beta_interval, counted, number, rank_correlation
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.core.top import top_k
+from fedcohort.selectors.numerics.thompson import beta_draws
+
+
+def _arms(record: Record) -> Intervals:
+    """Show each client's estimated chance to be kept: by UCB with the width of its bound, by Thompson with 90%."""
+    state = record.state
+    if "kept" in state:
+        good, bad = state["kept"], state["dropped"]
+        middle = good / (good + bad)
+        low, high = beta_interval(good, bad)
+        notes = [
+            counted("kept", g - 1, g + b - 2) if g + b > 2 else "never asked"
+            for g, b in zip(good.tolist(), bad.tolist(), strict=True)
+        ]
+    else:
+        middle = state["mean"]
+        width = np.sqrt(1.5 * math.log(record.rounds + 1) / state["pulls"])
+        low, high = np.maximum(middle - width, 0), np.minimum(middle + width, 1)
+        asked = (state["pulls"] - 1).tolist()  # one pull is imaginary
+        notes = [f"asked {number(n)} time{'s' * (n != 1)}" if n else "never asked" for n in asked]
+    best, worst = int(middle.argmax()), len(middle) - 1 - int(middle[::-1].argmin())
+    if middle[best] == middle[worst]:
+        text = f"{record.opening} every client has the same estimated chance to be kept"
+    else:
+        text = (
+            f"{record.opening} client {best} has the highest estimated chance to be kept, {middle[best]:.0%} "
+            f"({notes[best]}), and client {worst} the lowest, {middle[worst]:.0%} ({notes[worst]})"
+        )
+    if record.noise is not None:
+        text += "; " + agreement(
+            rank_correlation(middle, record.noise),
+            perfect=-1,
+            good="clients with more wrong labels get lower estimates, as they should",
+            bad="clients with more wrong labels get higher estimates, the wrong way round",
+            none="the estimates say little about who has wrong labels",
+        )
+    return Intervals(middle, low, high, notes, text + ".")
+
+
+ARMS = Picture("fedcm-arms", "FedCM: what each arm is worth", "estimated chance to be kept", _arms, share=True)
+
+
+@dataclass(frozen=True)
+class UcbState:
+    """What FedCM-UCB knows about each client."""
+
+    mean: FloatArray = per_client()  # (N,) mu_hat_k, share of rounds in which the client's model was kept
+    pulls: FloatArray = per_client()  # (N,) a_k, rounds it was asked in, plus the one it starts with
+
+
+@register("fedcm-ucb")
+@dataclass(frozen=True, kw_only=True)
+class FedCmUcb(Selector[UcbState]):
+    r"""Take the clients with the largest upper confidence bound of being kept ([Kim2020]_, Algorithm 2).
+
+    .. math:: \bar\mu_k = \hat\mu_k + \sqrt{\frac{3 \ln t}{2 a_k}}, \qquad
+              (\hat\mu_k, a_k) \leftarrow \left(\frac{a_k \hat\mu_k + r_k}{a_k + 1},\; a_k + 1\right)
+
+    Symbols: t = round + 1; :math:`a_k` = ``pulls``; :math:`\hat\mu_k` = ``mean``; r_k = 1 when the filter kept the
+    model (k in S_opt). It starts with a_k = 1 and a mean drawn from Bernoulli(1/2) (Appendix C). The first round
+    therefore picks among the clients that drew a 1.
+
+    Deviations from the paper: equal bounds, which Algorithm 2 leaves open, are ordered at random. A client that was
+    asked and did not deliver a sound model in time counts as not kept, r_k = 0: it is in S^t and not in S_opt. (To
+    leave it alone would let a dead client with a high bound hold its place in the cohort for ever.)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedcohort.core.clients import ClientTable
+    >>> from fedcohort.core.protocol import Slate
+    >>> state = UcbState(mean=np.array([0.5, 0.9, 0.4]), pulls=np.array([20.0, 20.0, 2.0]))
+    >>> slate = Slate(round=30, size=2, candidates=np.arange(3), clients=ClientTable(n=3))
+    >>> cohort, _ = FedCmUcb().select(state, slate, None, np.random.default_rng(0))
+    >>> cohort.clients  # client 2 is hardly known, client 1 was nearly always kept
+    array([2, 1])
+    """
+
+    pictures = (ARMS,)
+    default_filter = "fedca"
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Whether the model was kept."""
+        return frozenset({Signal.KEPT})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> UcbState:
+        """One imaginary pull per client, kept with probability 1/2."""
+        mean = rng.integers(0, 2, clients.n).astype(np.float64)
+        return UcbState(mean=sealed(mean), pulls=sealed(np.ones(clients.n)))
+
+    def select(
+        self, state: UcbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, UcbState]:
+        """Take the top of the upper confidence bounds."""
+        mean = slate.of_candidates(state.mean)
+        exploration = 1.5 * math.log(slate.round + 1) / slate.of_candidates(state.pulls)
+        np.sqrt(exploration, out=exploration)
+        score = mean + exploration
+        chosen = slate.candidates[top_k(score, slate.size, rng)]
+        cohort = Cohort(
+            clients=chosen,
+            candidates=slate.candidates,
+            score=score,
+            parts={"estimate": mean, "exploration": exploration},
+        )
+        return cohort, state
+
+    def update(self, state: UcbState, outcome: Outcome) -> UcbState:
+        """Move the mean of each asked client by its reward."""
+        who = outcome.clients
+        mean, pulls = state.mean.copy(), state.pulls.copy()
+        mean[who] = (pulls[who] * mean[who] + outcome.kept) / (pulls[who] + 1)
+        pulls[who] += 1
+        return UcbState(mean=sealed(mean), pulls=sealed(pulls))
+
+
+@dataclass(frozen=True)
+class ThompsonState:
+    """What FedCM-TS knows about each client."""
+
+    kept: FloatArray = per_client()  # (N,) alpha_k, rounds in which its model was kept, plus 1
+    dropped: FloatArray = per_client()  # (N,) beta_k, rounds in which it was not, plus 1
+
+
+@register("fedcm-ts")
+@dataclass(frozen=True, kw_only=True)
+class FedCmTs(Selector[ThompsonState]):
+    r"""Take the clients with the largest draw from their posterior of being kept ([Kim2020]_, Algorithm 3).
+
+    .. math:: \hat\theta_k \sim Beta(\alpha_k, \beta_k), \qquad
+              (\alpha_k, \beta_k) \leftarrow (\alpha_k + r_k,\; \beta_k + 1 - r_k)
+
+    Symbols: :math:`\alpha_k` = ``kept`` and :math:`\beta_k` = ``dropped``, both 1 at the start; r_k = 1 when the filter
+    kept the model.
+
+    Deviations from the paper: line 4 compares a count with the sampling *ratio*; it is read as in Algorithm 2, the top
+    of the draws. A client that was asked and did not deliver a sound model in time counts as not kept, r_k = 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedcohort.core.clients import ClientTable
+    >>> from fedcohort.core.protocol import Slate
+    >>> state = ThompsonState(kept=np.array([5.0, 90.0, 60.0]), dropped=np.array([95.0, 10.0, 40.0]))
+    >>> slate = Slate(round=30, size=2, candidates=np.arange(3), clients=ClientTable(n=3))
+    >>> cohort, _ = FedCmTs().select(state, slate, None, np.random.default_rng(0))
+    >>> cohort.clients
+    array([1, 2])
+    """
+
+    pictures = (ARMS,)
+    default_filter = "fedca"
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Whether the model was kept."""
+        return frozenset({Signal.KEPT})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> ThompsonState:
+        """Beta(1, 1) for everybody."""
+        ones = sealed(np.ones(clients.n))
+        return ThompsonState(kept=ones, dropped=ones)
+
+    def select(
+        self, state: ThompsonState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, ThompsonState]:
+        """Take the top of one draw per candidate."""
+        kept, dropped = slate.of_candidates(state.kept), slate.of_candidates(state.dropped)
+        draw = beta_draws(kept, dropped, rng)
+        mean = kept / (kept + dropped)
+        chosen = slate.candidates[top_k(draw, slate.size, rng)]
+        cohort = Cohort(
+            clients=chosen,
+            candidates=slate.candidates,
+            score=draw,
+            parts={"estimate": mean, "exploration": draw - mean},
+        )
+        return cohort, state
+
+    def update(self, state: ThompsonState, outcome: Outcome) -> ThompsonState:
+        """Count each asked client as kept or dropped."""
+        kept, dropped = state.kept.copy(), state.dropped.copy()
+        kept[outcome.clients] += outcome.kept
+        dropped[outcome.clients] += ~outcome.kept
+        return ThompsonState(kept=sealed(kept), dropped=sealed(dropped))

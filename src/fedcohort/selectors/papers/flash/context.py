@@ -1,0 +1,159 @@
+r"""FLASH's context: what is known about each client, in numbers of a usual size (Sec. 2.3).
+
+.. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.protocol import per_client
+from fedcohort.core.signals import Signal
+
+ELEMENTS = ("robust-loss", "validation-loss", "duration", "last-reward")
+LOSS_OF = {"robust-loss": Signal.ROBUST_LOSS, "validation-loss": Signal.VALIDATION_LOSS}
+
+State = TypeVar("State", bound="ContextState")
+
+# Contexts and rewards are cut off at 100 times their usual size, durations also at a hundredth: one diverged client or
+# one reply in no time would otherwise outweigh all other observations in V for ever.
+LIMIT = 100.0
+
+
+@dataclass(frozen=True)
+class ContextState:
+    """What was last known about each client, and the rewards so far."""
+
+    rounds: int  # rounds learnt from
+    time_unit: float  # median duration of the first round; 0 while unknown
+    reward_sum: float
+    reward_count: int
+    robust: FloatArray = per_client()  # (N,) robust loss over its first value; 1 while unknown
+    validation: FloatArray = per_client()  # (N,) validation loss over its first value; 1 while unknown
+    duration: FloatArray = per_client()  # (N,) tau of its last round, in units of time_unit; 1 while unknown
+    reward: FloatArray = per_client()  # (N,) its last reward
+    first_robust: FloatArray = per_client()  # (N,) NaN while unknown
+    first_validation: FloatArray = per_client()  # (N,) NaN while unknown
+    rewarded: BoolArray = per_client()  # (N,) whether it was ever asked and the outcome is known
+    level: FloatArray = (
+        per_client()
+    )  # (N,) the reward's loss of the received model, as last reported; NaN while unknown
+
+    @staticmethod
+    def unknown(n: int) -> dict[str, Any]:
+        """Return the fields before the first round: the context of everybody is [1, 1, 1, 0]."""
+        ones, unknown = sealed(np.ones(n)), sealed(np.full(n, np.nan))
+        return {
+            "rounds": 0,
+            "time_unit": 0.0,
+            "reward_sum": 0.0,
+            "reward_count": 0,
+            "robust": ones,
+            "validation": ones,
+            "duration": ones,
+            "reward": sealed(np.zeros(n)),
+            "first_robust": unknown,
+            "first_validation": unknown,
+            "rewarded": sealed(np.zeros(n, np.bool_)),
+            "level": unknown,
+        }
+
+    def with_rewards(self, who: IntArray, rewards: FloatArray) -> Self:
+        """Return the state in which these clients had these rewards."""
+        last = self.reward.copy()
+        last[who] = rewards
+        return dataclasses.replace(
+            self,
+            reward=sealed(last),
+            reward_sum=self.reward_sum + float(rewards.sum()),
+            reward_count=self.reward_count + len(rewards),
+        )
+
+    @property
+    def mean_reward(self) -> float:
+        """The mean of all rewards so far."""
+        return self.reward_sum / self.reward_count if self.reward_count else 0.0
+
+    @property
+    def usual(self) -> float:
+        """The mean of ``level`` over the clients that reported it; 0 before the first."""
+        known = self.level[np.isfinite(self.level)]
+        return float(np.clip(known, -1e100, 1e100).mean()) if len(known) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashState(ContextState):
+    """The contexts and the linear regression over them."""
+
+    gram: FloatArray  # (d, d) V
+    moment: FloatArray  # (d,) b
+    predicted: FloatArray = per_client()  # (N,) theta-hat' x it was last picked with; NaN when not waited for
+    streak: IntArray = per_client()  # (N,) times in a row that the prediction was below the reward
+    # Rewards that wait for the next global model (only with reward="validation-decrease").
+    waiting: IntArray = field(default_factory=lambda: sealed(np.empty(0, np.int64)))  # (w,) clients
+    waiting_context: FloatArray = field(default_factory=lambda: sealed(np.empty((0, 0))))  # (w, d)
+    waiting_loss: FloatArray = field(default_factory=lambda: sealed(np.empty(0)))  # (w,) of the model they received
+
+
+def columns(state: ContextState, elements: Sequence[str], who: IntArray | None) -> list[tuple[str, FloatArray]]:
+    """Return the name and the numbers of some elements of the context, for ``who`` or for everybody."""
+    known = {
+        "robust-loss": state.robust,
+        "validation-loss": state.validation,
+        "duration": state.duration,
+        "last-reward": state.reward,
+    }
+    chosen = [(name, known[name] if who is None else known[name][who]) for name in elements]
+    if "last-reward" in elements and not state.rewarded.all():
+        rewarded = state.rewarded if who is None else state.rewarded[who]
+        chosen = [
+            (name, np.where(rewarded, column, state.mean_reward) if name == "last-reward" else column)
+            for name, column in chosen
+        ]
+    return chosen
+
+
+def contexts(state: ContextState, elements: Sequence[str], who: IntArray) -> FloatArray:
+    """Return the contexts (k, d) of some clients."""
+    return np.stack([column for _, column in columns(state, elements, who)], axis=1)
+
+
+def with_losses(state: State, who: IntArray, losses: Mapping[Signal, FloatArray]) -> State:
+    """Return the state with newly known losses of ``who``; NaN leaves what was known."""
+    changes: dict[str, Any] = {}
+    for signal, values in losses.items():
+        name = "robust" if signal is Signal.ROBUST_LOSS else "validation"
+        first, column = getattr(state, f"first_{name}").copy(), getattr(state, name).copy()
+        known = np.isfinite(values)
+        new, loss = who[known], values[known]
+        first[new] = np.where(np.isnan(first[new]), loss, first[new])
+        column[new] = _relative(loss, first[new])
+        changes |= {f"first_{name}": sealed(first), name: sealed(column)}
+    return dataclasses.replace(state, **changes)
+
+
+def _relative(loss: FloatArray, first: FloatArray) -> FloatArray:
+    """Return loss / first value, cut off; 1 where both are 0."""
+    ratio = np.full(len(loss), LIMIT)
+    np.divide(loss, first, out=ratio, where=np.abs(first) > np.abs(loss) / LIMIT)
+    ratio[(first == 0) & (loss == 0)] = 1.0
+    clipped: FloatArray = np.clip(ratio, -LIMIT, LIMIT)
+    return clipped
+
+
+def time_unit(duration: FloatArray) -> float:
+    """Return the median of the positive durations, 0 when there is none."""
+    positive = duration[duration > 0]
+    return float(np.median(positive)) if len(positive) else 0.0
+
+
+def in_units(duration: FloatArray, unit: float) -> FloatArray:
+    """Return tau: durations in units of ``unit``, cut off on both sides."""
+    with np.errstate(over="ignore"):  # infinite is cut off like everything above the limit
+        return np.asarray(np.clip(duration / (unit or 1.0), 1 / LIMIT, LIMIT))

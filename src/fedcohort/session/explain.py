@@ -1,0 +1,263 @@
+"""Why a client was picked, or not, from what the journal recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import Cohort, Status
+from fedcohort.core.top import top_k
+from fedcohort.journal.events import FAILURES
+from fedcohort.journal.reading import CohortRow
+from fedcohort.journal.store import Journal
+from fedcohort.session.coverage import Tally
+
+_ALL_SCORES = 1024  # up to so many candidates every score is recorded
+_RUNNERS_UP = 64  # beyond, the picked ones and so many of the next best
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One candidate's score in one round.
+
+    Attributes
+    ----------
+    rank : the first of the ranks that all candidates with this score share; None where no rank was recorded
+    last_rank : the last of them, ``rank`` itself without ties; None where the record ends among the tied
+    """
+
+    client: int
+    name: str
+    picked: bool
+    rank: int | None
+    last_rank: int | None
+    score: float | None
+    parts: Mapping[str, float]
+
+    def place(self, of: int | None = None) -> str:
+        """Return the rank in words, if there is one.
+
+        >>> ScoreRow(7, "7", True, 3, 17, 0.5, {}).place(of=100)
+        '3-17 of 100, tied'
+        """
+        if self.rank is None:
+            return ""
+        last = "+" if self.last_rank is None else "" if self.last_rank == self.rank else f"-{self.last_rank}"
+        return f"{self.rank}{last}" + (f" of {of}" if of is not None else "") + (", tied" if last else "")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why, for one round, or for one client in one round.
+
+    Attributes
+    ----------
+    round, ticket : int
+    client, name : the client asked about, or None
+    picked : whether it was picked
+    reason : one sentence
+    rows : recorded scores, best first; only the client's own when one was asked about
+    threshold : the lowest score among the picked
+    status : what became of the client, when it was picked and has reported
+    failures : by name, what became of those picked whose model did not enter the average, and why
+    shadows : by shadow selector, the names it would have picked (or a note why it could not)
+    notes : what the selector noted about the choice
+    coverage : a warning when few clients carried the training up to this round, else None
+    """
+
+    round: int
+    ticket: int
+    client: int | None
+    name: str | None
+    picked: bool
+    reason: str
+    rows: tuple[ScoreRow, ...]
+    threshold: float | None
+    status: str | None
+    failures: Mapping[str, str]
+    shadows: Mapping[str, tuple[str, ...] | str]
+    notes: Mapping[str, Any]
+    coverage: str | None = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+    @property
+    def outcome(self) -> str:
+        """What became of the client when it was picked, and why; else why it was not picked."""
+        if not self.picked:
+            return self.reason
+        return self.failures.get(self.name or "", self.status or "not told yet")
+
+
+def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
+    """Return the part of a cohort's scores worth keeping: all of few, else the picked and the next best."""
+    if cohort.score is None or cohort.candidates is None or len(cohort.candidates) == 0:
+        return None
+    score: FloatArray = cohort.score
+    candidates: IntArray = cohort.candidates
+    if len(candidates) <= _ALL_SCORES:
+        order = np.argsort(-score, kind="stable")
+        ranks = np.arange(1, len(order) + 1)
+    else:
+        count = min(len(candidates), cohort.size + _RUNNERS_UP)
+        best = top_k(score, count)
+        others = np.setdiff1d(np.searchsorted(candidates, cohort.clients), best)
+        order = np.concatenate([best, others])
+        ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])
+    arrays: dict[str, AnyArray] = {"client": candidates[order], "rank": ranks, "score": score[order]}
+    for name, values in cohort.parts.items():
+        arrays[f"part:{name}"] = np.asarray(values, np.float64)[order]
+    return arrays
+
+
+def _shared_ranks(arrays: Mapping[str, AnyArray], cut: bool) -> list[tuple[int | None, int | None]]:
+    """Return for each recorded score the first and the last rank of those equal to it.
+
+    ``cut``: there were more scores than recorded ones, so how far the last tie goes is not known. A pick below the
+    recorded best has no rank of its own, but shares theirs where the score is the same.
+    """
+    score = np.where(np.isnan(arrays["score"]), -np.inf, arrays["score"])  # as the order takes it
+    ranked = score[arrays["rank"] > 0]  # best first, so equals stand together
+    first = np.searchsorted(-ranked, -score, side="left") + 1
+    last = np.searchsorted(-ranked, -score, side="right")
+    found: list[tuple[int | None, int | None]] = []
+    for own, a, b in zip(arrays["rank"].tolist(), first.tolist(), last.tolist(), strict=True):
+        if a > b:
+            found.append((None, None))
+        else:
+            open_end = cut and b == len(ranked) and (a < b or own < 0)
+            found.append((a, None if open_end else b))
+    return found
+
+
+def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], n: int) -> tuple[ScoreRow, ...]:
+    if not arrays:
+        return tuple(ScoreRow(int(c), table.name(int(c)), True, None, None, None, MappingProxyType({})) for c in picked)
+    best = int((arrays["rank"] > 0).sum())
+    ranks = _shared_ranks(arrays, cut=n > max(_ALL_SCORES, best) and best == len(picked) + _RUNNERS_UP)
+    chosen = set(picked.tolist())
+    parts = {name[5:]: values for name, values in arrays.items() if name.startswith("part:")}
+    return tuple(
+        ScoreRow(
+            client=int(c),
+            name=table.name(int(c)),
+            picked=int(c) in chosen,
+            rank=ranks[i][0],
+            last_rank=ranks[i][1],
+            score=float(arrays["score"][i]),
+            parts=MappingProxyType({name: float(values[i]) for name, values in parts.items()}),
+        )
+        for i, c in enumerate(arrays["client"])
+    )
+
+
+def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[str, str]:
+    """Return by name what became of the clients of a cohort that brought no sound model."""
+    why = reasons_of(journal).get(cohort.ticket, {})
+    found = {}
+    for reply in journal.replies(cohort.ticket):
+        if reply.status != Status.OK:
+            name = table.name(reply.client)
+            found[name] = Status(reply.status).name + (f": {why[name]}" if name in why else "")
+    return found
+
+
+def reasons_of(journal: Journal) -> dict[int, dict[str, str]]:
+    """Return by ticket and name why clients brought no sound model, as far as the host said why."""
+    found: dict[int, dict[str, str]] = {}
+    for body in journal.events(FAILURES):
+        if "ticket" in body:
+            found.setdefault(int(body["ticket"]), {}).update(body["failures"])
+    return found
+
+
+def history(journal: Journal, client: int | str) -> list[Explanation]:
+    """Return one client's part in every round on record, oldest first."""
+    rounds = dict.fromkeys(row.round for row in journal.cohorts())
+    return [explain_round(journal, round_, client) for round_ in rounds]
+
+
+def explain_round(journal: Journal, round_: int, client: int | str | None = None) -> Explanation:
+    """Explain one round, or one client's part in it, from a journal.
+
+    Parameters
+    ----------
+    journal : Journal
+    round_ : int
+        Counted from 0.
+    client : int or str, optional
+        Dense index or the host's name.
+    """
+    rows = journal.cohorts(round_=round_)
+    if not rows:
+        last, _ = journal.last()
+        raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
+    cohort = rows[-1]
+    table, active = journal.table()
+    index = None
+    if client is not None:
+        index = table.index(client) if isinstance(client, str) else int(table.indices([client])[0])
+    scores = journal.scores(cohort.ticket)
+    picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
+    all_rows = _rows(table, picked, arrays, cohort.n_candidates)
+    scored = [row.score for row in all_rows if row.picked and row.score is not None]
+    threshold = min(scored) if scored else None
+    status = None
+    if index is None:
+        reason = f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked."
+        own = all_rows
+        was_picked = False
+    else:
+        name = table.name(index)
+        own = tuple(row for row in all_rows if row.client == index)
+        was_picked = index in picked.tolist()
+        candidates = journal.candidates(cohort.ticket, table.n)
+        place = ""
+        if own and own[0].score is not None:
+            rank = f", rank {own[0].place(of=cohort.n_candidates)}" if own[0].rank else ""
+            place = f" with score {own[0].score:.6g}{rank}"
+            if own[0].parts:
+                place += " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")"
+        if was_picked:
+            reason = f"Client {name} was picked in round {round_}{place}."
+            replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
+            status = Status(replies[0].status).name if replies else None
+        elif candidates is None:
+            reason = f"Client {name} was not picked in round {round_}; why is no longer on record, it was pruned."
+        elif index not in candidates.tolist():
+            why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
+            reason = f"Client {name} was no candidate in round {round_}: {why}."
+        elif own:
+            below = f"; the lowest picked score was {threshold:.6g}" if threshold is not None else ""
+            reason = f"Client {name} was not picked in round {round_}{place}{below}."
+        else:
+            reason = f"Client {name} was a candidate in round {round_} but not picked" + (
+                f", and not among the {len(arrays['client'])} best recorded scores." if arrays else "."
+            )
+    shadows: dict[str, tuple[str, ...] | str] = {
+        shadow: note if note else tuple(table.name(int(c)) for c in theirs)
+        for shadow, (theirs, _, note) in scores.items()
+    }
+    return Explanation(
+        round=round_,
+        ticket=cohort.ticket,
+        client=index,
+        name=None if index is None else table.name(index),
+        picked=was_picked,
+        reason=reason,
+        rows=own,
+        threshold=threshold,
+        status=status,
+        failures=MappingProxyType(_failures(journal, table, cohort)),
+        shadows=MappingProxyType(shadows),
+        notes=MappingProxyType(dict(cohort.notes)),
+        coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,
+    )

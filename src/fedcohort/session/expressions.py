@@ -1,0 +1,148 @@
+"""Conditions on what clients say about themselves, read from text without running it.
+
+A condition compares attributes with constants: ``battery >= 30 and network in ("wifi", "ethernet")``. Only comparisons,
+``and``, ``or``, ``not`` and constants are understood; anything else in the text is refused when it is read. A client
+that has not said what a condition asks for does not meet it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedcohort.core.errors import InputError
+
+Attributes = Mapping[str, str | float | int | bool]
+_Test = Callable[[Attributes], bool]
+_LONGEST = 2000
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
+class _UnknownAttributeError(Exception):
+    """A client has not said what is asked for."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition that was read from text.
+
+    Attributes
+    ----------
+    text : str
+    names : frozenset of str
+        The attributes it asks for.
+
+    Examples
+    --------
+    >>> condition = Condition.read("battery >= 30 and region != 'test'")
+    >>> condition.unmet({"battery": 80, "region": "north"}) is None
+    True
+    >>> condition.unmet({"battery": 12, "region": "north"})
+    'it does not meet battery >= 30'
+    >>> condition.unmet({"battery": 80})
+    'it has not said its region'
+    >>> Condition.read("__import__('os').system('ls')")
+    Traceback (most recent call last):
+        ...
+    fedcohort.core.errors.InputError: The condition "__import__('os').system('ls')" may only compare attributes with ...
+    """
+
+    text: str
+    names: frozenset[str]
+    _clauses: tuple[tuple[str, frozenset[str], _Test], ...]
+
+    @classmethod
+    def read(cls, text: str) -> Condition:
+        """Read a condition; anything but comparisons of attributes and constants is refused."""
+        if len(text) > _LONGEST:
+            raise InputError(f"A condition may have at most {_LONGEST} characters. Got {len(text)}.")
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise InputError(f"The condition {text!r} cannot be read: {error}.") from None
+        parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+        clauses = []
+        for part in parts:
+            test = _test(part, text)
+            asked = frozenset(node.id for node in ast.walk(part) if isinstance(node, ast.Name))
+            clauses.append((ast.unparse(part), asked, test))
+        return cls(text, frozenset().union(*(asked for _, asked, _ in clauses)), tuple(clauses))
+
+    def unmet(self, attributes: Attributes) -> str | None:
+        """Return why a client with ``attributes`` does not meet the condition, or None when it does."""
+        known = {key.replace("-", "_"): value for key, value in attributes.items()}
+        for clause, asked, test in self._clauses:
+            try:
+                if not test(known):
+                    return f"it does not meet {clause}"
+            except _UnknownAttributeError:
+                missing = sorted(name for name in asked if name not in known)
+                return f"it has not said its {', '.join(missing)}"
+            except TypeError:  # a text where a number is asked for
+                return f"it does not meet {clause}"
+        return None
+
+
+def _refused(text: str) -> InputError:
+    return InputError(
+        f"The condition {text!r} may only compare attributes with constants, joined by and, or, not.",
+        hint="for example: battery >= 30 and network in ('wifi', 'ethernet')",
+    )
+
+
+def _test(node: ast.expr, text: str) -> _Test:
+    """Return a function that says whether attributes meet a condition."""
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            tests = [_test(value, text) for value in values]
+            if isinstance(op, ast.And):
+                return lambda attributes: all(test(attributes) for test in tests)
+            return lambda attributes: any(test(attributes) for test in tests)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = _test(operand, text)
+            return lambda attributes: not inner(attributes)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            terms = [_term(term, text) for term in (left, *comparators)]
+            if not all(type(op) in _COMPARE for op in ops):
+                raise _refused(text)
+            checks = [(_COMPARE[type(op)], terms[i], terms[i + 1]) for i, op in enumerate(ops)]
+            return lambda attributes: all(check(a(attributes), b(attributes)) for check, a, b in checks)
+        case ast.Name() | ast.Constant(value=bool()):
+            term = _term(node, text)
+            return lambda attributes: term(attributes) is True
+        case _:
+            raise _refused(text)
+
+
+def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:
+    """Return a function that reads an attribute, or a constant."""
+    match node:
+        case ast.Name(id=name):
+
+            def read(attributes: Attributes) -> Any:
+                if name not in attributes:
+                    raise _UnknownAttributeError(name)
+                return attributes[name]
+
+            return read
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return lambda attributes: value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return lambda attributes: -value
+        case ast.Tuple(elts=items) | ast.List(elts=items) if all(isinstance(i, ast.Constant) for i in items):
+            values = [item.value for item in items if isinstance(item, ast.Constant)]
+            return lambda attributes: values
+        case _:
+            raise _refused(text)

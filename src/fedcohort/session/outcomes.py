@@ -1,0 +1,84 @@
+"""What a selector is shown: a round's outcome, and to a shadow the part of an answer somebody else paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Status, Trial
+from fedcohort.core.signals import REPORT_SIGNALS, Signal
+from fedcohort.journal import ReplyBlock
+
+
+def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
+    """Return reports that together name every client of a cohort once as one block, in the order of the cohort."""
+    (first, *others) = blocks
+    if not others and (first.clients is cohort.clients or np.array_equal(first.clients, cohort.clients)):
+        return first
+    order = np.argsort(cohort.clients)
+    status = np.full(cohort.size, Status.MISSING, np.int8)
+    kept = np.zeros(cohort.size, np.bool_)
+    metrics: dict[str, FloatArray] = {}
+    for block in blocks:
+        at = order[np.searchsorted(cohort.clients, block.clients, sorter=order)]
+        status[at] = block.status
+        kept[at] = block.kept
+        for name, column in block.metrics.items():
+            metrics.setdefault(name, np.full((cohort.size, *column.shape[1:]), np.nan))[at] = column
+    return ReplyBlock(
+        cohort.ticket,
+        max(block.at for block in blocks),
+        False,
+        cohort.clients,
+        sealed(status),
+        sealed(kept),
+        {name: sealed(column) for name, column in metrics.items()},
+    )
+
+
+def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, replies: ReplyBlock) -> Outcome:
+    """Return a complete round as ``selector`` may see it through ``table``, which grants only what it declared.
+
+    ``replies`` has the cohort's clients in the cohort's order. Who answered without a number that this selector reads,
+    as a client that was forgotten since, is invalid to it.
+    """
+    requires = selector.requires
+    metrics: dict[Signal, FloatArray] = {}
+    status = replies.status
+    if read := requires & REPORT_SIGNALS:
+        ok = replies.status == Status.OK
+        for signal in read:
+            column = replies.metrics.get(signal.value)
+            if column is None:  # of a vector as many columns as are sure to be there
+                column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
+            elif (lacking := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():
+                status = sealed(np.where(lacking, np.int8(Status.INVALID), status))
+            metrics[signal] = sealed(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
+    return Outcome(
+        round=cohort.round,
+        clients=cohort.clients,
+        status=status,
+        table=table,
+        _kept=replies.kept,
+        _metrics=metrics,
+        _granted=requires,
+    )
+
+
+def what_was_paid_for(question: Query, answer: Answer | None, n: int) -> Answer:
+    """Answer a shadow's question from what the session's own selector paid for; the rest is NaN."""
+    if isinstance(question, Trial):
+        nothing = np.full((len(question.cohorts), n), np.nan)
+        return Answer(question, {Trial.answered_with: nothing})
+    values = {signal: np.full(len(question.clients), np.nan) for signal in question.signals}
+    if answer is not None and isinstance(answer.query, Losses):
+        known = np.full(n, np.nan)
+        for signal in question.signals & answer.query.signals:
+            known[:] = np.nan
+            known[answer.query.clients] = answer[signal]
+            values[signal] = known[question.clients]
+    return Answer(question, values)

@@ -1,0 +1,351 @@
+"""Who took part how often and at what distance, read from a journal alone: the proof that participation rules held."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
+from pathlib import Path
+
+import numpy as np
+
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Cohort, Status
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.events import ABANDONED, CHANGED, REGISTERED
+from fedcohort.journal.reading import CohortRow
+from fedcohort.session.outcomes import in_cohort_order
+from fedcohort.session.rules import Referee, Rules
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A participation that the rules of its round did not admit."""
+
+    client: str
+    round: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """Rules that an operator set.
+
+    Attributes
+    ----------
+    round, ticket : int
+        The first round and cohort they hold for.
+    rules : Rules
+    what : str
+        How they differ from those before, in words.
+    """
+
+    round: int
+    ticket: int
+    rules: Rules
+    what: str
+
+
+@dataclass(frozen=True)
+class Exceeded:
+    """A limit in force at the end that is exceeded by what a client did before the limit took effect.
+
+    Attributes
+    ----------
+    client : str
+    since : int
+        The round in which the limit took effect.
+    what : str
+    """
+
+    client: str
+    since: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a journal says about participation.
+
+    Attributes
+    ----------
+    rounds : int
+        Rounds with a cohort that were not abandoned.
+    clients : int
+    rules : Rules or None
+        Those in force at the end.
+    most : int
+        Participations of the client with the most.
+    least_separation : int or None
+        The fewest rounds from one participation of a client to its next; None when nobody took part twice.
+    breaches : tuple of Breach
+        Participations that broke the rules in force in their round.
+    changes : tuple of Change
+        All rules there were, oldest first.
+    exceeded : tuple of Exceeded
+        Limits in force at the end that do not hold for the whole run, because they were set in its course.
+    registered, unregistered : int or None
+        Participations under names that the host knew to be bound to a key, and under others, which prove nothing about
+        who took part. None where the journal does not say.
+    """
+
+    rounds: int
+    clients: int
+    rules: Rules | None
+    most: int
+    least_separation: int | None
+    breaches: tuple[Breach, ...]
+    changes: tuple[Change, ...] = ()
+    exceeded: tuple[Exceeded, ...] = ()
+    registered: int | None = None
+    unregistered: int | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether every round kept the rules that were in force in it."""
+        return not self.breaches
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are rules at the end, every round kept its own, and the whole run is within those of the end.
+
+        Rules that say nothing are none.
+        """
+        return self.rules is not None and self.rules != Rules() and self.kept and not self.exceeded
+
+    @property
+    def verdict(self) -> str:
+        """What is proved, in one sentence."""
+        if all(change.rules == Rules() for change in self.changes):
+            return "There were no rules: nothing is proved."
+        if not self.kept:
+            return "The rules did not hold."
+        if self.holds and len(self.changes) == 1:
+            return "The rules held in every round."
+        text = f"Every round kept the rules in force in it; {_times(len(self.changes) - 1)}."
+        if self.rules == Rules():
+            return f"{text} None have been in force since round {self.changes[-1].round}."
+        if self.exceeded:
+            return f"{text} The run as a whole exceeds the limits in force now."
+        return f"{text} The run as a whole is within those in force now."
+
+
+def _times(changes: int) -> str:
+    return f"they changed {changes} times" if changes != 1 else "they changed once"
+
+
+def difference(before: Rules | None, after: Rules) -> str:
+    """Return how rules differ from those before, in words.
+
+    >>> difference(Rules(max_participations=9), Rules(max_participations=2, blocked=("kiosk-7",)))
+    "blocked is now ['kiosk-7'], max_participations was 9, is now 2"
+    >>> difference(Rules(max_participations=9), Rules())
+    'max_participations was 9, is now unset'
+    """
+    old, new = {} if before is None else before.to_dict(), after.to_dict()
+    found = []
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            was = f" was {old[key]}," if key in old else ""
+            found.append(f"{key}{was} is now {new.get(key, 'unset')}")
+    return ", ".join(found) or "nothing differs"
+
+
+@dataclass
+class _Past:
+    """The participations of one client, oldest first."""
+
+    rounds: list[int] = field(default_factory=list)
+    tickets: list[int] = field(default_factory=list)
+
+    def before(self, change: Change) -> list[int]:
+        """Return the rounds that came before a change of rules."""
+        return self.rounds[: bisect_left(self.tickets, change.ticket)]
+
+
+def verify(journal: str | Path | Journal) -> Proof:
+    """Check every participation a journal holds against the rules that were in force in its round.
+
+    Checked are the rules that follow from cohorts alone: separation, number in all, number in a window, blocked
+    clients. A client takes part in a round when it is in the cohort, whatever came of it: this counts at least what
+    entered a model. Rounds that were abandoned released nothing and do not count.
+    """
+    if not isinstance(journal, Journal):
+        opened = read_journal(journal)
+        try:
+            return verify(opened)
+        finally:
+            opened.close()
+    table, _ = journal.table()
+    rows = journal.cohorts()
+    changes = _changes(journal, rows)
+    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
+    past: dict[int, _Past] = {}
+    breaches: list[Breach] = []
+    rounds = at = 0
+    separation: int | None = None
+    rules: Rules | None = None
+    for row in rows:
+        while at < len(changes) and changes[at].ticket <= row.ticket:
+            rules, at = changes[at].rules, at + 1
+        if row.ticket in given_up or not len(row.clients):
+            continue
+        rounds += 1
+        for client in row.clients.tolist():
+            own = past.setdefault(client, _Past())
+            if own.rounds:
+                distance = row.round - own.rounds[-1]
+                separation = distance if separation is None else min(separation, distance)
+            if rules is not None:
+                name = table.name(client)
+                breaches += [Breach(name, row.round, what) for what in _broken(rules, name, row.round, own.rounds)]
+            own.rounds.append(row.round)
+            own.tickets.append(row.ticket)
+    exceeded = [e for client, own in past.items() for e in _exceeded(changes, table.name(client), own)]
+    bound = _bound_to_keys(journal, table, past)
+    counts = [len(own.rounds) for own in past.values()]
+    return Proof(
+        rounds,
+        table.n,
+        changes[-1].rules if changes else None,
+        max(counts, default=0),
+        separation,
+        tuple(breaches),
+        tuple(changes),
+        tuple(exceeded),
+        bound,
+        None if bound is None else sum(counts) - bound,
+    )
+
+
+def _changes(journal: Journal, rows: Sequence[CohortRow]) -> list[Change]:
+    """Return the rules there were; a round that was abandoned may be made again under others, so tickets count."""
+    found: list[Change] = []
+    for body in journal.events(CHANGED):
+        rules, round_ = Rules.recorded(body["rules"]), int(body["round"])
+        if "ticket" in body:
+            ticket = int(body["ticket"])
+        else:  # of a journal of an earlier version
+            ticket = next((row.ticket for row in rows if row.round >= round_), len(rows))
+        found.append(Change(round_, ticket, rules, difference(found[-1].rules if found else None, rules)))
+    return found
+
+
+def _broken(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:
+    """Return what a participation in ``round_`` breaks, after those of ``earlier`` rounds."""
+    found = []
+    if name in rules.blocked:
+        found.append("it is blocked")
+    if round_ < (rules.paused or {}).get(name, 0):
+        found.append(f"it is paused until round {(rules.paused or {})[name]}")
+    if earlier and round_ - earlier[-1] < rules.min_separation:
+        found.append(f"{round_ - earlier[-1]} rounds after the last, at least {rules.min_separation} are asked for")
+    most = rules.most_of(name)
+    if most is not None and len(earlier) >= most:
+        found.append(f"participation {len(earlier) + 1} of at most {most}")
+    if rules.max_in_window is not None and rules.window is not None:
+        inside = len(earlier) + 1 - bisect_right(earlier, round_ - rules.window)
+        if inside > rules.max_in_window:
+            found.append(f"{inside} times in {rules.window} rounds, at most {rules.max_in_window} are allowed")
+    return found
+
+
+def _exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[Exceeded]:
+    """Yield the limits in force at the end that a client had exceeded before they took effect."""
+    if not changes:
+        return
+    rules = changes[-1].rules
+    most, window, limit = rules.most_of(name), rules.window, rules.max_in_window
+    if most is not None:
+        since = _since(changes, lambda rules: rules.most_of(name))
+        count, before = len(past.rounds), len(past.before(since))
+        if before > most:
+            early = "all" if before == count else str(before)
+            text = f"{count} participations, {early} before the limit of {most}"
+            yield Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+    since = _since(changes, lambda rules: rules.min_separation)
+    gap = min((b - a for a, b in pairwise(past.before(since))), default=rules.min_separation)
+    if gap < rules.min_separation:
+        text = f"{gap} rounds from one participation to the next, before the separation of {rules.min_separation}"
+        yield Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+    if window is not None and limit is not None:
+        since = _since(changes, lambda rules: (rules.window, rules.max_in_window))
+        rounds = past.before(since)
+        inside = max((i + 1 - bisect_right(rounds, last - window) for i, last in enumerate(rounds)), default=0)
+        if inside > limit:
+            text = f"{inside} times in {window} rounds, before the limit of {limit}"
+            yield Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+
+
+def _since(changes: Sequence[Change], limit: Callable[[Rules], object]) -> Change:
+    """Return the change from which on a limit has been what it is at the end."""
+    last = limit(changes[-1].rules)
+    return list(takewhile(lambda change: limit(change.rules) == last, reversed(changes)))[-1]
+
+
+def _bound_to_keys(journal: Journal, table: ClientTable, past: Mapping[int, _Past]) -> int | None:
+    """Return how many participations were under a name that was bound to a key by then; None: not on record."""
+    events = journal.timed_events(REGISTERED)
+    if not events:
+        return None
+    asked = {row.ticket: row.asked_at for row in journal.cohorts()}
+    since: dict[str, int] = {}
+    for at, body in events:
+        ticket = body.get("ticket")
+        if ticket is None:  # of a journal of an earlier version
+            ticket = next((t for t, when in asked.items() if when >= at), len(asked))
+        since.update({name: int(ticket) for name in body["names"] if name not in since})
+    found = 0
+    for client, own in past.items():
+        first = since.get(table.name(client))
+        found += 0 if first is None else len(own.tickets) - bisect_left(own.tickets, first)
+    return found
+
+
+def next_round(journal: Journal) -> tuple[int, int]:
+    """Return the number of the next round, and how often cohorts of that number were abandoned before."""
+    _, last = journal.last()
+    rows = journal.cohorts(after=last - 1)
+    upto = rows[-1].round + 1 if rows else 0
+    given_up = journal.events(ABANDONED)
+    # A round is free again when it was the newest; only what was given up since the last request counts.
+    since = [body for body in given_up if body.get("asked", body["ticket"] + 1) == last + 1]
+    round_ = int(since[-1].get("next", since[-1]["round"])) if since else upto
+    return round_, sum(body["round"] == round_ for body in given_up) if round_ < upto else 0
+
+
+def spent(journal: Journal) -> dict[str, int]:
+    """Return how often each client has taken part so far, as rules count it."""
+    table, _ = journal.table()
+    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
+    counts = np.zeros(table.n, np.int64)
+    for row in journal.cohorts():
+        if row.ticket not in given_up:
+            counts[row.clients] += 1
+    return dict(zip(table.names, counts.tolist(), strict=True))
+
+
+def resumed(rules: Rules, journal: Journal) -> Referee:
+    """Return a referee that has counted every cohort a journal holds."""
+    table, _ = journal.table()
+    referee = Referee(rules, table)
+    referee.set_attributes(journal.attributes())
+    for body in journal.events("join"):
+        first = int(body["first"])
+        referee.ledger.joined[first : first + int(body["count"])] = int(body.get("round", 0))
+    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
+    for row in journal.cohorts():
+        if not len(row.clients):
+            continue
+        abandoned = row.ticket in given_up
+        if not abandoned:
+            referee.ledger.picked(row.ticket, row.round, row.clients)
+        blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
+        if row.told_at is not None and blocks:
+            cohort = Cohort(row.clients, round=row.round, ticket=row.ticket)
+            status = np.asarray(in_cohort_order(cohort, blocks).status)
+            # Who had not answered when a cohort was given up has not failed.
+            answered = status != Status.MISSING if abandoned else np.ones(len(status), np.bool_)
+            referee.ledger.told(row.ticket, row.clients[answered], status[answered])
+    return referee

@@ -1,0 +1,109 @@
+"""Does a host that says "continue or start" mean the session that is on record? What it brings must be what was given.
+
+A federation changes while its session lives, and a host may bring the table it started with or the one it has now; both
+are its own. So the journal keeps a digest of every fact it began with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import JournalError
+from fedcohort.core.signals import Signal
+from fedcohort.journal import Journal
+from fedcohort.journal.codec import pack
+from fedcohort.journal.events import FORGOTTEN
+
+CLIENTS = "clients"  # under which the journal keeps the digests
+
+
+def digests(table: ClientTable) -> dict[str, str]:
+    """Return a digest of each kind of fact about the clients."""
+    facts = {"number": str(table.n).encode()}
+    if table.has_names:
+        facts["names"] = json.dumps(table.names).encode()
+    if Signal.SIZES in table.signals:
+        facts["sizes"] = pack(table.sizes)
+    if Signal.LABEL_PRODUCTS in table.signals:
+        labels = table.labels
+        parts = [getattr(labels, name) for name in labels.__dataclass_fields__]
+        facts["labels"] = b"".join([type(labels).__name__.encode(), *(pack(np.asarray(part)) for part in parts)])
+    return {name: hashlib.sha256(data).hexdigest() for name, data in facts.items()}
+
+
+def check_same(
+    journal: Journal, *, seed: int, clients: ClientTable, signals: Iterable[Signal] | None, audit: bool
+) -> None:
+    """Refuse to continue a journal with another seed, other clients or other signals; the error names them."""
+    meta = journal.meta()
+    found = []
+    if int(meta["seed"]) != seed:
+        found.append(f"it has the seed {meta['seed']}, given is {seed}")
+    ours = meta["signals"]
+    theirs = None if signals is None else sorted(signals)
+    if ours != theirs:
+        found.append(f"its host supplies {_listed(ours)}, given are {_listed(theirs)}")
+    if audit and meta.get("audit") is None:
+        found.append("it is not chained for an audit, and audit=True is given")
+    found += _other_clients(journal, meta, clients)
+    if found:
+        raise JournalError(
+            f"The journal {journal.path} is of another session: {'; '.join(found)}.",
+            hint="give what it was started with, or Session.open(path), which takes all of it from the journal; for a "
+            "new session choose another file",
+        )
+
+
+def _listed(signals: Iterable[str] | None) -> str:
+    return "whatever the selector requires (signals=None)" if signals is None else ", ".join(signals) or "no signals"
+
+
+def _other_clients(journal: Journal, meta: Mapping[str, Any], clients: ClientTable) -> Iterator[str]:
+    given, begun = digests(clients), meta.get(CLIENTS)
+    if given == begun:
+        return
+    now, _ = journal.table()
+    if given == digests(now):
+        return
+    if journal.events(FORGOTTEN):
+        yield from _other_names(journal, now, clients)
+    elif begun is not None or not (journal.events("join") or journal.events("facts")):  # else nobody knows its first
+        yield from _named(now, clients)
+
+
+def _named(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
+    """Yield how two tables differ that are known to."""
+    if ours.n != theirs.n:
+        yield f"it has {ours.n} clients, given are {theirs.n}"
+        return
+    for i, (one, other) in enumerate(zip(ours.names, theirs.names, strict=True)):
+        if one != other:
+            yield f"its client {i} is named {one!r}, given is {other!r}"
+            return
+    if ours.signals != theirs.signals:
+        yield f"of its clients are known {_listed(sorted(ours.signals))}, given are {_listed(sorted(theirs.signals))}"
+        return
+    differing = ours.differing(theirs)
+    if len(differing):
+        more = f" and {len(differing) - 1} others" if len(differing) > 1 else ""
+        yield f"sizes or labels of its client {ours.name(int(differing[0]))!r}{more} are other than those given"
+    else:
+        yield "its clients' labels are of another form than those given"
+
+
+def _other_names(journal: Journal, ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
+    """Yield whom two tables do not share; a host may or may not have those who were forgotten or joined later."""
+    forgotten = {ours.name(int(body["client"])) for body in journal.events(FORGOTTEN)}
+    first = min((int(body["first"]) for body in journal.events("join")), default=ours.n)
+    lacking = sorted(set(ours.names[:first]) - set(theirs.names) - forgotten)
+    unknown = sorted(set(theirs.names) - set(ours.names))
+    if lacking:
+        yield f"it has the client {lacking[0]!r}, which is not among those given"
+    if len(unknown) > len(forgotten):
+        yield f"it does not have {len(unknown)} of the clients given, and was made to forget {len(forgotten)}"

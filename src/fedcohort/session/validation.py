@@ -1,0 +1,305 @@
+"""All checks of what comes in: signals at the start, answers, cohorts, reports. Each refuses or returns."""
+
+from __future__ import annotations
+
+import numbers
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import DuplicateReportError, InputError, SelectorError, SignalError
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
+from fedcohort.core.selector_spec import selector_name
+from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.core.text import shown
+from fedcohort.journal import ReplyBlock, ReplyRow
+
+_STATUSES = frozenset(int(status) for status in Status)
+_FEW = 1024
+MOST_WORK = 1000  # times the usual local steps
+
+
+def check_signals(
+    selector: Selector[Any], clients: ClientTable, signals: frozenset[Signal] | None, who: str | None = None
+) -> None:
+    """Refuse a selector whose required signals the table or the host cannot supply.
+
+    Parameters
+    ----------
+    selector : Selector
+    clients : ClientTable
+    signals : frozenset of Signal or None
+        What the host supplies in reports and answers; None trusts it to supply what is required.
+    who : str, optional
+        How to name the selector in the error.
+    """
+    for signal in sorted(selector.requires):
+        supplied = signal in clients.signals if signal in TABLE_SIGNALS else signals is None or signal in signals
+        if not supplied:
+            kind = "client table" if signal in TABLE_SIGNALS else "host"
+            raise SignalError(
+                f"The {who or 'selector'} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
+                f"which the {kind} does not supply.",
+                hint=signal.supplied_by,
+            )
+
+
+def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
+    """Refuse a cohort that breaks the protocol."""
+    picked = cohort.clients
+    who = selector_name(selector)
+    if picked.ndim != 1:
+        raise SelectorError(f"The selector {who} must return a list of clients. Got shape {picked.shape}.")
+    if len(picked) > slate.size:
+        raise SelectorError(f"The selector {who} picked {len(picked)} clients where {slate.size} were asked for.")
+    # A set is the faster way to see it among few, sorting among many.
+    if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
+        raise SelectorError(f"The selector {who} picked a client more than once: {picked.tolist()}.")
+    at = np.searchsorted(slate.candidates, picked)
+    inside = at < len(slate.candidates)
+    if not inside.all() or not np.array_equal(slate.candidates[at], picked):
+        raise SelectorError(f"The selector {who} picked clients that are no candidates: {picked.tolist()}.")
+    if not len(picked) and cohort.stop is None:
+        raise SelectorError(f"The selector {who} picked nobody out of {len(slate.candidates)} and gave no stop reason.")
+    for name in ("weights", "work"):
+        values = getattr(cohort, name)
+        if values is not None and (values.shape != picked.shape or not np.isfinite(values).all() or (values < 0).any()):
+            raise SelectorError(
+                f"The selector {who} must give one finite '{name}' of at least 0 per picked client. Got {values!r}."
+            )
+    if cohort.work is not None and (cohort.work > MOST_WORK).any():
+        raise SelectorError(
+            f"The selector {who} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
+        )
+    if cohort.stop is not None and not isinstance(cohort.stop, str):
+        raise SelectorError(f"The selector {who} must say in words why it stops. Got {shown(cohort.stop)}.")
+    lengths = {"score": cohort.score, **cohort.parts}
+    for name, values in lengths.items():
+        if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
+            raise SelectorError(
+                f"The selector {who} must give '{name}' for each of the cohort's candidates.",
+                hint="say whom they are about: Cohort(..., candidates=slate.candidates, score=...)",
+            )
+
+
+def check_query(selector: Selector[Any], query: object, n: int) -> None:
+    """Refuse a question that no host could answer, or that asks about clients there are not."""
+    who = selector_name(selector)
+    asked: tuple[IntArray, ...]
+    match query:
+        case None:
+            return
+        case Losses():
+            asked = (query.clients,)
+        case Trial():
+            asked = query.cohorts
+        case _:
+            raise SelectorError(f"The selector {who} must ask with Losses or Trial, or nothing. Got {shown(query)}.")
+    if not asked:
+        raise SelectorError(f"The selector {who} asks to try no cohort at all.")
+    for clients in asked:
+        if len(clients) and not 0 <= clients.min() <= clients.max() < n:
+            raise SelectorError(
+                f"The selector {who} asks about clients that are not in [0, {n}): {shown(clients.tolist())}."
+            )
+        if len(np.unique(clients)) != len(clients):
+            raise SelectorError(f"The selector {who} asks about a client more than once: {shown(clients.tolist())}.")
+
+
+def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: Answer | None) -> None:
+    """Refuse an answer that does not belong to the question the selector asked."""
+    if query is None:
+        if answer is not None:
+            raise InputError("The selector asked nothing in this round, but an answer was given.")
+        return
+    if answer is None:
+        raise InputError(
+            f"The selector {selector_name(selector)} asks a question before it chooses; the answer is missing.",
+            hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
+        )
+    same = type(answer.query) is type(query)
+    if same and isinstance(query, Losses) and isinstance(answer.query, Losses):
+        same = np.array_equal(query.clients, answer.query.clients) and query.signals == answer.query.signals
+    elif same and isinstance(query, Trial) and isinstance(answer.query, Trial):
+        same = len(query.cohorts) == len(answer.query.cohorts) and all(
+            map(np.array_equal, query.cohorts, answer.query.cohorts)
+        )
+        expected = (len(query.cohorts), n)
+        if same and answer[Trial.answered_with].shape != expected:
+            raise InputError(
+                f"The answer to a Trial must give a loss change for every client, shape {expected}. "
+                f"Got {answer[Trial.answered_with].shape}."
+            )
+    if not same:
+        raise InputError("The answer belongs to another question than the one this request led to.")
+
+
+def check_report(
+    selector: Selector[Any], table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], report: RoundReport
+) -> ReplyBlock:
+    """Check a report and return what it says by columns.
+
+    ``earlier`` is what partial reports said about the same cohort before.
+    """
+    whole = report.clients is cohort.clients  # as most hosts report: nothing can be named twice or wrongly
+    clients = cohort.clients if whole else table.indices(report.clients)
+    if earlier or not whole:
+        _check_reported(table, cohort, earlier, report.ticket, clients)
+    count = len(clients)
+    status = _statuses(report, count)
+    kept = np.ones(count, np.bool_) if report.kept is None else np.array(report.kept)
+    if kept.shape != (count,) or kept.dtype != np.bool_:
+        raise InputError(f"'kept' must be one bool per reported client, {count}. Got {report.kept!r}.")
+    columns: dict[str, FloatArray] = {}
+    for signal, values in report.metrics.items():
+        if signal not in REPORT_SIGNALS:
+            raise InputError(
+                f"A report's metrics are named by signals ({', '.join(sorted(REPORT_SIGNALS))}). Got {signal!r}."
+            )
+        column = _column(Signal(signal), values, count, earlier)
+        if not np.isfinite(column).all():
+            wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
+            column[wrong] = np.nan
+            status[(status == Status.OK) & wrong] = Status.INVALID
+        columns[Signal(signal).value] = sealed(column)
+    ok = status == Status.OK
+    if ok.any():
+        for signal in sorted(selector.requires & METRIC_SIGNALS):
+            if signal.value not in columns:
+                raise SignalError(
+                    f"The report for ticket {report.ticket} lacks the signal '{signal}' ({signal.meaning}), which "
+                    f"the selector {selector_name(selector)} requires.",
+                    hint=signal.supplied_by,
+                )
+    kept &= ok
+    return ReplyBlock(report.ticket, time.time(), False, clients, sealed(status), sealed(kept), columns)
+
+
+def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundReport) -> IntArray:
+    """Check a report that comes after its round was closed and return the clients it names."""
+    replies = {reply.client: reply for reply in known}
+    clients = table.indices(report.clients)
+    for c in clients.tolist():
+        if c not in replies:
+            raise InputError(
+                f"The report for ticket {report.ticket} names client {table.name(c)!r}, which was not asked to train."
+            )
+        if replies[c].status != Status.MISSING or replies[c].late:
+            raise DuplicateReportError(
+                f"Ticket {report.ticket} is closed and client {table.name(c)!r} was reported already."
+            )
+    if not len(clients):
+        raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")
+    return clients
+
+
+def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return numbers about the global model as the journal keeps them; None stands for one that is not known."""
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not name.isprintable():
+            raise InputError(f"What is recorded about the model must be named by a printable text. Got {name!r}.")
+        number = value
+        if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+            number = value.item()
+        if number is not None and not isinstance(number, numbers.Real):
+            raise InputError(
+                f"The metric {name!r} of the model must be one number or None. Got {value!r:.80} "
+                f"({type(value).__name__}).",
+                hint="record several numbers under several names; a tensor's number is tensor.item()",
+            )
+        try:
+            found[name] = None if number is None else float(number)
+        except OverflowError as error:
+            raise InputError(f"The metric {name!r} of the model is too large a number: {str(value)[:40]}...") from error
+    return found
+
+
+def _check_reported(
+    table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], ticket: int, clients: IntArray
+) -> None:
+    """Refuse clients that were not asked or that are reported twice."""
+    asked = set(cohort.clients.tolist())
+    seen = {client for block in earlier for client in block.clients.tolist()}
+    for c in clients.tolist():
+        if c not in asked:
+            raise InputError(
+                f"The report for ticket {ticket} names client {table.name(c)!r}, which was not asked "
+                f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
+            )
+        if c in seen:
+            raise DuplicateReportError(f"Client {table.name(c)!r} was reported already for ticket {ticket}.")
+        seen.add(c)
+
+
+def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
+    """Return a metric as a new array, (count,) or (count, V) where the signal is a vector.
+
+    A vector of one number per class is as long as it was in ``earlier`` reports of the round, else as most rows of
+    this one are. A row of another length than the rest becomes NaN, like anything else a client gets wrong; NaN alone
+    stands for a whole row.
+    """
+    if signal.width is None:
+        column = _numbers(signal, values)
+        if column.shape != (count,):
+            raise InputError(
+                f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
+            )
+        return column
+    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, str) or getattr(values, "ndim", 1) == 0:
+        raise InputError(f"The metric '{signal}' must have one row of numbers per client. Got {shown(values)}.")
+    rows = [np.atleast_1d(_numbers(signal, row)) for row in values]
+    if len(rows) != count or any(row.ndim != 1 for row in rows):
+        raise InputError(
+            f"The metric '{signal}' must have one row of numbers per reported client, {count}. "
+            f"Got shapes {[row.shape for row in rows]}."
+        )
+    widths = Counter(len(row) for row in rows if np.isfinite(row).all())  # of those that could be sound
+    known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
+    width = widths.most_common(1)[0][0] if widths else 1
+    if known is not None:
+        width = known.shape[1]
+    elif signal.width != "classes":
+        width = signal.width
+    if widths and width not in widths:
+        raise InputError(
+            f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
+        )
+    column = np.full((count, width), np.nan)
+    for at, row in zip(column, rows, strict=True):
+        if len(row) == width:
+            at[:] = row
+    return column
+
+
+def _numbers(signal: Signal, values: Any) -> FloatArray:
+    """Return a new array of what somebody reported, if it is numbers at all."""
+    try:
+        array = np.array(values)
+        if array.dtype.kind != "c":
+            return np.array(array, np.float64)
+        raise TypeError("complex numbers")
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"The metric '{signal}' must be numbers, one per client. Got {shown(values)}.") from None
+
+
+def _statuses(report: RoundReport, count: int) -> AnyArray:
+    """Return a new (count,) array of statuses."""
+    if report.status is None:
+        return np.zeros(count, np.int8)
+    try:
+        given = np.asarray(report.status)
+    except (TypeError, ValueError, OverflowError):
+        given = np.empty(0)
+    status = given.astype(np.int64) if given.dtype.kind in "iu" else np.empty(0, np.int64)
+    if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
+        raise InputError(
+            f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "
+            f"{count} reported clients. Got {shown(report.status)}."
+        )
+    return status.astype(np.int8)

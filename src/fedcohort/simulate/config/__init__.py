@@ -1,0 +1,1 @@
+"""The configuration of an experiment: TOML, overrides, sweeps, and the runs it stands for."""

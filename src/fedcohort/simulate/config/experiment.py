@@ -1,0 +1,620 @@
+"""The configuration of an experiment: TOML, overrides, and the runs it stands for.
+
+::
+
+    name = "noise"
+    seeds = [0, 1, 2]
+
+    [data]
+    name = "fashion-mnist"            # folder = "..."
+
+    [scenario]
+    preset = "flash-noise"            # or partition = {name = "shards", clients = 100}, ...
+
+    [model]
+    name = "mlp"
+
+    [local]
+    batch_size = 64
+    steps = 20
+    lr = 0.005
+
+    [aggregator]
+    name = "size-mean"
+
+    [run]
+    rounds = 200
+    cohort = 10
+    eval_every = 5
+    targets = [0.7, 0.8]
+
+    [selectors.uniform]
+
+    [selectors.ours]                  # a label; its name is the selector's unless it says otherwise
+    name = "flash"
+    local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter, labels
+
+    # [selectors.mine]
+    # name = "mine.py:MySelector"     # a class of yours: file.py:Class, beside this file, or module:Class
+
+    # [task]
+    # name = "regression"             # or next-token; classification is the default
+
+    # [data]
+    # path = "people.csv"             # data of your own, beside this file: see the source "file"
+    # label = "diagnosis"
+    # client = "hospital"             # with scenario.partition = "natural"
+
+    [sweep]                           # each value makes a selector of its own, "ours exploration=0.1" and so on
+    ours.exploration = [0.1, 0.2]
+
+    [[settings]]                      # each setting changes some keys of the above
+    name = "quiet"
+    scenario.noise.level = 0.0
+
+Every key is checked, an unknown one is an error that names the nearest known one, and everything is built before
+anything heavy starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
+from fedcohort.core.guard import guarded
+from fedcohort.core.params import Interval, Text, parameters
+from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.registry import Registry, is_reference, nearest, own_code, referenced
+from fedcohort.core.signals import Signal
+from fedcohort.core.text import shown
+from fedcohort.scenario import Scenario
+from fedcohort.selectors import Uniform
+from fedcohort.session.rules import Rules
+from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
+from fedcohort.simulate.config.sweep import expanded
+from fedcohort.simulate.config.toml import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
+from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, spelled
+from fedcohort.simulate.label_sharing import LABEL_SHARING, LabelSharing
+from fedcohort.simulate.tasks import TASKS, Classification, Task
+from fedcohort.training.aggregators import AGGREGATORS, Aggregator, InverseProbability
+from fedcohort.training.filters import FILTERS, Filter
+from fedcohort.training.local import LocalTraining
+
+MOST_RUNS = 100_000
+MOST_SEED = 2**63 - 1
+_LONGEST = 200  # characters of a run's name, after which files are named; file systems take 255
+MEMORY_FILE = "data.npz"  # in an experiment's directory: the data that were given as arrays
+
+__all__ = [
+    "MEMORY_FILE",
+    "ConfigError",
+    "Experiment",
+    "RunPlan",
+    "find_table",
+    "merged",
+    "override",
+    "read",
+    "read_table",
+    "to_toml",
+    "values_of",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class RunPlan:
+    """One run: a selector, a seed and a setting, everything built and checked."""
+
+    id: str
+    label: str
+    seed: int
+    setting: dict[str, Any]
+    setting_name: str
+    selector: Selector[Any]
+    data: DataOptions
+    scenario: Scenario
+    model: ModelOptions
+    local: LocalTraining
+    aggregator: Aggregator
+    filter: Filter
+    labels: LabelSharing
+    options: RunOptions
+    task: Task = field(default_factory=Classification)
+    rules: Rules | None = None
+    shadows: Mapping[str, Selector[Any]] = field(default_factory=dict)
+
+
+@guarded(methods=True, plugins=True)
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A checked configuration.
+
+    Attributes
+    ----------
+    name : str
+    table : dict
+        The complete configuration as plain values; :func:`to_toml` writes it.
+    plans : tuple of RunPlan
+        Settings x selectors x seeds, in this order.
+    options : RunOptions
+        Those of the base configuration.
+    notes : tuple of str
+        What was settled because the configuration did not say it, for people to read.
+    """
+
+    name: str
+    table: dict[str, Any]
+    plans: tuple[RunPlan, ...]
+    options: RunOptions
+    notes: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> str:
+        """The label everything is compared with."""
+        labels = list(dict.fromkeys(plan.label for plan in self.plans))
+        if self.options.baseline is not None:
+            return self.options.baseline
+        uniform = [plan.label for plan in self.plans if isinstance(plan.selector, Uniform)]
+        return uniform[0] if uniform else labels[0]
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Experiment:
+        """Check a configuration and build all its runs.
+
+        >>> experiment = Experiment.from_dict({"seeds": [1, 2], "selectors": {"uniform": {}}})
+        >>> [plan.id for plan in experiment.plans]
+        ['uniform-s1', 'uniform-s2']
+        >>> Experiment.from_dict({"rounds": 5})
+        Traceback (most recent call last):
+            ...
+        fedcohort.simulate.config.experiment.ConfigError: The configuration has no key 'rounds'. ...
+          hint: did you mean 'run.rounds'?
+        """
+        return _build(table)
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "model": ModelOptions,
+    "local": LocalTraining,
+    "run": RunOptions,
+    "rules": Rules,
+}
+_NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
+_TOP = ["name", "seeds", "data", "task", *_SECTIONS, "scenario", *_NAMED, "selectors", "sweep", "settings"]
+_PER_SELECTOR = ["local", *_NAMED]
+_DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all", "labels": "counts"}
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read a TOML file, apply ``key=value`` overrides with dotted keys, check and build everything."""
+    return Experiment.from_dict(override(read_table(path), overrides))
+
+
+# -- checking and building -------------------------------------------------------------------------------------
+
+
+def _unknown(where: str, key: str, known: Sequence[str], hint: str | None = None) -> ConfigError:
+    near = nearest(key, list(known))
+    return ConfigError(
+        f"{where} has no key {key!r}. Known: {', '.join(known)}.",
+        hint=hint or (f"did you mean {near!r}?" if near else None),
+    )
+
+
+def _check_top(table: Mapping[str, Any]) -> None:
+    for key in table:
+        if key in _TOP:
+            continue
+        inside = [
+            f"{section}.{info.name}"
+            for section, kind in _SECTIONS.items()
+            for info in parameters(kind)
+            if nearest(key, [info.name]) == info.name and info.name[:1] == key[:1]
+        ]
+        close = nearest(key, [name.partition(".")[2] for name in inside]) if inside else None
+        best = next((name for name in inside if name.partition(".")[2] == close), None)
+        direct = nearest(key, _TOP)
+        exact = best is not None and best.endswith(f".{key}")
+        hint = f"did you mean {best!r}?" if best and (exact or direct is None) else None
+        raise _unknown("The configuration", key, _TOP, hint)
+
+
+def _table(where: str, value: Any, hint: str | None = None) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        plain = value is None or isinstance(value, (bool, int, float))
+        got = shown(value) if plain else f"something of the type {type(value).__name__}"
+        raise ConfigError(f"{where} must be a table or a name. Got {got}.", hint=hint)
+    return dict(value)
+
+
+def _section(name: str, value: Any) -> Any:
+    """Build one of the sections that are plain dataclasses."""
+    kind = _SECTIONS[name]
+    values = _table(f"The section [{name}]", value)
+    known = [info.name for info in parameters(kind)]
+    for key in values:
+        if key not in known:
+            raise _unknown(f"The section [{name}]", key, known)
+    if kind is ModelOptions and isinstance(values.get("name"), str) and is_reference(values["name"]):
+        try:
+            values["name"] = referenced(values["name"])[1]  # good from any folder
+        except (InputError, UnknownNameError) as error:
+            raise ConfigError(f"In the section [model]: {error.message}", hint=error.hint) from error
+    if kind is LocalTraining and not any(length in values for length in LENGTHS):
+        values["epochs"] = 1
+    try:
+        return kind(**values)
+    except ParameterError as error:
+        raise ConfigError(f"In the section [{name}]: {error.message}", hint=error.hint) from error
+
+
+def _task(value: Any) -> Task:
+    values = _table("The section [task]", value)
+    try:
+        task: Task = _create(TASKS, values.pop("name", "classification"), values, "In the section [task]")
+    except InputError as error:
+        raise ConfigError(f"In the section [task]: {error.message}", hint=error.hint) from error
+    return task
+
+
+def _data(value: Any, target: str = "class") -> DataOptions:
+    if isinstance(value, Dataset):
+        return DataOptions(name="memory", source=InMemory(value))
+    values = _table("The section [data]", value, "from_arrays and from_pandas make a Dataset of arrays and frames")
+    name = values.pop("name", "file" if "path" in values else "digits")
+    if isinstance(name, str):
+        short = spelled(name)
+        name, values = short.pop("name"), {**short, **values}
+    places = {key: values.pop(key) for key in ("folder", "download") if key in values}
+    if name == "file" and target != "class":
+        values.setdefault("target", target)
+    source = _create(DATASETS, name, values, "In the section [data]")
+    name = DATASETS.reference(type(source)) or name  # good from any folder
+    if isinstance(source, OwnFile):
+        source = source.placed(places.pop("folder", None))
+    try:
+        return DataOptions(name=name, source=source, **places)
+    except ParameterError as error:
+        raise ConfigError(f"In the section [data]: {error.message}", hint=error.hint) from error
+
+
+def _named(name: str, value: Any) -> Any:
+    """Build something that a registry knows by name."""
+    values = _table(f"The section [{name}]", value)
+    wanted = values.pop("name", _DEFAULTS[name])
+    return _create(_NAMED[name], wanted, values, f"In the section [{name}]")
+
+
+def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where: str) -> Any:
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: the name must be a text. Got {name!r}.")
+    try:
+        return registry.create(name, **values)
+    except (InputError, ParameterError, UnknownNameError) as error:
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def names_clients(table: Mapping[str, Any]) -> bool:
+    """Whether the data of a configuration say whose sample each is."""
+    data = _data(table.get("data", {}), _task(table.get("task", {})).target)
+    return data.source.names_clients(data.folder)
+
+
+def _scenario(value: Any, data: DataOptions | None = None) -> Scenario:
+    """Build a scenario; without a partition, clients that ``data`` name are the federation's."""
+    table = {"preset": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {shown(value)}.")
+    if data is not None and _takes_clients(table, data):
+        table = {**table, "partition": {"name": "natural"}}
+    try:
+        return Scenario.from_dict(table)
+    except (ParameterError, UnknownNameError) as error:
+        raise ConfigError(f"In the section [scenario]: {error.message}", hint=error.hint) from error
+
+
+def _takes_clients(scenario: Any, data: DataOptions) -> bool:
+    """Whether a section [scenario] leaves the partition to data that name their clients."""
+    given = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
+    return not given and data.source.names_clients(data.folder)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.+=-]+", "-", text).strip("-.") or "run"
+
+
+def _seeds(value: Any) -> list[int]:
+    if Interval(int, 1, MOST_RUNS).admits(value):
+        return list(range(value))
+    if isinstance(value, list) and value and all(Interval(int, 0, MOST_SEED).admits(seed) for seed in value):
+        if len(set(value)) != len(value):
+            raise ConfigError(f"The seeds must differ. Got {value}.")
+        return list(value)
+    raise ConfigError(
+        f"'seeds' must be a list of whole numbers from 0 to {MOST_SEED}, or how many, at most {MOST_RUNS:,}. "
+        f"Got {shown(value)}."
+    )
+
+
+def _build(table: Mapping[str, Any]) -> Experiment:
+    _check_top(table)
+    name = table.get("name", "experiment")
+    if not Text().admits(name):
+        raise ConfigError(f"'name' must be a text that is not empty. Got {name!r}.")
+    seeds = _seeds(table.get("seeds", [0]))
+    selectors = table.get("selectors") or {"uniform": {}}
+    if not isinstance(selectors, Mapping):
+        raise ConfigError(f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {shown(selectors)}.")
+    selectors = expanded(selectors, table.get("sweep", {}))
+    settings = table.get("settings", [])
+    if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
+        raise ConfigError(f"'settings' must be tables, [[settings]]. Got {shown(settings)}.")
+    count = max(len(settings), 1) * len(selectors) * len(seeds)
+    if count > MOST_RUNS:
+        raise ConfigError(
+            f"An experiment has at most {MOST_RUNS:,} runs. Got {count:,}: {max(len(settings), 1)} settings x "
+            f"{len(selectors)} selectors x {len(seeds)} seeds."
+        )
+    base = {
+        key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "sweep", "settings")
+    }
+    options: RunOptions = _section("run", base.get("run", {}))
+    plans: list[RunPlan] = []
+    for number, setting in enumerate(settings or [{}]):
+        change = dict(setting)
+        title = str(change.pop("name", f"setting-{number}" if settings else ""))
+        _check_setting(title, change)
+        if "data" in change and isinstance(base.get("data"), Dataset):
+            raise ConfigError(f"The setting {title!r} cannot change data that were given as arrays.")
+        changed = merged(base, change)
+        for label, raw in selectors.items():
+            plans += _runs_of(
+                changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flat(change)
+            )
+    plans = [replace(plan, shadows=_shadows(plan, plans)) for plan in plans]
+    ids = [plan.id for plan in plans]
+    twice = next((i for i in ids if ids.count(i) > 1), None)
+    if twice:
+        raise ConfigError(f"Two runs would both be called {twice!r}.", hint="give settings and selectors other names")
+    _check_targets(options.targets, _task(base.get("task", {})))
+    known_labels = list(selectors)
+    if options.baseline is not None and options.baseline not in known_labels:
+        near = nearest(options.baseline, known_labels)
+        raise ConfigError(
+            f"The baseline {options.baseline!r} is no label of a selector. Known: {', '.join(known_labels)}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    titles = list(dict.fromkeys(plan.setting_name for plan in plans if plan.setting_name))
+    if options.reference is not None and options.reference not in titles:
+        near = nearest(options.reference, titles)
+        raise ConfigError(
+            f"The reference {options.reference!r} is no name of a setting. Known: {', '.join(titles) or 'none'}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    complete = _complete(base, name, seeds, selectors, settings)
+    try:
+        to_toml(complete).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
+    notes = _notes(complete, selectors, plans)
+    if any(_takes_clients(merged(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
+        notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
+    return Experiment(name, complete, tuple(plans), options, notes)
+
+
+def _check_targets(targets: Sequence[float], task: Task) -> None:
+    wrong = [target for target in targets if task.judged_by.share and not 0 <= target <= 1]
+    if wrong:
+        raise ConfigError(
+            f"In the section [run]: the 'targets' are values of {task.judged_by.name}, in [0, 1]. Got {wrong[0]:g}.",
+            hint="62% is 0.62",
+        )
+
+
+def _brought(selector: Selector[Any]) -> dict[str, str]:
+    """Return what a selector brings where the configuration names none: a filter, an aggregator."""
+    brought = {}
+    if Signal.KEPT in selector.requires:
+        brought["filter"] = selector.default_filter
+    if selector.aggregator is not None and selector.aggregator != _DEFAULTS["aggregator"]:
+        brought["aggregator"] = selector.aggregator
+    return brought
+
+
+_WHY = {
+    "filter": "it learns from which models a filter keeps",
+    "aggregator": "with it the weights of the clients it draws are unbiased",
+}
+
+
+def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any], plans: Sequence[RunPlan]) -> tuple[str, ...]:
+    """Say which selectors were given a part that the configuration does not name, and which have a wrong one."""
+    notes = [
+        f"{label} comes with the {section} {entry[section]['name']!r}, because {why}"
+        for section, why in _WHY.items()
+        for label, entry in complete["selectors"].items()
+        if section in entry and section not in _table(label, selectors[label])
+    ]
+    for plan in plans:
+        wanted, taken = plan.selector.aggregator, plan.aggregator.name
+        if taken == wanted or (wanted is None and taken != InverseProbability.name):
+            continue
+        made = "makes no weights for it" if wanted is None else f"makes weights for the aggregator {wanted!r}"
+        notes.append(f"{plan.label} is configured with the aggregator {taken!r} and {made}: its average may be biased")
+    return tuple(dict.fromkeys(notes))
+
+
+def _shadows(plan: RunPlan, plans: Sequence[RunPlan]) -> dict[str, Selector[Any]]:
+    """Return the selectors that shadow a run: those of other labels in its setting."""
+    others = {p.label: p.selector for p in plans if p.setting_name == plan.setting_name}
+    for label in plan.options.shadows:
+        if label not in others:
+            near = nearest(label, list(others))
+            raise ConfigError(
+                f"The shadow {label!r} is no label of a selector. Known: {', '.join(others)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+    return {label: others[label] for label in plan.options.shadows if label != plan.label}
+
+
+def _check_setting(title: str, change: Mapping[str, Any]) -> None:
+    allowed = ["data", *_SECTIONS, "scenario", *_NAMED]
+    for key in change:
+        if key not in allowed:
+            raise _unknown(f"The setting {title!r}", key, ["name", *allowed])
+
+
+def _runs_of(
+    table: Mapping[str, Any],
+    label: str,
+    raw: dict[str, Any],
+    *,
+    seeds: Sequence[int],
+    title: str,
+    setting: dict[str, Any],
+) -> list[RunPlan]:
+    """Return one setting's runs of one selector, one per seed."""
+    selector_name = raw.pop("name", label)
+    own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
+    selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
+    _check_requires(selector, str(selector_name))
+    whole = merged(table, own)
+    task = _task(whole.get("task", {}))
+    for section, default in _brought(selector).items():
+        if whole.get(section):
+            continue
+        whole[section] = default
+        try:
+            _named(section, default)
+        except ConfigError as error:
+            raise ConfigError(
+                f"The {section} that the selector {selector_name!r} comes with cannot be used. {error.message}",
+                hint=error.hint,
+            ) from error
+    data = _data(whole.get("data", {}), task.target)
+    shared = {
+        "selector": selector,
+        "data": data,
+        "task": task,
+        "scenario": _scenario(whole.get("scenario", {}), data),
+        "model": _section("model", whole.get("model", {})),
+        "local": _section("local", whole.get("local", {})),
+        "aggregator": _named("aggregator", whole.get("aggregator", {})),
+        "filter": _named("filter", whole.get("filter", {})),
+        "labels": _named("labels", whole.get("labels", {})),
+        "options": _section("run", whole.get("run", {})),
+        "rules": _section("rules", whole["rules"]) if whole.get("rules") else None,
+    }
+    stem = _slug(label) + (f"-{_slug(title)}" if title else "")
+    if len(stem) > _LONGEST:
+        named = " and ".join(shown(name, 60) for name in (label, title) if name)
+        raise ConfigError(
+            f"Files are named after a selector's label and its setting's name, which have {len(stem)} characters "
+            f"together; at most {_LONGEST} are allowed. Got {named}.",
+            hint="give the selector or the setting a shorter name",
+        )
+    return [
+        RunPlan(id=f"{stem}-s{seed}", label=label, seed=seed, setting=setting, setting_name=title, **shared)
+        for seed in seeds
+    ]
+
+
+def _check_requires(selector: Selector[Any], name: str) -> None:
+    with own_code(f"The selector {name!r} cannot say what it requires", name):
+        found: object = selector.requires
+    if not isinstance(found, frozenset) or not all(isinstance(signal, Signal) for signal in found):
+        raise ConfigError(
+            f"The selector {name!r} must require a frozenset of signals. Got {shown(found)}.",
+            hint="for example frozenset({Signal.LOSS})",
+        )
+
+
+def values_of(thing: Any) -> dict[str, Any]:
+    """Return the parameters of something configurable as plain values, None left out."""
+    values = {info.name: getattr(thing, info.name) for info in parameters(type(thing))}
+    return {key: _without_none(value) for key, value in values.items() if value is not None}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _described(section: str, value: Any) -> dict[str, Any]:
+    """Return a part found by name with all its parameters, as plain values."""
+    built = _named(section, value)
+    return {"name": _NAMED[section].reference(type(built)) or built.name, **values_of(built)}
+
+
+def _placed(section: str, value: Any) -> Any:
+    """Return a copy of what was given for a section; a class of somebody's own is named as is good from any folder."""
+    value = copy.deepcopy(value)
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if section in ("data", "model", "aggregator", "filter") and isinstance(name, str) and is_reference(name):
+        whole = referenced(name)[1]
+        return {**value, "name": whole} if isinstance(value, Mapping) else whole
+    return value
+
+
+def _complete(
+    base: Mapping[str, Any], name: str, seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
+) -> dict[str, Any]:
+    """Return the configuration with every default filled in, such that building it again gives the same runs."""
+    task = _task(base.get("task", {}))
+    data = _data(base.get("data", {}), task.target)
+    complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": {**values_of(data), **values_of(data.source)}}
+    if isinstance(data.source, InMemory):
+        whole = data.source.dataset.x_train.dtype.kind == "i"
+        complete["data"] = {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": whole}
+    complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}
+    for section in _SECTIONS:
+        if section == "rules" and not base.get("rules"):
+            continue  # no rules are not rules that say nothing
+        complete[section] = values_of(_section(section, base.get(section, {})))
+    # A setting that changes parts of a preset must still find the preset by name.
+    given = base.get("scenario", {})
+    keep = any("scenario" in setting for setting in settings)
+    complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given, data).to_dict()
+    if keep and _takes_clients(given, data):
+        complete["scenario"]["partition"] = {"name": "natural"}
+    # Where only a setting names one, a default here would stand in the way of what selectors bring in other settings.
+    named = {section for section in _WHY if section in base or any(section in setting for setting in settings)}
+    for section in _NAMED:
+        if section not in named or base.get(section):
+            complete[section] = _described(section, base.get(section, {}))
+    complete["selectors"] = {}
+    for label, raw in selectors.items():
+        entry = _table(label, raw)
+        own = {key: _placed(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
+        wanted = entry.pop("name", label)
+        selector = SELECTORS.create(wanted, **entry)
+        wanted = SELECTORS.reference(type(selector)) or wanted  # good from any folder
+        for section, default in _brought(selector).items():
+            if section not in named and section not in own:
+                own[section] = _described(section, default)
+        complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
+    if settings:
+        complete["settings"] = [{key: _placed(key, part) for key, part in setting.items()} for setting in settings]
+    return complete

@@ -1,0 +1,90 @@
+"""The sections of an experiment that are plain options: which data, which model, how long and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedcohort.core.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param
+from fedcohort.core.params import Sequence as ListOf
+from fedcohort.simulate.data import Digits, Source
+
+
+@dataclass(frozen=True)
+class _Count(Constraint):
+    """A whole number of clients, or "all"."""
+
+    def admits(self, value: object) -> bool:
+        """Whether ``value`` is a positive integer or "all"."""
+        return value == "all" or Interval(int, 1, None).admits(value)
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return 'an integer in [1, inf) or "all"'
+
+    def bad_values(self) -> list[object]:
+        """Return values near the allowed ones."""
+        return [0, -1, 1.5, "some", None, True]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Parameterized):
+    """Which dataset: the section ``[data]``, whose other keys are the dataset's own parameters."""
+
+    name: str = param("digits", Text(), "a dataset of fedcohort.simulate.data")
+    folder: str | None = param(None, Optional(Text()), "where the user keeps datasets; None looks in the usual places")
+    download: bool = param(False, Boolean(), "fetch what is not found")
+    source: Source = field(default_factory=Digits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Parameterized):
+    """Which model: the section ``[model]``."""
+
+    name: str = param("mlp", Text(), "a registered model, or a module of your own: file.py:Class or module:Class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Parameterized):
+    """How long and how often: the section ``[run]``."""
+
+    rounds: int = param(100, Interval(int, 1, 10**7), "rounds of training")
+    cohort: int | str = param(10, _Count(), "clients per round")
+    eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
+    targets: tuple[float, ...] = param(
+        (), ListOf(Interval(float, None, None)), "accuracies, or values of the task's metric, for rounds-to-target"
+    )
+    terminal: int | None = param(
+        None,
+        Optional(Interval(int, 1, None)),
+        "how many last rounds the terminal accuracy is a mean over; None: 50, or a fifth of a run shorter than 250",
+    )
+    patience: int | None = param(
+        None,
+        Optional(Interval(int, 1, None)),
+        "stop a run after so many rounds in a row of rising validation and falling training loss (FLASH, Sec. 3.2)",
+    )
+    baseline: str | None = param(None, Optional(Text()), "label others are compared with; None: uniform, or the first")
+    reference: str | None = param(
+        None, Optional(Text()), "setting that stands for IID data, against which improvement is measured"
+    )
+    shadows: tuple[str, ...] = param(
+        (), ListOf(Text()), "labels of selectors that shadow every run: what they would have picked is on record"
+    )
+    device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
+    workers: int | None = param(None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: all cores")
+    processes: int | None = param(
+        None,
+        Optional(Interval(int, 1, 1024)),
+        "processes that make the runs side by side; None: as many as pay",
+    )
+    tf32: bool = param(
+        True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"
+    )
+    lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
+    checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")
+    engine: str = param("local", OneOf(("local", "ray")), "where groups of runs are executed")
+
+    @property
+    def size(self) -> int | None:
+        """Clients per round; None is everybody available."""
+        return None if isinstance(self.cohort, str) else int(self.cohort)

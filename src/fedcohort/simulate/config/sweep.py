@@ -1,0 +1,126 @@
+"""Sweeps: one selector with several values of its parameters, each as a selector of its own.
+
+In TOML, and with ``--sweep fedcor.warmup=5,15,30`` on the command line::
+
+    [sweep]
+    fedcor.warmup = [5, 15, 30]
+
+The selector ``fedcor`` becomes ``fedcor warmup=5``, ``fedcor warmup=15`` and ``fedcor warmup=30``; several parameters
+of one selector are combined with each other. Everything else of the selector's table stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedcohort.core.params import parameters
+from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.registry import nearest
+from fedcohort.simulate.config.toml import ConfigError, parse_toml
+
+
+def parse_sweeps(items: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """Read ``label.parameter=value,value,...``; a value is TOML, or else a text.
+
+    >>> parse_sweeps(["fedcor.warmup=5,15", "fedcor.discount=0.5,0.9"])
+    {'fedcor': {'warmup': [5, 15], 'discount': [0.5, 0.9]}}
+    """
+    sweep: dict[str, dict[str, list[Any]]] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        label, dot, parameter = key.strip().rpartition(".")
+        if not (equals and dot and label and parameter and text.strip()):
+            raise ConfigError(
+                f"A sweep must be selector.parameter=value,value,... Got {item!r}.", hint="e.g. fedcor.warmup=5,15,30"
+            )
+        if parameter in sweep.get(label, {}):
+            raise ConfigError(f"The sweep over {label}.{parameter} is given twice.")
+        sweep.setdefault(label, {})[parameter] = _values(text)
+    return sweep
+
+
+def _values(text: str) -> list[Any]:
+    try:
+        return list(parse_toml(f"values = [{text}]")["values"])
+    except tomllib.TOMLDecodeError:
+        return [_value(part.strip()) for part in text.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def expanded(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
+    """Return the [selectors] with each swept one replaced by its variants, in its place.
+
+    >>> list(expanded({"uniform": {}, "fedcor": {}}, {"fedcor": {"warmup": [5, 15]}}))
+    ['uniform', 'fedcor warmup=5', 'fedcor warmup=15']
+    """
+    if not isinstance(sweep, Mapping):
+        raise ConfigError(f"[sweep] must hold lists of values, selector.parameter = [...]. Got {sweep!r}.")
+    for label, grid in sweep.items():
+        _check(label, grid, selectors)
+    result: dict[str, Any] = {}
+    for label, raw in selectors.items():
+        for name, entry in _variants(label, raw, sweep[label]) if label in sweep else [(label, raw)]:
+            if name in result:
+                raise ConfigError(f"Two selectors would both be labelled {name!r}.", hint="give one another label")
+            result[name] = entry
+    return result
+
+
+def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
+    if label not in selectors:
+        near = nearest(label, list(selectors))
+        raise ConfigError(
+            f"The sweep names {label!r}, which is no label of a selector here. Known: {', '.join(selectors)}.",
+            hint=f"did you mean {near!r}?" if near else "name it among the selectors too",
+        )
+    if not isinstance(grid, Mapping) or not grid:
+        raise ConfigError(f"The sweep over {label!r} must name parameters, {label}.parameter = [...]. Got {grid!r}.")
+    name = _name(label, selectors[label])
+    kind: Any = SELECTORS.get(name)
+    known = [info.name for info in parameters(kind)]
+    for parameter, values in grid.items():
+        if parameter not in known:
+            near = nearest(parameter, known)
+            raise ConfigError(
+                f"The sweep names {label}.{parameter}, but {name} has no parameter {parameter!r}. "
+                f"Known: {', '.join(known) or 'none'}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"The sweep over {label}.{parameter} must be a list of values. Got {values!r}.")
+        twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+        if twice is not None:
+            raise ConfigError(f"The sweep over {label}.{parameter} has the value {twice!r} twice.")
+
+
+def _name(label: str, raw: Any) -> str:
+    if isinstance(raw, str):
+        return raw
+    name = raw.get("name", label) if isinstance(raw, Mapping) else label
+    if not isinstance(name, str):
+        raise ConfigError(f"In [selectors.{label}]: the name must be a text. Got {name!r}.")
+    return name
+
+
+def _variants(label: str, raw: Any, grid: Mapping[str, list[Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
+    base = {"name": raw} if isinstance(raw, str) else {"name": label, **raw}
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        title = " ".join([label, *(f"{key}={_plain(value)}" for key, value in chosen.items())])
+        yield title, {**copy.deepcopy(base), **chosen}
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,237 @@
+"""Configurations as plain tables: reading TOML, overriding keys, laying one over another, writing TOML."""
+
+from __future__ import annotations
+
+import copy
+import importlib.resources
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.files import read_file
+from fedcohort.core.registry import nearest
+from fedcohort.core.text import shown
+
+_DEEPEST = 30  # tables and lists inside each other; ours need five
+_TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
+LENGTHS = ("steps", "epochs", "epochs_of_largest")  # of local training; they exclude each other
+
+
+class ConfigError(FedcohortError, ValueError):
+    """A configuration file, key or value that cannot be used."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says; ``TOMLDecodeError`` also where it is nested too deeply or a number has too many digits."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a date that does not exist, an integer of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error)) from error
+    inner: list[Any] = [table]
+    for _ in range(_DEEPEST):
+        inner = [part for value in inner for part in _parts(value)]
+        if not inner:
+            return table
+    raise tomllib.TOMLDecodeError(_TOO_DEEP)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file into plain values; files it names by a relative path lie beside it."""
+    file = Path(path)
+    try:
+        return _placed(parse_toml(read_file(file).decode()), file.parent)
+    except FileNotFoundError:
+        raise ConfigError(f"There is no configuration {file}.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file} is a directory.", hint="to continue an experiment pass it with --resume") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+
+
+def _placed(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a configuration whose own parts, ``file.py:Class`` and files of data, are found from any folder."""
+    selectors = table.get("selectors")
+    selectors = selectors if isinstance(selectors, dict) else {}
+    for label, entry in list(selectors.items()):
+        name = entry.get("name", label) if isinstance(entry, dict) else entry
+        if (found := _found(name, folder)) != name:
+            selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": found}
+    settings = table.get("settings", [])
+    for part in [table, *(settings if isinstance(settings, list) else ())]:
+        for section in ("data", "model", "task") if isinstance(part, dict) else ():
+            entry = part.get(section)
+            if isinstance(entry, str):
+                part[section] = _found(entry, folder)
+            elif isinstance(entry, dict):
+                part[section] = {
+                    key: _found(value, folder) if key in ("name", "path", "test", "loss", "metric") else value
+                    for key, value in entry.items()
+                }
+    return table
+
+
+def _found(name: Any, folder: Path) -> Any:
+    """Return a file, or a reference ``file.py:Class``, that lies in ``folder`` with its whole path."""
+    if not isinstance(name, str):
+        return name
+    place, colon, cls = name.rpartition(":")
+    if colon and place.endswith(".py") and (folder / place).is_file():
+        return f"{(folder / place).resolve()}:{cls}"
+    is_data = "/" in name or Path(name).suffix in (".csv", ".parquet", ".npz")
+    return str((folder / name).resolve()) if is_data and (folder / name).exists() else name
+
+
+def read_begun(out: Path) -> dict[str, Any]:
+    """Read the configuration of an experiment that has begun, which goes on as it began."""
+    table = read_table(out / "config.toml")
+    task = table.get("task")
+    if isinstance(task, dict) and task.get("name") == "regression":
+        task.setdefault("standardise", False)  # begun before there was that choice
+    return table
+
+
+def builtin_names() -> list[str]:
+    """Return the names of the configurations that come with fedcohort."""
+    folder = importlib.resources.files("fedcohort.simulate.config") / "builtin"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def find_table(config: str) -> dict[str, Any]:
+    """Read a TOML file, or a built-in configuration where ``config`` is its name and no such file exists."""
+    if not Path(config).exists():
+        names = builtin_names()
+        if config in names:
+            text = (importlib.resources.files("fedcohort.simulate.config") / "builtin" / f"{config}.toml").read_text()
+            return tomllib.loads(text)
+        near = nearest(config, names)
+        hint = f"did you mean the built-in {near!r}?" if near else f"built in are: {', '.join(names)}"
+        raise ConfigError(f"There is no configuration {config}.", hint=hint)
+    return read_table(config)
+
+
+def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of ``table`` with ``key=value`` applied; a value is TOML, or else a text.
+
+    >>> override({"run": {"rounds": 5}}, ["run.rounds=7", "data.name=digits", "seeds=[1, 2]"])
+    {'run': {'rounds': 7}, 'data': {'name': 'digits'}, 'seeds': [1, 2]}
+    """
+    result = copy.deepcopy(dict(table))
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        path = [part.strip() for part in key.split(".")]
+        if not equals or not all(path):
+            raise ConfigError(f"An override must be key=value with a dotted key. Got {item!r}.")
+        if len(path) > _DEEPEST:
+            raise ConfigError(f"The key of the override {shown(item)} has {len(path)} parts: {_TOO_DEEP}.")
+        try:
+            value = parse_toml(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        at = result
+        for part in path[:-1]:
+            inner = at.setdefault(part, {})
+            if isinstance(inner, str):
+                inner = at[part] = {"name": inner}
+            if not isinstance(inner, dict):
+                raise ConfigError(f"The override {item!r} reaches into {part!r}, which is no table but {inner!r}.")
+            at = inner
+        at[path[-1]] = value
+    return result
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``change`` laid over it; a table of another name (or preset) replaces instead.
+
+    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"p": 2}})
+    {'a': {'name': 'x', 'p': 2}}
+    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}})
+    {'a': {'name': 'y'}}
+    """
+    result = copy.deepcopy(dict(base))
+    for key, value in change.items():
+        old = result.get(key)
+        if isinstance(old, str) and isinstance(value, Mapping) and "name" not in value and "preset" not in value:
+            old = {"preset" if key == "scenario" else "name": old}
+        same = isinstance(old, Mapping) and all(
+            tag not in value or value[tag] == old.get(tag) for tag in ("name", "preset") if isinstance(value, Mapping)
+        )
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and same:
+            if key == "local" and any(length in value for length in LENGTHS):
+                old = {name: item for name, item in old.items() if name not in LENGTHS}  # they exclude each other
+            result[key] = merged(old, value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Write plain values as TOML: scalars first, then tables.
+
+    >>> print(to_toml({"a": 1, "t": {"x": [1, 2], "u": {"y": "z"}}}), end="")
+    a = 1
+    <BLANKLINE>
+    [t]
+    x = [1, 2]
+    <BLANKLINE>
+    [t.u]
+    y = "z"
+    """
+    lines: list[str] = []
+    _write_table(lines, (), table)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
+    simple = {key: value for key, value in table.items() if not _is_table(value) and not _is_tables(value)}
+    if path and (simple or many or not table):
+        name = ".".join(_key(part) for part in path)
+        lines += ["", f"[[{name}]]" if many else f"[{name}]"]
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in simple.items()]
+    for key, value in table.items():
+        if _is_table(value):
+            _write_table(lines, (*path, key), value)
+        elif _is_tables(value):
+            for item in value:
+                _write_table(lines, (*path, key), item, many=True)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return repr(float(value))  # nan and inf are TOML too
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
+    raise ConfigError(f"TOML has no way to write {value!r}.")

@@ -1,0 +1,139 @@
+"""How a simulated federation's clients tell about their labels, with the time and bytes it takes.
+
+The simulator runs the same code a live federation runs, in memory: keys are made, counts sealed, signed and opened,
+products computed; what it took is booked as the cost of a question before the first round.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import Interval, OneOf, Parameterized, param
+from fedcohort.core.registry import Registry
+from fedcohort.privacy.noise import CountNoise, plausible
+from fedcohort.privacy.rotation import SecretRotation
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the server got to know about labels, and what it cost.
+
+    Parameters
+    ----------
+    labels : LabelInfo or None
+        None: nothing.
+    seconds : float
+        From the first client's start to the server's knowing.
+    client_seconds : float
+        Compute of all clients together.
+    bytes_up : int
+        From clients to server; keys are brought along with the software.
+    """
+
+    labels: LabelInfo | None
+    seconds: float = 0.0
+    client_seconds: float = 0.0
+    bytes_up: int = 0
+
+
+class LabelSharing(Parameterized, ABC):
+    """One way of telling a server about labels: the section ``[labels]`` of an experiment."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+        """Return what the server knows of (N, B) label counts."""
+
+
+LABEL_SHARING: Registry[LabelSharing] = Registry("label sharing")
+
+
+@LABEL_SHARING.register("counts")
+@dataclass(frozen=True, kw_only=True)
+class InTheClear(LabelSharing):
+    """Clients send their label counts as they are."""
+
+    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+        """Return the counts; they count as known, like the sizes."""
+        return Told(LabelCounts(counts))
+
+
+@LABEL_SHARING.register("none")
+@dataclass(frozen=True, kw_only=True)
+class Nothing(LabelSharing):
+    """Clients say nothing about labels; for selectors that do not ask."""
+
+    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+        """Return nothing."""
+        return Told(None)
+
+
+@LABEL_SHARING.register("rotated")
+@dataclass(frozen=True, kw_only=True)
+class Rotated(LabelSharing):
+    """Clients rotate their counts with a secret they share; the server gets a factor of S."""
+
+    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+        """Return the factor."""
+        rotation = SecretRotation(rng.bytes(32), counts.shape[1])
+        return Told(LabelFactor(counts @ rotation.matrix, counts.shape[1]), bytes_up=8 * counts.size)
+
+
+@LABEL_SHARING.register("noisy")
+@dataclass(frozen=True, kw_only=True)
+class Noisy(LabelSharing):
+    """Clients add noise to their counts: differential privacy of one release."""
+
+    epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
+    mechanism: Literal["geometric", "gaussian"] = param(
+        "geometric", OneOf(("geometric", "gaussian")), "which noise; gaussian needs delta, geometric has none"
+    )
+    delta: float = param(1e-5, Interval(float, 0, 1, "neither"), "of one release with gaussian noise (delta)")
+
+    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+        """Return the counts with noise, made plausible."""
+        noise = CountNoise(epsilon=self.epsilon, mechanism=self.mechanism, delta=self.delta)
+
+        def below(n: int) -> int:
+            return int(rng.integers(n))
+
+        rows = [plausible(noise.noisy(row, below), float(row.sum())) for row in counts]
+        return Told(LabelCounts(rows), bytes_up=8 * counts.size)
+
+
+@LABEL_SHARING.register("encrypted")
+@dataclass(frozen=True, kw_only=True)
+class Encrypted(LabelSharing):
+    """Clients seal and sign their counts, a key holder tells S (extra keyholder). Exact."""
+
+    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+        """Return S, as measured here: sealing by all clients at once, then the server and the key holder."""
+        from fedcohort.privacy.keyholder import KeyHolder
+        from fedcohort.privacy.label_decoders import EncryptedLabels
+        from fedcohort.privacy.scheme import LARGEST_SIZE, ClientKey, LabelSeal, enrolled, make_keys
+
+        if not len(counts):
+            raise InputError("There are no clients whose label counts could be sealed.")
+        keys = {str(i): ClientKey.fresh() for i in range(len(counts))}
+        secret = make_keys(counts.shape[1], LARGEST_SIZE)
+        seals = {name: LabelSeal(secret.public, key) for name, key in keys.items()}
+        holder = KeyHolder(secret, enrolled(f"{name} {key.public}" for name, key in keys.items()))
+        began = time.perf_counter()
+        sealed = {name: seal.seal(name, row) for (name, seal), row in zip(seals.items(), counts, strict=True)}
+        clients = time.perf_counter() - began
+        began = time.perf_counter()
+        sizes = {name: int(row.sum()) for name, row in zip(keys, counts, strict=True)}
+        labels = EncryptedLabels(secret.public, holder).open(sealed, sizes, ())
+        server = time.perf_counter() - began
+        assert isinstance(labels, LabelGram)
+        size = sum(map(len, sealed.values()))
+        return Told(labels, clients / len(counts) + server, clients, size)

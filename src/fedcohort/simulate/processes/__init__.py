@@ -1,0 +1,1 @@
+"""Lock-step groups in other processes and on other machines."""

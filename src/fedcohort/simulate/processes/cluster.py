@@ -1,0 +1,223 @@
+"""Lock-step groups on a Ray cluster, for sweeps too large for one machine.
+
+The unit is one lock-step group: an actor makes its rounds and every few seconds hands over rows, a checkpoint and the
+runs' journals, which the driver writes exactly as a local experiment does. So results are those of ``--engine local``,
+an experiment begun on Ray can be continued locally and the other way round, and a machine that dies costs its groups no
+more than the rounds since their last hand-over. How many runs make a group is ``run.lockstep``.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcohort.core.errors import FedcohortError, MissingExtraError
+from fedcohort.journal.opening import snapshot
+from fedcohort.simulate.processes.handover import HandOver, hand_over
+from fedcohort.simulate.store.writer import write_atomically
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.rounds.group import Group
+    from fedcohort.simulate.rounds.prepare import Prepared
+    from fedcohort.simulate.rounds.runner import Simulation
+
+log = logging.getLogger(__name__)
+
+_SLICE_SECONDS = 5.0  # between two hand-overs
+_ATTEMPTS = 3  # of a group whose machine dies again before it hands anything over
+
+
+class ClusterError(FedcohortError, RuntimeError):
+    """The Ray cluster cannot be reached, or keeps losing a group."""
+
+
+class GroupHost:
+    """Holds one lock-step group; lives in an actor.
+
+    Parameters
+    ----------
+    prepared : Prepared
+    number : int
+        Which group.
+    device : str
+    workers : int
+    saved : bytes, optional
+        The checkpoint to continue from.
+    journals : dict of file name to bytes
+        Journals to continue, as they are on the driver's disk.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        number: int,
+        device: str,
+        workers: int,
+        *,
+        saved: bytes | None,
+        journals: dict[str, bytes],
+    ) -> None:
+        self._prepared, self._number, self._device, self._workers = prepared, number, device, workers
+        self._saved, self._journals = saved, journals
+        self._folder = tempfile.TemporaryDirectory(prefix="fedcohort-")
+        self._home = Path(self._folder.name)
+        self._stop = False
+        self._group: Group | None = None
+
+    def _opened(self) -> Group:
+        """Build the group; not in the constructor, whose errors Ray cannot tell from a lost machine."""
+        group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
+        for name, data in self._journals.items():
+            (self._home / name).write_bytes(data)
+        group.begin(self._saved)
+        return group
+
+    def advance(self, seconds: float) -> HandOver:
+        """Make rounds for some seconds, then hand over what came of it."""
+        group = self._group = self._group or self._opened()
+        end = time.monotonic() + seconds
+        while not group.done and not self._stop:
+            group.step()
+            if time.monotonic() >= end:
+                break
+        made = hand_over(group)
+        return replace(made, journals={path.name: snapshot(path) for path in sorted(self._home.glob("*.sqlite"))})
+
+    def stop(self) -> None:
+        """End the current :meth:`advance` after the round that is going on."""
+        self._stop = True
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._group is not None:
+            self._group.close()
+        self._folder.cleanup()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("The engine 'ray' needs Ray.", hint="pip install 'fedcohort[ray]'") from error
+    return ray
+
+
+def connect(address: str | None) -> None:
+    """Join the cluster at ``address``, or start a local one."""
+    ray = _ray()
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"There is no Ray cluster at {address!r}: {error}.", hint="start one with 'ray start --head'"
+        ) from error
+
+
+class Driver:
+    """One attempt to make all unfinished groups."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.ray = _ray()
+        self.prepared = self.ray.put(simulation.prepared)
+        self.pending: dict[Any, tuple[int, Any]] = {}  # future of advance -> group, actor
+        self.attempts: dict[int, int] = {}
+        options = simulation.experiment.options
+        self.workers = options.workers or 1
+        wants_gpu = simulation.device.startswith("cuda") or (
+            simulation.device == "auto" and self.ray.cluster_resources().get("GPU", 0) >= 1
+        )
+        self.resources = {"num_cpus": self.workers, "num_gpus": 1 if wants_gpu else 0}
+        self._check_resources()
+        self.seconds = min(_SLICE_SECONDS, options.checkpoint_seconds)
+
+    def _check_resources(self) -> None:
+        """Refuse what no machine of the cluster has; Ray would wait for it without end."""
+        nodes = [node.get("Resources", {}) for node in self.ray.nodes() if node.get("Alive")]
+        if self.resources["num_gpus"] and not any(node.get("GPU", 0) >= 1 for node in nodes):
+            raise ClusterError(
+                f"The device {self.simulation.device!r} was asked for, but no machine of the Ray cluster has a GPU.",
+                hint="use --device cpu or --device auto",
+            )
+        most = int(max((node.get("CPU", 0) for node in nodes), default=0))
+        if self.workers > most:
+            raise ClusterError(
+                f"A group is to use {self.workers} workers, the largest machine of the Ray cluster has {most} CPUs.",
+                hint="lower run.workers",
+            )
+
+    def launch(self, number: int) -> None:
+        """Start an actor for a group and its first slice."""
+        simulation = self.simulation
+        saved = simulation.saved(number)
+        journals = {} if saved is None else simulation.journals(number)
+        actor = (
+            self.ray.remote(GroupHost)
+            .options(max_concurrency=2, **self.resources)
+            .remote(self.prepared, number, simulation.device, self.workers, saved=saved, journals=journals)
+        )
+        self.pending[actor.advance.remote(self.seconds)] = (number, actor)
+
+    def collect(self, future: Any) -> None:
+        """Write what an actor hands over and send it on, or start its group again elsewhere."""
+        number, actor = self.pending.pop(future)
+        exceptions = self.ray.exceptions
+        try:
+            result: HandOver = self.ray.get(future)
+        except exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, FedcohortError) else error from None
+        except (exceptions.RayActorError, exceptions.ObjectLostError) as error:
+            # The machine died while it worked, or with a hand-over that lay there still.
+            self.attempts[number] = self.attempts.get(number, 0) + 1
+            if self.attempts[number] >= _ATTEMPTS:
+                raise ClusterError(
+                    f"The machine of group {number} was lost {_ATTEMPTS} times in a row; the last error was: {error}.",
+                    hint="continue with --resume once the cluster is well again",
+                ) from error
+            log.warning("the machine of group %d was lost; it continues elsewhere from its last checkpoint", number)
+            self.launch(number)
+            return
+        self.attempts.pop(number, None)
+        self.simulation.take_over(number, result)
+        if result.done or self.simulation.stopping:
+            actor.close.remote()
+            return
+        self.pending[actor.advance.remote(self.seconds)] = (number, actor)
+
+
+def drive(simulation: Simulation) -> str:
+    """Make all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
+    connect(simulation.address)
+    driver = Driver(simulation)
+    for number in simulation.prepared.groups:
+        if not simulation.ended(number):
+            driver.launch(number)
+    asked = False
+    while driver.pending:
+        if simulation.stopping and not asked:
+            asked = True
+            for _, actor in driver.pending.values():
+                actor.stop.remote()
+        ready, _ = driver.ray.wait(list(driver.pending), timeout=0.2)
+        for future in ready:
+            driver.collect(future)
+    ended = all(simulation.ended(number) for number in simulation.prepared.groups)
+    return "finished" if ended else "interrupted"
+
+
+def write_journals(folder: Path, journals: dict[str, bytes]) -> None:
+    """Put handed-over journals in place, each whole or not at all."""
+    for name, data in journals.items():
+        path = folder / name
+        if path.with_name(f"{name}-wal").exists():  # of a process that was killed, with rounds that must not be lost
+            write_atomically(path, snapshot(path))
+            for extra in ("-wal", "-shm"):
+                path.with_name(f"{name}{extra}").unlink(missing_ok=True)
+        write_atomically(path, data)

@@ -1,0 +1,43 @@
+"""Ctrl-C during an experiment: nothing of it is lost."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.rounds.runner import Simulation
+
+
+def to_stderr(text: str) -> None:
+    """Say something where there is no console."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def graceful(simulation: Simulation, say: Callable[[str], None]) -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM finish the round and write a checkpoint; a second one stops at once.
+
+    Parameters
+    ----------
+    simulation : Simulation
+    say : callable
+        Takes what the user should know.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if simulation.stopping:
+            raise KeyboardInterrupt
+        simulation.stop()
+        say("stopping after this round; once more to stop at once")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,257 @@
+"""Lock-step groups in several processes of one machine.
+
+Between two rounds of training a run's host has work: the selector, the journal, the rows. One process does that for one
+run after the other, and a GPU waits meanwhile. So an experiment of many runs is divided into more groups, which
+processes of their own make side by side: while some of them choose, others train. Results are those of one process,
+but for the order in which a GPU adds up. What a process that dies had made since its last hand-over is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedcohort.core.errors import FedcohortError
+from fedcohort.simulate.engine import choose_device
+from fedcohort.simulate.engine.modules import usable_cores
+from fedcohort.simulate.processes.cuda_sharing import shared_device
+from fedcohort.simulate.processes.worker import STOP, Assignment
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.rounds.runner import Simulation
+
+log = logging.getLogger(__name__)
+
+_HAND_OVER_SECONDS = 2.0
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+_ATTEMPTS = 3  # of a group whose process dies
+
+
+class WorkerError(FedcohortError, RuntimeError):
+    """A process that makes rounds failed in a way that cannot be repeated here, or keeps dying."""
+
+
+class Worker:
+    """A process that makes groups, and the connection to it.
+
+    Parameters
+    ----------
+    assignment : bytes
+        The pickled :class:`~fedcohort.simulate.processes.worker.Assignment`.
+    threads : int
+        Of torch in that process.
+    environment : dict of str to str
+        Variables beside this process's own.
+
+    Attributes
+    ----------
+    group : int or None
+        What it is making.
+    ready : bool
+        Whether it has opened the experiment.
+    process : subprocess.Popen
+    """
+
+    def __init__(self, assignment: bytes, threads: int, environment: Mapping[str, str]) -> None:
+        self.group: int | None = None
+        self.ready = False
+        self.connection, theirs = Pipe()
+        path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fedcohort.simulate.processes.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C is for the driver, which decides
+                env={**os.environ, **environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+            )
+        self._assignment = assignment
+
+    def introduce(self) -> None:
+        """Tell it about the experiment; waits until it listens."""
+        with self._gone_is_noticed_later():
+            self.connection.send_bytes(self._assignment)
+
+    def make(self, group: int, saved: bytes | None) -> None:
+        """Let it make a group, from a checkpoint if there is one."""
+        self.group = group
+        with self._gone_is_noticed_later():
+            self.connection.send((group, saved))
+
+    def stop(self) -> None:
+        """Let it hand over after the round that is going on, and end."""
+        with self._gone_is_noticed_later():
+            self.connection.send(STOP)
+
+    @staticmethod
+    def _gone_is_noticed_later() -> contextlib.suppress:
+        return contextlib.suppress(BrokenPipeError, ConnectionResetError)
+
+    def receive(self) -> tuple[str, Any]:
+        """Return what it says; "lost" when it is gone."""
+        try:
+            kind, value = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            return "lost", self.process.wait()
+        return kind, value
+
+    def let_go(self) -> None:
+        """Tell it that nothing more comes."""
+        self.connection.close()
+
+    def wait(self) -> None:
+        """Wait until it has ended; what does not end is ended."""
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Driver:
+    """Gives the groups that are not done to processes, and writes what they hand over.
+
+    Parameters
+    ----------
+    simulation : Simulation
+    count : int
+        How many processes.
+    asked : bool
+        Whether somebody asked for that many: then one that cannot open the experiment is an error.
+    """
+
+    def __init__(self, simulation: Simulation, count: int, asked: bool) -> None:
+        self.simulation = simulation
+        self._asked = asked
+        options = simulation.experiment.options
+        self._todo = deque(number for number in simulation.prepared.groups if not simulation.ended(number))
+        self._attempts: dict[int, int] = {}
+        self._threads = options.workers or max(1, usable_cores() // count)
+        seconds = min(_HAND_OVER_SECONDS, options.checkpoint_seconds)
+        work = Assignment.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
+        self._assignment = pickle.dumps(work)
+        self.workers: list[Worker] = []
+        self._ending: list[Worker] = []
+        self._environment: dict[str, str] = {}
+        self._count = min(count, len(self._todo))
+
+    def drive(self) -> bool:
+        """Make all groups, or stop when the simulation is told to; return whether workers can do this at all."""
+        with shared_device(str(choose_device(self.simulation.device))) as self._environment:
+            try:
+                return self._drive()
+            finally:
+                for worker in list(self.workers):
+                    self._end(worker)
+                for worker in self._ending:
+                    worker.wait()
+
+    def _drive(self) -> bool:
+        for _ in range(self._count):
+            self._start()
+        for worker in list(self.workers):
+            worker.introduce()
+        asked = False
+        while self.workers:
+            if self.simulation.stopping and not asked:
+                asked = True
+                for worker in self.workers:
+                    worker.stop()
+            places = {worker.connection: worker for worker in self.workers}
+            for connection in wait(list(places), timeout=0.2):
+                if not self._hear(places[connection]):  # type: ignore[index]
+                    return False
+        return True
+
+    def _start(self) -> Worker:
+        worker = Worker(self._assignment, self._threads, self._environment)
+        self.workers.append(worker)
+        return worker
+
+    def _hear(self, worker: Worker) -> bool:
+        """Take one message; False when a process cannot even open the experiment and nobody asked for processes."""
+        kind, value = worker.receive()
+        match kind:
+            case "ready":
+                worker.ready = True
+                log.debug("a process is ready")
+                self._next(worker)
+            case "made":
+                assert worker.group is not None
+                log.debug("group %d stands at round %d", worker.group, value.round)
+                self.simulation.take_over(worker.group, value)
+                if value.done:
+                    worker.group = None
+                    self._next(worker)
+                elif self.simulation.stopping:
+                    self._end(worker)
+            case "failed":
+                error = unpacked(value)
+                if isinstance(error, _NO_MEMORY) and len(self.workers) > 1:
+                    self._without(worker)
+                    return True
+                if not worker.ready and not self._asked:
+                    log.warning("one process makes all runs: another one cannot open the experiment: %s", error)
+                    return False
+                raise error
+            case "lost":
+                self._lost(worker, value)
+        return True
+
+    def _next(self, worker: Worker) -> None:
+        """Give a process the next group; without any it is done."""
+        if not self._todo or self.simulation.stopping:
+            self._end(worker)
+            return
+        number = self._todo.popleft()
+        worker.make(number, self.simulation.saved(number))
+
+    def _end(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        self._ending.append(worker)
+        worker.let_go()
+
+    def _without(self, worker: Worker) -> None:
+        """Go on with one process less, as there is not enough memory for all; its group waits for another."""
+        log.warning(
+            "a process ran out of memory; %d others go on, and its runs when one of them is done (run.processes)",
+            len(self.workers) - 1,
+        )
+        if worker.group is not None:
+            self._todo.append(worker.group)
+        self._end(worker)
+
+    def _lost(self, worker: Worker, status: int) -> None:
+        """Start another process in place of one that died; its group goes on from the last hand-over."""
+        self._end(worker)
+        if self.simulation.stopping:
+            return
+        place = -1 if worker.group is None else worker.group
+        self._attempts[place] = self._attempts.get(place, 0) + 1
+        if self._attempts[place] >= _ATTEMPTS:
+            raise WorkerError(
+                f"A process that makes rounds died {_ATTEMPTS} times, the last time with status {status}.",
+                hint="is there enough memory? Continue with --resume and fewer of them (run.processes)",
+            )
+        log.warning("a process that makes rounds died with status %d; another one continues", status)
+        if worker.group is not None:
+            self._todo.appendleft(worker.group)
+        self._start().introduce()
+
+
+def unpacked(value: bytes | str) -> BaseException:
+    """Return the error that a worker met."""
+    if isinstance(value, str):
+        return WorkerError(f"A process that makes rounds failed:\n{value}")
+    error: BaseException = pickle.loads(value)
+    return error

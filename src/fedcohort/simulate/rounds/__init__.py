@@ -1,0 +1,1 @@
+"""Rounds in lock-step: from a configuration to the rounds of all its runs."""

@@ -1,0 +1,196 @@
+"""The models of a lock-step group and the engine that trains them: everything that is one batch over all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.signals import Measure, Signal, VectorOf
+from fedcohort.core.vectors import taken
+from fedcohort.scenario import Federation
+from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
+from fedcohort.simulate.rounds.isolate_failure import alone
+from fedcohort.simulate.rounds.run import Run
+from fedcohort.simulate.rounds.stages import Arrived
+
+
+class Batch:
+    """Global models (R, P), one row per run, and batched work on them.
+
+    Parameters
+    ----------
+    engine : Engine
+    models : (R, P) tensor on the engine's device
+    prox : float
+        Weight of the proximal term that all runs share.
+    output_bias : slice or None
+        Where the output layer's bias stands in a model; None where no run needs to know.
+    """
+
+    def __init__(self, engine: Engine, models: torch.Tensor, prox: float, output_bias: slice | None = None) -> None:
+        self.engine = engine
+        self.models = models
+        self._prox = prox
+        self._output_bias = output_bias
+
+    def measure(
+        self,
+        models: torch.Tensor,
+        rows: Sequence[int],
+        runs: Sequence[Run],
+        clients: Sequence[IntArray],
+        measures: Collection[Measure],
+    ) -> dict[Measure, list[FloatArray]]:
+        """Measure ``models[rows[i]]`` on ``clients[i]`` of ``runs[i]``, a list entry per i, all in one batch."""
+        lengths = [len(part) for part in clients]
+        values = self.engine.measure(
+            models,
+            np.repeat(np.asarray(rows, np.int64), lengths),
+            np.repeat([run.ground.index for run in runs], lengths),
+            np.concatenate(clients),
+            measures,
+        )
+        ends = np.cumsum(lengths)[:-1]
+        return {measure: np.split(column, ends) for measure, column in values.items()}
+
+    def train(
+        self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
+    ) -> Trained:
+        """Train ``clients[i]`` from the model of ``runs[i]``, all in one batch."""
+        lengths = [len(part) for part in clients]
+        jobs = Jobs(
+            run=np.repeat([run.row for run in runs], lengths),
+            federation=np.repeat([run.ground.index for run in runs], lengths),
+            client=np.concatenate(clients),
+            round=np.repeat([run.round for run in runs], lengths),
+            seed=seeds,
+            steps=steps,
+        )
+        correction = None
+        if any(run.aggregator.corrects for run in runs):  # then all do: it is part of what makes a group
+            parts = []
+            for run, part in zip(runs, clients, strict=True):
+                old = self.models[run.row]
+                found = alone(run, run.averager, partial(run.corrections, part, old))
+                parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
+            correction = torch.cat(parts)
+        return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)
+
+    def signals(
+        self, turns: Sequence[Arrived], params: torch.Tensor
+    ) -> tuple[list[dict[Signal, FloatArray]], dict[int, torch.Tensor]]:
+        """Compute what the runs' selectors declared, nothing else.
+
+        Parameters
+        ----------
+        turns : sequence of Arrived
+        params : (J, P) tensor
+            Models after training, of all turns.
+
+        Returns
+        -------
+        list of dict
+            For each turn its signals, (m,) or (m, V) over the arrived models.
+        dict
+            Full-batch gradients (m, P) by the row of the run, where something needs them.
+        """
+        found: list[dict[Signal, FloatArray]] = [{} for _ in turns]
+        for i, turn in enumerate(turns):
+            if Signal.DURATION in turn.run.needed:
+                found[i][Signal.DURATION] = turn.chosen.durations[turn.chosen.arrived]
+        self._before(turns, found)
+        self._after(turns, params, found)
+        moved = [i for i, turn in enumerate(turns) if turn.run.updates]
+        if moved:
+            updates = [params[turns[i].jobs] - self.models[turns[i].run.row] for i in moved]
+            self._taken(moved, turns, updates, [turns[i].run.updates for i in moved], found)
+        pulled = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
+        if not pulled:
+            return found, {}
+        lengths = [len(turns[i].clients) for i in pulled]
+        stacked = self.engine.client_gradients(
+            self.models,
+            np.repeat([turns[i].run.row for i in pulled], lengths),
+            np.repeat([turns[i].run.ground.index for i in pulled], lengths),
+            np.concatenate([turns[i].clients for i in pulled]),
+        )
+        gradients = torch.split(stacked, lengths)
+        self._taken(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
+        return found, {turns[i].run.row: part for i, part in zip(pulled, gradients, strict=True)}
+
+    def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
+        """Add losses of the received models, of runs that measure the same in one batch."""
+        for measures, places in _alike([turn.run.before for turn in turns]).items():
+            runs = [turns[i].run for i in places]
+            values = self.measure(
+                self.models, [run.row for run in runs], runs, [turns[i].clients for i in places], measures
+            )
+            for at, i in enumerate(places):
+                found[i].update({s: values[measure][at] for s, measure in turns[i].run.before.items()})
+
+    def _after(self, turns: Sequence[Arrived], params: torch.Tensor, found: Sequence[dict[Signal, FloatArray]]) -> None:
+        """Add losses of the clients' own models; pseudo-labels come from the models they received."""
+        for measures, places in _alike([turn.run.after for turn in turns]).items():
+            jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
+            lengths = [len(turns[i].clients) for i in places]
+            received = None
+            if any(measure.loss != "label" for measure in measures):
+                rows = np.repeat([turns[i].run.row for i in places], lengths)
+                received = self.models[torch.as_tensor(rows, device=self.models.device)]
+            values = self.engine.measure(
+                params[torch.as_tensor(jobs, device=params.device)],
+                np.arange(len(jobs)),
+                np.repeat([turns[i].run.ground.index for i in places], lengths),
+                np.concatenate([turns[i].clients for i in places]),
+                measures,
+                pseudo_models=received,
+            )
+            ends = np.cumsum(lengths)[:-1]
+            parts = {measure: np.split(column, ends) for measure, column in values.items()}
+            for at, i in enumerate(places):
+                found[i].update({s: parts[measure][at] for s, measure in turns[i].run.after.items()})
+
+    def _taken(
+        self,
+        places: Sequence[int],
+        turns: Sequence[Arrived],
+        vectors: Sequence[torch.Tensor],
+        wanted: Sequence[Mapping[Signal, VectorOf]],
+        found: Sequence[dict[Signal, FloatArray]],
+    ) -> None:
+        """Add what is taken from the turns' updates or gradients (m, P), in one transfer."""
+        parts: list[tuple[int, Signal, torch.Tensor]] = []
+        for i, rows, signals in zip(places, vectors, wanted, strict=True):
+            turn = turns[i]
+            samples = turn.run.federation.train_sizes[turn.clients].astype(np.float64)
+            parts += [(i, s, taken(how, rows, turn.sound, self._output_bias, samples)) for s, how in signals.items()]
+        if not parts:
+            return
+        values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)
+        at = 0
+        for i, signal, part in parts:
+            found[i][signal] = values[at : at + part.numel()].reshape(part.shape)
+            at += part.numel()
+
+
+def _alike(wanted: Sequence[Mapping[Signal, Measure]]) -> dict[frozenset[Measure], list[int]]:
+    """Return the places of equal, not empty sets of measures."""
+    found: dict[frozenset[Measure], list[int]] = {}
+    for i, measures in enumerate(wanted):
+        if measures:
+            found.setdefault(frozenset(measures.values()), []).append(i)
+    return found
+
+
+def client_data(federation: Federation) -> ClientData:
+    """Return a federation as the engine takes it."""
+    return ClientData(
+        indices=federation.indices.astype(np.int64),
+        offsets=federation.offsets,
+        labels=federation.labels.astype(np.int64),
+        validation=federation.validation,
+    )

@@ -1,0 +1,223 @@
+"""What a round costs: bytes each way, client compute, simulated seconds. Nobody asks a client anything for free.
+
+The rules, all of them:
+
+- A model is 4 bytes per parameter, a reported number 8 bytes. SCAFFOLD sends two vectors each way. Which numbers and
+  vectors a client sends for a signal, the signal says; a row of V numbers costs V times as much as one.
+- A client gets the current global model at most once a round: one that was asked a question before the cohort was
+  chosen has it already.
+- Who fails in mid-round uploads nothing; who is late uploads, after the deadline.
+- Client compute is counted in sample passes: a forward pass over one sample is 1, forward and backward together 3. The
+  scenario says how many seconds a client's usual local training lasts; everything else it does in that round takes
+  time in proportion to the sample passes.
+- A loss on a client's data is a forward pass over it, a full-batch gradient a forward and a backward pass. Losses of
+  one model on the same samples share their pass.
+- A :class:`~fedcohort.core.protocol.Losses` query: the model goes down to everyone asked, one number per signal comes
+  up; it lasts as long as its slowest client.
+- A :class:`~fedcohort.core.protocol.Trial` query: everyone available evaluates the current model; each trial cohort
+  trains and uploads; each trial average goes down to everyone available, is evaluated, and a number comes up. These
+  steps follow each other; each lasts as long as its slowest client.
+- Queries are answered by everyone who is available; failures and the deadline concern training alone.
+- What clients tell about their labels before the first round (``[labels]``) is booked with it, as a query: bytes as
+  they would travel, and the seconds encryption and products really took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.signals import BACKWARD, FORWARD, GRADIENT_PASS, Pass, Signal
+from fedcohort.simulate.label_sharing import Told
+
+BYTES_PER_PARAMETER = 4
+BYTES_PER_NUMBER = 8
+
+
+@dataclass
+class RoundCost:
+    """The costs of one run's round, summed up while it goes on."""
+
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    client_seconds: float = 0.0
+    query_seconds: float = 0.0
+    query_bytes_down: int = 0
+    query_bytes_up: int = 0
+    query_client_seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class CostModel:
+    """Costs of one federation under one model and local training.
+
+    Attributes
+    ----------
+    parameters : int
+        Size of the model.
+    train, validation : (N,) arrays
+        Samples of each client.
+    usual : (N,) float array
+        Sample passes of a client's usual local training, 3 for every sample of every step; at least 1.
+    classes : int
+        Length of a signal that is one number per class.
+    """
+
+    parameters: int
+    train: FloatArray
+    validation: FloatArray
+    usual: FloatArray
+    classes: int
+
+    @classmethod
+    def of(cls, parameters: int, train: IntArray, validation: IntArray, samples: IntArray, classes: int) -> CostModel:
+        """Build from sizes and from the number of samples (N,) that the usual local training goes through."""
+        usual = np.maximum((FORWARD + BACKWARD) * np.asarray(samples, np.float64), 1.0)
+        return cls(parameters, np.asarray(train, np.float64), np.asarray(validation, np.float64), usual, classes)
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of one model."""
+        return self.parameters * BYTES_PER_PARAMETER
+
+    def _work(self, clients: IntArray, passes: Set[Pass]) -> FloatArray:
+        """(k,) work of some passes over clients' data, as a share of the usual local training."""
+        total = np.zeros(len(clients))
+        for one in passes:
+            total += one.weight * getattr(self, one.part)[clients]
+        return np.asarray(total / self.usual[clients])
+
+    def loss_work(self, clients: IntArray, signals: Iterable[Signal]) -> FloatArray:
+        """(k,) work of answering a Losses query, as a share of the usual local training."""
+        return self._work(clients, passes_of(signals))
+
+    def round_work(
+        self, clients: IntArray, work: FloatArray | None, signals: Iterable[Signal], gradients: bool
+    ) -> FloatArray | float:
+        """(k,) work of a round as a share of the usual: local training, and what the report needs besides.
+
+        Parameters
+        ----------
+        clients : (k,) int array
+        work : (k,) float array or None
+            Multiple of the usual number of steps; None is 1 for all.
+        signals : collection of Signal
+            What the report carries.
+        gradients : bool
+            Whether the aggregator wants full-batch gradients.
+        """
+        passes = passes_of(signals) | ({GRADIENT_PASS} if gradients else frozenset())
+        training = 1.0 if work is None else work
+        return training + self._work(clients, passes) if passes else training
+
+    def upload(self, signals: Iterable[Signal], copies: int) -> int:
+        """Bytes one client sends at the end of its round."""
+        numbers, models = 0, copies
+        for signal in signals:
+            numbers += signal.numbers_sent(self.classes)
+            models += signal.models_sent
+        return models * self.model_bytes + numbers * BYTES_PER_NUMBER
+
+    def book_round(
+        self,
+        cost: RoundCost,
+        seconds: float,
+        durations: FloatArray,
+        *,
+        uploads: int,
+        holders: int,
+        cohort: int,
+        signals: frozenset[Signal],
+        copies: int,
+    ) -> None:
+        """Add the training part of a round.
+
+        Parameters
+        ----------
+        cost : RoundCost
+        seconds : float
+            How long the round's training lasts.
+        durations : (k,) float array
+            Seconds each client worked.
+        uploads : int
+            How many clients sent something back.
+        holders : int
+            How many of the cohort had the current model from a query already.
+        cohort : int
+        signals : frozenset of Signal
+        copies : int
+            Vectors of the model's size that go each way per client.
+        """
+        cost.seconds += seconds
+        cost.client_seconds += float(durations.sum())
+        cost.bytes_down += (cohort * copies - holders) * self.model_bytes
+        cost.bytes_up += uploads * self.upload(signals, copies)
+
+    def book_losses(self, cost: RoundCost, durations: FloatArray, signals: frozenset[Signal]) -> None:
+        """Add a Losses query answered by ``len(durations)`` clients."""
+        asked = len(durations)
+        cost.query_bytes_down += asked * self.model_bytes
+        cost.query_bytes_up += asked * sum(s.numbers_sent(self.classes) for s in signals) * BYTES_PER_NUMBER
+        self._book_query_time(cost, durations)
+
+    def book_trial(
+        self,
+        cost: RoundCost,
+        evaluation: FloatArray,
+        training: list[FloatArray],
+        copies: int,
+    ) -> None:
+        """Add a Trial query.
+
+        Parameters
+        ----------
+        cost : RoundCost
+        evaluation : (a,) float array
+            Seconds each available client takes for one evaluation.
+        training : list of (k,) float arrays
+            Seconds each member of each trial cohort trains.
+        copies : int
+            Vectors of the model's size that go each way per training client.
+        """
+        everyone = len(evaluation)
+        cost.query_bytes_down += everyone * self.model_bytes
+        cost.query_bytes_up += everyone * BYTES_PER_NUMBER
+        self._book_query_time(cost, evaluation)
+        for durations in training:
+            cost.query_bytes_down += len(durations) * (copies - 1) * self.model_bytes + everyone * self.model_bytes
+            cost.query_bytes_up += len(durations) * copies * self.model_bytes + everyone * BYTES_PER_NUMBER
+            self._book_query_time(cost, durations)
+            self._book_query_time(cost, evaluation)
+
+    @staticmethod
+    def book_labels(cost: RoundCost, told: Told) -> None:
+        """Add what it took to tell about labels."""
+        cost.query_bytes_up += told.bytes_up
+        cost.query_client_seconds += told.client_seconds
+        cost.query_seconds += told.seconds
+        cost.seconds += told.seconds
+
+    @staticmethod
+    def _book_query_time(cost: RoundCost, durations: FloatArray) -> None:
+        slowest = float(durations.max(initial=0.0))
+        cost.query_seconds += slowest
+        cost.seconds += slowest
+        cost.query_client_seconds += float(durations.sum())
+
+
+def passes_of(signals: Iterable[Signal]) -> frozenset[Pass]:
+    """Return what a client computes for some signals together."""
+    return frozenset[Pass]().union(*(signal.passes for signal in signals))
+
+
+def holders(cohort: IntArray, asked: BoolArray | IntArray | None) -> int:
+    """Return how many of ``cohort`` hold the current model: everyone in the mask or among the indices ``asked``."""
+    if asked is None or not len(cohort):
+        return 0
+    if asked.dtype == np.bool_:
+        return int(asked[cohort].sum())
+    return int(np.isin(cohort, asked).sum())

@@ -1,0 +1,605 @@
+"""Runs in lock-step: all runs of a group put the jobs of one round into the same batch.
+
+The order of a round is that of every host: requests, questions, cohorts, training, filter, average, evaluation,
+reports. Models are one tensor (R, P) on the engine's device; per round there are a handful of tensor operations and
+one transfer, whatever the number of runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import OtherEngineError
+from fedcohort.core.protocol import RoundReport, RoundRequest, Status
+from fedcohort.core.signals import Signal
+from fedcohort.core.vectors import needs_output_bias, output_bias
+from fedcohort.journal import Position
+from fedcohort.scenario import Federation
+from fedcohort.simulate.config.experiment import RunPlan
+from fedcohort.simulate.engine import Engine
+from fedcohort.simulate.metrics import imbalance
+from fedcohort.simulate.rounds.batch import Batch, client_data
+from fedcohort.simulate.rounds.costs import holders
+from fedcohort.simulate.rounds.isolate_failure import NOBODYS, alone, fail, own_parts
+from fedcohort.simulate.rounds.queries import answer
+from fedcohort.simulate.rounds.run import Ground, Run
+from fedcohort.simulate.rounds.server import ServerSamples, server_samples
+from fedcohort.simulate.rounds.stages import Answered, Arrived, Asked, Averaged, Chosen, Evaluated, Test
+from fedcohort.simulate.store.checkpoint import Checkpoint
+from fedcohort.simulate.store.results import ResultsError, RunInfo
+from fedcohort.simulate.store.rows import RowBuffer
+from fedcohort.training.aggregators import Corrections, Mix, WeightedSum
+from fedcohort.training.filters import Need, Replies, judged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedcohort.simulate.data import Dataset
+
+log = logging.getLogger(__name__)
+OnRound = Callable[[RunInfo, Mapping[str, Any]], None]
+
+
+class Group:
+    """Runs that share a dataset, a model and a batch shape.
+
+    Parameters
+    ----------
+    plans : sequence of RunPlan
+    keys : sequence of str
+        Each plan's federation, a key of ``federations``.
+    dataset : Dataset
+    federations : mapping of str to Federation
+    journals : Path, optional
+        Folder of the sessions' journals; None keeps them in memory.
+    device : str
+    workers : int, optional
+    allow_other_engine : bool
+        Whether :meth:`resume` takes a checkpoint that another kind of engine made.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[RunPlan],
+        keys: Sequence[str],
+        dataset: Dataset,
+        federations: Mapping[str, Federation],
+        *,
+        journals: Path | None = None,
+        device: str = "auto",
+        workers: int | None = None,
+        allow_other_engine: bool = False,
+    ) -> None:
+        self._keys = list(keys)
+        self._allow_other_engine = allow_other_engine
+        self._journals = journals
+        used = list(dict.fromkeys(keys))
+        grounds = {key: Ground.of(federations[key], i, plans[0].task.has_classes) for i, key in enumerate(used)}
+        first = plans[0]
+        self.engine = Engine(
+            dataset.x_train,
+            dataset.y_train,
+            dataset.x_test,
+            dataset.y_test,
+            classes=dataset.outputs,
+            federations=[client_data(grounds[key].federation) for key in used],
+            model=first.model.name,
+            local=first.local,
+            device=device,
+            workers=workers,
+            tf32=first.options.tf32,
+            task=first.task,
+        )
+        self._server_labels = {
+            ground.index: torch.as_tensor(
+                np.asarray(dataset.y_train, np.int64)[ground.federation.server_validation], device=self.engine.device
+            )
+            for ground in grounds.values()
+            if len(ground.federation.server_validation)
+        }
+        size = self.engine.n_params
+        self.runs = [
+            Run(plan, i, grounds[key], size, dataset.outputs)
+            for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
+        ]
+        fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
+        models = torch.stack([fresh[plan.seed] for plan in plans])
+        needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
+        bias = output_bias(self.engine.shapes, dataset.classes) if needs_output_bias(needed) else None
+        self.batch = Batch(self.engine, models, first.aggregator.prox, bias)
+        self._servers: dict[tuple[int, str | None], ServerSamples] = {}
+        for run in self.runs:
+            begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
+            run.memory = alone(run, run.averager, begin)
+            if run.aggregator.needs_server:
+                run.server = self._server_samples(run, dataset)
+        self._rows = RowBuffer()
+        self._shared = own_parts(first)
+
+    def _server_samples(self, run: Run, dataset: Dataset) -> ServerSamples:
+        """Return the samples a run's aggregator computes on; runs that use the same ones share them."""
+        public = run.aggregator.public
+        key = (-1 if public is not None else run.ground.index, public)
+        if key not in self._servers:
+            positions = run.federation.server_validation.astype(np.int64)
+            self._servers[key] = server_samples(self.engine, dataset, positions, public)
+        return self._servers[key]
+
+    @property
+    def models(self) -> torch.Tensor:
+        """(R, P) global models, one row per run."""
+        return self.batch.models
+
+    # -- starting, saving, continuing --------------------------------------------------------------------------
+
+    def begin(self, saved: bytes | None) -> None:
+        """Start, or continue from a packed checkpoint."""
+        if saved is None:
+            self.start()
+        else:
+            self.resume(Checkpoint.from_bytes(saved))
+
+    def start(self) -> None:
+        """Open every run's session anew."""
+        for run in self.runs:
+            run.engines = ((0, self.engine.kind),)
+            run.check_supplied()
+            alone(run, run.chooser, partial(run.start_session, self._journal(run)))
+
+    def _journal(self, run: Run) -> Path | None:
+        return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
+
+    def checkpoint(self) -> Checkpoint:
+        """Return everything that is needed to continue, between two rounds."""
+        arrays = {"models": self.models.cpu().numpy()}
+        for run in self.runs:
+            if run.opened:
+                arrays[f"session/{run.row}"] = np.frombuffer(run.session.position().to_bytes(), np.uint8)
+            if run.memory is not None:
+                for name, value in run.memory.arrays().items():
+                    arrays[f"memory/{run.row}/{name}"] = value if isinstance(value, np.ndarray) else value.cpu().numpy()
+        facts = {"runs": {run.plan.id: {**run.facts(), "federation": self._keys[run.row]} for run in self.runs}}
+        return Checkpoint(max(run.round for run in self.runs), facts, arrays)
+
+    def commit(self) -> None:
+        """Make all journals durable up to here."""
+        for run in self.runs:
+            if run.opened:
+                run.session.commit()
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint; journals that got ahead of it are taken back."""
+        for run in self.runs:
+            facts = checkpoint.facts["runs"].get(run.plan.id)
+            if facts is not None and facts["state"] == "failed" and f"session/{run.row}" not in checkpoint.arrays:
+                run.take(facts)  # its selector failed before there was a session
+                continue
+            if facts is None or f"session/{run.row}" not in checkpoint.arrays:
+                raise ResultsError(
+                    f"The checkpoint does not say where the session of run {run.plan.id!r} stood.",
+                    hint="it is of an earlier version of fedcohort; start the experiment again with another --out",
+                )
+            run.resume_session(
+                self._journal(run), Position.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
+            )
+            run.take(facts)
+            if run.running:
+                self._continue_engine(run)
+            self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
+            if run.memory is not None:
+                prefix = f"memory/{run.row}/"
+                run.memory.restore(
+                    {
+                        name.removeprefix(prefix): value
+                        for name, value in checkpoint.arrays.items()
+                        if name.startswith(prefix)
+                    }
+                )
+
+    def _continue_engine(self, run: Run) -> None:
+        """Refuse to go on with another kind of engine, or put it on record where that is allowed."""
+        kind = self.engine.kind
+        before = run.engines[-1][1] if run.engines else None
+        if before == kind:
+            return
+        if before is not None:
+            if not self._allow_other_engine:
+                raise other_engine(run.plan.id, before, kind)
+            log.warning("run %s goes on from round %d with %s, after %s", run.plan.id, run.round, kind, before)
+        run.engines = (*run.engines, (run.round, kind))
+
+    def infos(self) -> list[RunInfo]:
+        """Return the runs' entries of runs.json."""
+        return [run.info(key) for run, key in zip(self.runs, self._keys, strict=True)]
+
+    def drain(self) -> tuple[pa.Table, pa.Table]:
+        """Return the rows since the last time, as tables ``rounds`` and ``clients``."""
+        return self._rows.drain()
+
+    @property
+    def done(self) -> bool:
+        """Whether every run has ended."""
+        return not any(run.running for run in self.runs)
+
+    def close(self) -> None:
+        """Close sessions and the engine; what was not committed is dropped."""
+        for run in self.runs:
+            if run.opened:
+                run.session.close()
+        self.engine.close()
+
+    # -- one round ---------------------------------------------------------------------------------------------
+
+    def step(self, on_round: OnRound | None = None) -> None:
+        """Advance by one round every run that is furthest behind: all, unless their numbers of rounds once differed."""
+        behind = min(run.round for run in self.runs if run.running)
+        runs = [run for run in self.runs if run.running and run.round == behind]
+        try:
+            self._step(runs, on_round)
+        except NOBODYS:
+            raise
+        except Exception as error:
+            if self._shared is None:
+                raise
+            for run in runs:
+                if run.running:
+                    fail(run, self._shared, error)
+
+    def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
+        began = time.perf_counter()
+        answered = [turn for turn in answer(self.batch, self._requests(runs)) if turn.asked.run.running]
+        found = [alone(turn.asked.run, turn.asked.run.chooser, partial(_choose, turn)) for turn in answered]
+        chosen = [turn for turn in found if turn is not None]
+        training = [turn for turn in chosen if len(turn.arrived)]
+        trained = iter(self._train(training) if training else ())
+        averaged = [next(trained) if len(turn.arrived) else Averaged.unchanged(turn) for turn in chosen]
+        evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
+        share = (time.perf_counter() - began) / max(len(evaluated), 1)
+        for turn in evaluated:
+            self._finish(turn, share, on_round)
+
+    def _requests(self, runs: Sequence[Run]) -> list[Asked]:
+        masks: dict[tuple[int, int, Any], BoolArray] = {}
+        turns = []
+        for run in runs:
+            available = None
+            if not run.always:
+                plan = run.plan
+                key = (run.ground.index, plan.seed, plan.scenario.availability)
+                available = masks.get(key)
+                if available is None:
+                    available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
+                    masks[key] = available
+            run.hear_attributes(changing=True)
+            request = RoundRequest(run.size, available)
+            query = alone(run, run.chooser, partial(run.session.query, request)) if run.asks else None
+            if run.running:
+                turns.append(Asked(run, request, available, query))
+        return turns
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def _train(self, turns: Sequence[Chosen]) -> list[Averaged]:
+        """Train everyone who will answer, gather signals, filter, average."""
+        runs = [turn.run for turn in turns]
+        clients = [turn.clients for turn in turns]
+        lengths = [len(part) for part in clients]
+        steps = None
+        if any(turn.cohort.work is not None for turn in turns):
+            steps = np.concatenate([_steps(turn) for turn in turns])
+        seeds = np.repeat([run.plan.seed for run in runs], lengths)
+        trained = self.batch.train(runs, clients, seeds, steps)
+        params = trained.params
+        # NaN and infinity survive a sum, which is one pass over the models; (J,)
+        sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
+        if not sound.all():
+            sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # a sum may also overflow
+            params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+        arrived = []
+        start = 0
+        for turn, part in zip(turns, clients, strict=True):
+            jobs = slice(start, start + len(part))
+            arrived.append(Arrived(turn, part, jobs, sound[jobs]))
+            start = jobs.stop
+        signals, gradients = self.batch.signals(arrived, params)
+        for come, found in zip(arrived, signals, strict=True):
+            if Signal.SERVER_LOSS in come.run.needed:
+                found[Signal.SERVER_LOSS] = np.full(len(come.clients), self._server_loss(come.run))
+        new, shares = self._average(arrived, params, trained.steps, signals)
+        for come in arrived:
+            run = come.run
+            if run.running and isinstance(run.memory, Corrections):
+                good = torch.as_tensor(come.sound, device=params.device)
+                sure = come.clients[come.sound]
+                learn = partial(
+                    run.memory.absorb,
+                    sure,
+                    self.models[run.row],
+                    params[come.jobs][good],
+                    run.rate_sums(trained.steps[come.jobs][come.sound], sure),
+                    gradients[run.row][good] if run.aggregator.needs_gradients else None,
+                )
+                alone(run, run.averager, learn)
+        self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
+        return [
+            _averaged(come, kept, weights, found)
+            for come, (kept, weights), found in zip(arrived, shares, signals, strict=True)
+        ]
+
+    # -- filter and average ------------------------------------------------------------------------------------
+
+    def _average(
+        self,
+        turns: Sequence[Arrived],
+        params: torch.Tensor,
+        steps: IntArray,
+        signals: Sequence[Mapping[Signal, FloatArray]],
+    ) -> tuple[torch.Tensor, list[tuple[BoolArray, FloatArray]]]:
+        """Return the next global models (E, P), and for each turn who is kept and with what weight, (m,) each."""
+        logits = self._logits(turns, params)
+        mixes: list[Mix] = []
+        shares: list[tuple[BoolArray, FloatArray]] = []
+        special: dict[int, torch.Tensor] = {}
+        for i, turn in enumerate(turns):
+            run = turn.run
+            verdict = None  # of a run that failed while it trained
+            if run.running:
+                judge = f"the filter {run.plan.filter.name!r}"
+                verdict = alone(run, judge, partial(self._kept, turn, params, logits.get(i)))
+            kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
+            weights = np.zeros(len(kept))
+            shares.append((kept, weights))
+            if not kept.any():
+                mixes.append(Mix(weights, 1.0))
+                continue
+            members = turn.members(kept, steps[turn.jobs], signals[i])
+            if isinstance(run.aggregator, WeightedSum):
+                mix = alone(run, run.averager, partial(run.mix, members))
+                if mix is not None:
+                    weights[kept] = mix.weights
+                mixes.append(Mix(weights, 1.0 if mix is None else mix.old))
+            else:
+                rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
+                combined = alone(run, run.averager, partial(run.combine, self.models[run.row], rows, members))
+                if combined is not None:
+                    weights[kept] = combined.weights
+                    special[i] = combined.model
+                mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
+        return self._mixed(turns, params, mixes, special), shares
+
+    def _mixed(
+        self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
+        lengths = {len(mix.weights) for mix in mixes}
+        share = torch.as_tensor(np.concatenate([mix.weights for mix in mixes])).to(params)
+        if params.device.type == "cpu":
+            # Model by model: a product of matrices may add up in another order beside other runs.
+            new = torch.zeros_like(old)
+            for row, turn in zip(new, turns, strict=True):
+                for model, weight in zip(params[turn.jobs], share[turn.jobs].tolist(), strict=True):
+                    row.add_(model, alpha=weight)
+        elif len(lengths) == 1:
+            width = lengths.pop()
+            grouped = params.view(len(turns), width, -1)
+            new = torch.bmm(share.view(len(turns), 1, width), grouped).squeeze(1)
+        else:
+            new = torch.stack([share[turn.jobs] @ params[turn.jobs] for turn in turns])
+        if any(mix.old for mix in mixes):
+            new += torch.as_tensor([mix.old for mix in mixes]).to(params)[:, None] * old
+        for i, model in special.items():
+            new[i] = model
+        return new
+
+    def _server_loss(self, run: Run) -> float:
+        """Loss of a run's global model, as clients received it, on the server's validation set."""
+        positions = run.federation.server_validation.astype(np.int64)
+        (logits,) = self.engine.logits(self.models[run.row][None], positions)
+        labels = self._server_labels[run.ground.index]
+        return float(torch.nn.functional.cross_entropy(logits.double(), labels))
+
+    def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Logits on the server's validation set where a run's filter wants them; one batch per federation."""
+        wanting: dict[int, list[int]] = {}
+        for i, turn in enumerate(turns):
+            if turn.run.filter is not None and Need.LOGITS in turn.run.filter.needs:
+                wanting.setdefault(turn.run.ground.index, []).append(i)
+        found: dict[int, torch.Tensor] = {}
+        for places in wanting.values():
+            stacked = torch.cat([params[turns[i].jobs] for i in places])
+            logits = self.engine.logits(stacked, turns[places[0]].run.federation.server_validation.astype(np.int64))
+            found |= zip(places, torch.split(logits, [len(turns[i].clients) for i in places]), strict=True)
+        return found
+
+    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+        """(m,) which of the arrived models enter the average."""
+        run = turn.run
+        good = turn.sound
+        if run.filter is None:
+            return good
+        labels = None if logits is None else self._server_labels[run.ground.index]
+        replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        verdict = judged(run.filter, replies)
+        if verdict.notes:
+            run.session.note("filter", {"round": run.round, **verdict.notes})
+        return np.asarray(verdict.kept & good)
+
+    # -- evaluation and reports --------------------------------------------------------------------------------
+
+    def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
+        """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
+        stops = [_stop(turn) for turn in turns]
+        due = [i for i, turn in enumerate(turns) if stops[i] is not None or _is_due(turn.run)]
+        tests: dict[int, Test] = {}
+        if due:
+            rows = torch.as_tensor([turns[i].run.row for i in due], device=self.models.device)
+            losses, metrics = self.engine.evaluate(self.models[rows])
+            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
+            tests = {i: Test(loss, metric) for i, (loss, metric) in zip(due, numbers, strict=True)}
+        return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
+
+    def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
+        """Report to the session, write the rows, see whether the run is over."""
+        averaged, chosen = turn.averaged, turn.averaged.chosen
+        run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
+        if len(cohort):
+            report = RoundReport(
+                cohort.ticket,
+                cohort.clients,
+                status=averaged.status,
+                metrics=averaged.metrics,
+                kept=averaged.kept,
+            )
+            alone(run, run.chooser, partial(run.session.tell, report))
+            if not run.running:
+                return
+        sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
+        judged_by = run.plan.task.judged_by
+        if sound is not None:
+            run.session.record(cohort.round, {judged_by.name: sound.metric, "loss": sound.loss})
+        run.clock += cost.seconds
+        counts = run.ground.true_counts
+        qcid = imbalance(counts[cohort.clients].sum(0)) if len(cohort) and counts is not None else None
+        row = {
+            "run": run.plan.id,
+            "round": run.round,
+            "accuracy": None if sound is None or not judged_by.is_accuracy else sound.metric,
+            "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
+            "loss": None if sound is None else sound.loss,
+            "qcid": qcid,
+            "cohort": cohort.clients,
+            "kept": averaged.kept,
+            "seconds": cost.seconds,
+            "clock": run.clock,
+            "bytes_down": cost.bytes_down,
+            "bytes_up": cost.bytes_up,
+            "query_bytes_down": cost.query_bytes_down,
+            "query_bytes_up": cost.query_bytes_up,
+            "client_seconds": cost.client_seconds,
+            "query_client_seconds": cost.query_client_seconds,
+            "query_seconds": cost.query_seconds,
+            "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
+            "wall_seconds": wall,
+            # Not columns of the rounds, but what listeners show beside them.
+            "statuses": averaged.status,
+            "durations": chosen.durations,
+        }
+        self._rows.add_round(row)
+        if len(cohort):
+            self._rows.add_clients(
+                run.plan.id,
+                run.round,
+                cohort.clients,
+                status=averaged.status,
+                kept=averaged.kept,
+                seconds=chosen.durations,
+                loss=averaged.metrics.get(Signal.LOSS),
+                weight=averaged.weight,
+            )
+        _conclude(turn, diverged=turn.test is not None and sound is None)
+        run.round += 1
+        if on_round is not None:
+            on_round(run.info(self._keys[run.row]), row)
+
+
+def other_engine(run: str, before: str, now: str) -> OtherEngineError:
+    """Return the error of a run that would go on with another kind of engine."""
+    wants = "install a C compiler, or unset FEDCOHORT_CC, " if before.startswith("compiled") else ""
+    return OtherEngineError(
+        f"The rounds of run {run!r} so far were made by {before}; the next ones would be made by {now}, which rounds "
+        "differently, so that the results would be those of neither.",
+        hint=f"{wants}choose the device with --device, or continue on a machine like the first one; "
+        "--allow-other-engine goes on all the same and puts the change on record",
+    )
+
+
+# -- one turn --------------------------------------------------------------------------------------------------
+
+
+def _choose(turn: Answered) -> Chosen:
+    """Get the cohort, and find out who will answer in time."""
+    (run, request, available, _), cost = turn.asked, turn.cost
+    plan = run.plan
+    if run.round == 0:
+        run.costs.book_labels(cost, run.ground.told(plan.labels, plan.seed))
+    cohort = run.session.ask(request, turn.answer)
+    count = len(cohort.clients)
+    if run.instant or not count:
+        durations, status, seconds = np.zeros(count), np.zeros(count, np.int8), 0.0
+    else:
+        work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
+        events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        durations, status, seconds = events.durations, events.status, events.seconds
+    if count:
+        run.costs.book_round(
+            cost,
+            seconds,
+            durations,
+            uploads=int((status != Status.FAILED).sum()),
+            holders=holders(cohort.clients, turn.holders),
+            cohort=count,
+            signals=run.needed,
+            copies=run.aggregator.model_copies,
+        )
+    return Chosen(run, available, cohort, cost, durations, status, np.flatnonzero(status == Status.OK))
+
+
+def _averaged(turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]) -> Averaged:
+    """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
+    chosen = turn.chosen
+    count, arrived = chosen.cohort.size, chosen.arrived
+    status = chosen.status
+    if not turn.sound.all():
+        status = status.copy()
+        status[arrived[~turn.sound]] = Status.INVALID
+    in_average, weight = np.zeros(count, np.bool_), np.zeros(count)
+    in_average[arrived] = kept
+    weight[arrived] = weights
+    metrics = {signal: turn.column(values) for signal, values in found.items()}
+    return Averaged(chosen, status, in_average, weight, metrics)
+
+
+def _steps(turn: Chosen) -> IntArray:
+    """(m,) local steps of each arrived client: the usual number times its work, at least one."""
+    usual = turn.run.steps[turn.clients]
+    if turn.cohort.work is None:
+        return usual
+    scaled = np.floor(usual * turn.cohort.work[turn.arrived] + 0.5).astype(np.int64)
+    return np.where(usual > 0, np.maximum(scaled, 1), 0)
+
+
+def _stop(turn: Averaged) -> str | None:
+    """Return why the run should end here: what the selector says, else what the early-stop rule says."""
+    run, reason = turn.run, None
+    if run.early_stop is not None:
+        training, validation = run.early_stop.watches
+        run.watch, reason = run.early_stop.after_round(run.watch, turn.mean(training), turn.mean(validation))
+    return reason if turn.chosen.cohort.stop is None else turn.chosen.cohort.stop
+
+
+def _is_due(run: Run) -> bool:
+    """Whether the model is tested after this round in any case."""
+    return run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
+
+
+def _conclude(turn: Evaluated, diverged: bool) -> None:
+    """Mark the run as over where it is; ``diverged``: whether the test loss is NaN or infinite."""
+    averaged = turn.averaged
+    run = averaged.run
+    broken = len(averaged.chosen.arrived) > 0 and not (averaged.status == Status.OK).any()
+    if broken or diverged:
+        what = "every client's model" if broken else "the global model's test loss"
+        run.end("diverged", f"{what} became NaN or infinite in round {run.round}")
+    elif turn.stop is not None:
+        run.end("stopped", turn.stop)
+    elif run.round + 1 >= run.rounds:
+        run.end("finished")

@@ -1,0 +1,77 @@
+"""Whose fault it was: what a run's own parts raise ends that run and no other, and is named.
+
+A selector, filter or aggregator belongs to one run; a model, loss or metric of one's own to all runs of a group. What
+the disk or the machine does wrong is nobody's fault here: it ends the experiment, which can be continued.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+import fedcohort
+from fedcohort.core.errors import DeviceError, FedcohortError, JournalError
+from fedcohort.core.registry import is_reference
+from fedcohort.core.text import named
+from fedcohort.simulate.store.results import ResultsError
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.config.experiment import RunPlan
+    from fedcohort.simulate.rounds.run import Run
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_FAMILIAR = frozenset({"fedcohort", "numpy", "scipy", "sklearn", "torch", "pyarrow"})
+NOBODYS = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
+
+
+def alone(run: Run, part: str, work: Callable[[], T]) -> T | None:
+    """Do what is one run's business; if it raises, the run has failed, and None is returned.
+
+    Parameters
+    ----------
+    run : Run
+    part : str
+        Whose code this is, for example "the selector 'mine.py:Greedy'".
+    work : callable
+    """
+    try:
+        return work()
+    except NOBODYS as error:
+        if not isinstance(error, MemoryError) or not _is_foreign(error):
+            raise
+        fail(run, part, error)
+    except (Exception, SystemExit) as error:  # somebody's own code may raise anything, and may want to leave
+        fail(run, part, error)
+    return None
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """Whether an error came through code that is neither ours nor of a library we use."""
+    frames = traceback.walk_tb(error.__traceback__)
+    modules = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
+    return bool(modules - _FAMILIAR - sys.stdlib_module_names)
+
+
+def fail(run: Run, part: str, error: BaseException) -> None:
+    """End a run because one of its parts raised."""
+    said = error.message if isinstance(error, FedcohortError) else named(error)
+    ours = str(Path(fedcohort.__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    run.end("failed", f"{part} raised an error in round {run.round}: {said.rstrip('.')}{where}")
+    log.warning("run %s failed: %s", run.plan.id, run.reason, exc_info=error)
+
+
+def own_parts(plan: RunPlan) -> str | None:
+    """Return the parts of somebody's own that all runs of a group share, in words, or None when there are none."""
+    task = plan.task
+    named = {"model": plan.model.name, "loss": task.loss, "metric": task.metric, "task": task.name}
+    own = [f"the {kind} {name!r}" for kind, name in named.items() if is_reference(str(name))]
+    return " or ".join(own) or None

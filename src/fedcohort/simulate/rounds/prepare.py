@@ -1,0 +1,290 @@
+"""Before the first round: load data, divide it among clients, form lock-step groups, check every run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedcohort.core.errors import DataError, FedcohortError, InputError
+from fedcohort.core.registry import is_reference
+from fedcohort.scenario import Federation
+from fedcohort.simulate.config.experiment import Experiment, RunPlan, values_of
+from fedcohort.simulate.config.sections import DataOptions
+from fedcohort.simulate.data import Dataset
+from fedcohort.simulate.engine import choose_device, engine_kind
+from fedcohort.simulate.engine.crops import crop_table
+from fedcohort.simulate.engine.flat import FlatModel
+from fedcohort.simulate.engine.store import sample_shape
+from fedcohort.simulate.memory_check import check_room
+from fedcohort.simulate.models import build_model
+from fedcohort.simulate.processes.process_count import how_many, operations
+from fedcohort.simulate.rounds.group import Group
+from fedcohort.simulate.rounds.run import check_fits, check_plan
+from fedcohort.simulate.store.results import ResultsError
+
+_SUITS = {"class": "classification", "number": "regression", "token": "next-token prediction"}
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An experiment with its data: everything that was checked before the first round.
+
+    Attributes
+    ----------
+    datasets : dict of str to Dataset
+    federations : dict of str to Federation
+    data_keys, federation_keys : tuple of str
+        For each plan.
+    groups : dict of int to tuple of int
+        Lock-step groups by number, as places of plans.
+    processes : int
+        How many can make them side by side.
+    allow_other_engine : bool
+        Whether a group may go on with another kind of engine than made its rounds so far.
+    """
+
+    experiment: Experiment
+    datasets: dict[str, Dataset]
+    federations: dict[str, Federation]
+    data_keys: tuple[str, ...]
+    federation_keys: tuple[str, ...]
+    groups: dict[int, tuple[int, ...]]
+    processes: int
+    allow_other_engine: bool = False
+
+    def engine_kind(self, number: int, device: str) -> str:
+        """Return what would train a group here; builds no more than its model."""
+        place = self.groups[number][0]
+        plan, dataset = self.experiment.plans[place], self.datasets[self.data_keys[place]]
+        integers = dataset.x_train.dtype.kind == "i"
+        return engine_kind(
+            FlatModel(_model(plan, dataset)),
+            sample_shape(dataset.x_train),
+            plan.local,
+            choose_device(device),
+            plan.task.fast and not integers,
+        )
+
+    def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
+        """Build a lock-step group, engine and all."""
+        places = self.groups[number]
+        keys = [self.federation_keys[i] for i in places]
+        return Group(
+            [self.experiment.plans[i] for i in places],
+            keys,
+            self.datasets[self.data_keys[places[0]]],
+            {key: self.federations[key] for key in keys},
+            journals=journals,
+            device=device,
+            workers=workers,
+            allow_other_engine=self.allow_other_engine,
+        )
+
+
+def _identity(thing: Any) -> str:
+    return json.dumps(thing, sort_keys=True, default=str)
+
+
+def _data_key(data: DataOptions) -> str:
+    return _identity({**values_of(data), **values_of(data.source)})
+
+
+def group_key(plan: RunPlan) -> str:
+    """Runs of one key can share a batch: same data, model, local training and rule added to it."""
+    aggregator = plan.aggregator
+    parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), aggregator.prox, aggregator.corrects]
+    return _identity(parts)
+
+
+def prepare(
+    experiment: Experiment,
+    device: str | None = None,
+    *,
+    processes: int | None = 1,
+    known: Mapping[str, str] | None = None,
+    begun: Mapping[int, Sequence[str]] | None = None,
+) -> Prepared:
+    """Load data, divide it, form groups, and check that every run can be made.
+
+    Parameters
+    ----------
+    processes : int or None
+        How many are to have work: there are at least so many groups, as far as there are runs. None: what the
+        configuration says, or what pays.
+    known : mapping of run id to str, optional
+        Keys of federations that are on disk already.
+    begun : mapping of int to sequence of str, optional
+        Runs of the groups that have checkpoints: these stay as they are, other runs form groups of their own.
+    """
+    if experiment.options.engine == "local":  # with Ray it is the workers' devices that count
+        choose_device(device or experiment.options.device)
+    datasets: dict[str, Dataset] = {}
+    federations: dict[str, Federation] = {}
+    data_keys = []
+    identities = [_federation_identity(plan) for plan in experiment.plans]
+    names = _federation_names(experiment.plans, identities, known or {})
+    built: dict[tuple[str, str], list[torch.Size]] = {}  # shapes of the parameters
+    work = 0.0
+    for plan, identity in zip(experiment.plans, identities, strict=True):
+        data_key = _data_key(plan.data)
+        if data_key not in datasets:
+            datasets[data_key] = _loaded(plan)
+        dataset = datasets[data_key]
+        if (data_key, plan.model.name) not in built:
+            _check_task(plan, dataset)
+            built[data_key, plan.model.name] = _check_model(plan, dataset)
+        check_fits(plan)
+        if plan.local.augment:
+            crop_table(sample_shape(dataset.x_train))  # refuses what is no image
+        name = names[identity]
+        if name not in federations:
+            federations[name] = plan.scenario.build(
+                dataset.labels,
+                dataset.classes if plan.task.has_classes else 1,
+                plan.seed,
+                dataset.writers,
+                dataset.writer_names,
+            )
+        check_plan(plan, federations[names[identity]])
+        _check_room(plan, federations[names[identity]])
+        trained = (plan.options.size or len(federations[names[identity]])) * _samples(
+            plan, federations[names[identity]]
+        )
+        work = max(work, operations(built[data_key, plan.model.name], trained))
+        data_keys.append(data_key)
+    keys = tuple(names[identity] for identity in identities)
+    divided = how_many(experiment, device or experiment.options.device, processes, work)
+    groups = _groups(experiment, divided, begun or {})
+    return Prepared(experiment, datasets, federations, tuple(data_keys), keys, groups, divided)
+
+
+def _check_room(plan: RunPlan, federation: Federation) -> None:
+    """Refuse local training whose batches alone, as numbers of samples, no memory would hold."""
+    samples = _samples(plan, federation)
+    check_room(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
+
+
+def _samples(plan: RunPlan, federation: Federation) -> int:
+    """Return how many samples the largest client takes in a round, each as often as it is taken."""
+    largest = int(federation.train_sizes.max(initial=0))
+    return plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
+
+
+def _loaded(plan: RunPlan) -> Dataset:
+    data = plan.data
+    try:
+        return data.source.load(data.folder, data.download)
+    except FedcohortError:
+        raise
+    except Exception as error:  # the user's own code
+        if not is_reference(data.name):
+            raise
+        raise DataError(f"The data {data.name!r} cannot be loaded: {type(error).__name__}: {error}.") from error
+
+
+def _federation_identity(plan: RunPlan) -> str:
+    """Runs of one identity have the same federation: latency, availability and failures do not change who owns what."""
+    scenario = plan.scenario.to_dict()
+    owns = {key: scenario.get(key) for key in ("partition", "noise", "validation", "server_validation")}
+    return _identity([_data_key(plan.data), owns, plan.seed])
+
+
+def _federation_names(plans: Sequence[RunPlan], identities: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return a name for each distinct federation: the one it has on disk, else a new one."""
+    pairs = list(zip(plans, identities, strict=True))
+    names = {identity: known[plan.id] for plan, identity in pairs if plan.id in known}
+    for plan, identity in pairs:
+        if identity not in names:
+            names[identity] = f"{len(names)}-s{plan.seed}"
+    return names
+
+
+def _groups(experiment: Experiment, processes: int, begun: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
+    """Return the lock-step groups: those that were begun, and the other runs by what can share a batch."""
+    place_of = {plan.id: i for i, plan in enumerate(experiment.plans)}
+    foreign = [name for names in begun.values() for name in names if name not in place_of]
+    if foreign:
+        raise ResultsError(f"There is a checkpoint of the run {foreign[0]!r}, which the configuration does not have.")
+    groups = {number: tuple(place_of[name] for name in names) for number, names in begun.items()}
+    whole = _split(experiment, range(len(experiment.plans)), processes, itertools.count())
+    if groups.items() <= whole.items():  # nothing was added: the same batches as without an interruption
+        return whole
+    placed = {place for places in groups.values() for place in places}
+    rest = [place for place in range(len(experiment.plans)) if place not in placed]
+    free = (number for number in itertools.count() if number not in begun)
+    return dict(sorted((groups | _split(experiment, rest, processes, free)).items()))
+
+
+def _split(
+    experiment: Experiment, places: Sequence[int], processes: int, numbers: Iterator[int]
+) -> dict[int, tuple[int, ...]]:
+    """Divide plans into groups of those that can share a batch, none larger than ``run.lockstep``.
+
+    Neighbours among the plans, which cost alike, go to different groups.
+    """
+    by_key: dict[str, list[int]] = {}
+    for place in places:
+        by_key.setdefault(group_key(experiment.plans[place]), []).append(place)
+    groups = {}
+    for alike in by_key.values():
+        even = -(-processes * len(alike) // len(places))  # this kind's share of the processes
+        turns = min(len(alike), max(-(-len(alike) // experiment.options.lockstep), even))
+        for turn in range(turns):
+            groups[next(numbers)] = tuple(alike[turn::turns])
+    return groups
+
+
+def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
+    """Build the model, and compute loss and metric of one's own once, so that nothing fails in the first round.
+
+    Returns the shapes of its parameters.
+    """
+    task = plan.task
+    shapes = [value.shape for value in _model(plan, dataset).parameters()]
+    if task.fast:
+        return shapes
+    targets = torch.as_tensor(dataset.y_test[:2])
+    outputs = torch.zeros(len(targets), *_output(dataset))
+    try:
+        task.measure(outputs, targets, task.losses(outputs, targets))
+    except InputError:
+        raise
+    except Exception as error:  # the user's own functions, or a loss of torch that is for something else
+        raise InputError(
+            f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
+            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}."
+        ) from error
+    return shapes
+
+
+def _output(dataset: Dataset) -> tuple[int, ...]:
+    """Return the shape of what a model says of one sample."""
+    whole = (*sample_shape(dataset.x_train), dataset.classes)
+    return whole if dataset.target == "token" else (dataset.outputs,)
+
+
+def _model(plan: RunPlan, dataset: Dataset) -> nn.Module:
+    return build_model(
+        plan.model.name,
+        sample_shape(dataset.x_train),
+        dataset.outputs,
+        integers=dataset.x_train.dtype.kind == "i",
+        output=None if dataset.target == "class" else _output(dataset),
+    )
+
+
+def _check_task(plan: RunPlan, dataset: Dataset) -> None:
+    """Refuse data that are not what the task predicts."""
+    if dataset.target != plan.task.target:
+        raise InputError(
+            f"The task {plan.task.name!r} predicts {plan.task.predicts}; the dataset {dataset.name!r} is for "
+            f"{_SUITS[dataset.target]}.",
+            hint="choose another task.name, or say what is predicted: data.target, or target= of from_arrays",
+        )

@@ -1,0 +1,106 @@
+"""The host's side of queries: losses and trials, answered for all runs of a group at once and paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from fedcohort.core import rng
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.protocol import Answer, Losses, Trial
+from fedcohort.core.signals import Signal, losses_of
+from fedcohort.simulate.rounds.batch import Batch
+from fedcohort.simulate.rounds.costs import RoundCost
+from fedcohort.simulate.rounds.isolate_failure import alone
+from fedcohort.simulate.rounds.stages import Answered, Asked, members
+
+_TRIED = losses_of([Trial.measured], "received")
+
+
+def answer(batch: Batch, turns: Sequence[Asked]) -> list[Answered]:
+    """Answer what the runs' selectors asked, all runs in one batch, and book what it costs."""
+    found: dict[int, Answered] = {}
+    questions: dict[frozenset[Signal], list[tuple[int, Losses]]] = {}
+    trials: list[tuple[int, Trial]] = []
+    for i, turn in enumerate(turns):
+        match turn.query:
+            case None:
+                found[i] = Answered(turn, None, None, RoundCost())
+            case Losses() as losses:
+                questions.setdefault(losses.signals, []).append((i, losses))
+            case Trial() as trial:
+                trials.append((i, trial))
+    for signals, asking in questions.items():
+        replies = _losses(batch, signals, [turns[i] for i, _ in asking], [query for _, query in asking])
+        found |= zip([i for i, _ in asking], replies, strict=True)
+    if trials:
+        replies = _trials(batch, [turns[i] for i, _ in trials], [query for _, query in trials])
+        found |= zip([i for i, _ in trials], replies, strict=True)
+    return [found[i] for i in range(len(turns))]
+
+
+def _losses(
+    batch: Batch, signals: frozenset[Signal], turns: Sequence[Asked], queries: Sequence[Losses]
+) -> list[Answered]:
+    measures = losses_of(signals, "received")
+    reachable = [turn.reachable(query.clients) for turn, query in zip(turns, queries, strict=True)]
+    runs = [turn.run for turn in turns]
+    found = batch.measure(batch.models, [run.row for run in runs], runs, reachable, frozenset(measures.values()))
+    answered = []
+    for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
+        place = np.isin(query.clients, reachable[i])
+        values = {}
+        for signal, measure in measures.items():
+            values[signal] = np.full(len(query.clients), np.nan)
+            values[signal][place] = found[measure][i]
+        cost, costs = RoundCost(), turn.run.costs
+        costs.book_losses(cost, turn.seconds(reachable[i], costs.loss_work(reachable[i], signals)), signals)
+        answered.append(Answered(turn, Answer(query, values), reachable[i], cost))
+    return answered
+
+
+def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> list[Answered]:
+    """Train and average each trial cohort, evaluate everyone before and after, throw the models away."""
+    (measure,) = _TRIED.values()
+    everyone = [turn.reachable(None) for turn in turns]
+    runs = [turn.run for turn in turns]
+    before = batch.measure(batch.models, [run.row for run in runs], runs, everyone, [measure])[measure]
+    parts: list[tuple[int, IntArray]] = []  # (turn, trial cohort)
+    seeds = []
+    for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
+        for number, cohort in enumerate(query.cohorts):
+            parts.append((i, turn.reachable(cohort)))
+            # Not the batches of the round itself, which may train the same clients.
+            seeds.append(int(rng.stream(turn.run.plan.seed, "trial", turn.run.round, number).integers(1 << 62)))
+    owners = [runs[i] for i, _ in parts]
+    lengths = [len(clients) for _, clients in parts]
+    trained = batch.train(owners, [clients for _, clients in parts], np.repeat(seeds, lengths), None)
+    averages = []
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    for run, (_, clients), start, stop in zip(owners, parts, ends[:-1], ends[1:], strict=True):
+        old = batch.models[run.row]
+        if start == stop:
+            averages.append(old)
+            continue
+        described = members(run, clients, trained.steps[start:stop], None, {})
+        tried = partial(run.combine, old, trained.params[start:stop], described, trial=True)
+        combined = alone(run, run.averager, tried)
+        averages.append(old if combined is None else combined.model)
+    after = batch.measure(torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[
+        measure
+    ]
+    answered = []
+    for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
+        mine = [j for j, (owner, _) in enumerate(parts) if owner == i]
+        change = np.full((len(mine), len(turn.run.federation)), np.nan)
+        for place, j in enumerate(mine):
+            change[place, everyone[i]] = after[j] - before[i]
+        cost, costs = RoundCost(), turn.run.costs
+        evaluation = turn.seconds(everyone[i], costs.loss_work(everyone[i], _TRIED))
+        training = [turn.seconds(parts[j][1], 1.0) for j in mine]
+        costs.book_trial(cost, evaluation, training, turn.run.aggregator.model_copies)
+        answered.append(Answered(turn, Answer(query, {query.answered_with: change}), everyone[i], cost))
+    return answered

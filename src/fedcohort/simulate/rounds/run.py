@@ -1,0 +1,369 @@
+"""One run inside a lock-step group: its session, its federation, its clock."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core import rng as streams
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError, SignalError
+from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.registry import own_code
+from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
+from fedcohort.core.text import shown
+from fedcohort.journal import Position
+from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
+from fedcohort.session.session import Session
+from fedcohort.session.validation import check_signals
+from fedcohort.simulate.config.experiment import RunPlan, values_of
+from fedcohort.simulate.label_sharing import LabelSharing, Told
+from fedcohort.simulate.rounds.costs import CostModel
+from fedcohort.simulate.rounds.server import ServerSamples
+from fedcohort.simulate.store.checkpoint import goes_on
+from fedcohort.simulate.store.results import RunInfo, as_engines
+from fedcohort.simulate.tasks import Task
+from fedcohort.training.aggregators import Aggregator, Combined, Corrections, Members, Memory, Mix, WeightedSum, fitting
+from fedcohort.training.early_stop import EarlyStop, Watch
+from fedcohort.training.filters import KeepAll, Need
+
+
+def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
+    """What the simulator can supply about a federation: all, if clients hold out data and samples have classes."""
+    supplied = REPORT_SIGNALS | QUERY_SIGNALS
+    if not len(federation.server_validation) or not task.has_classes:
+        supplied -= {Signal.SERVER_LOSS}
+    if not task.has_classes:
+        supplied = frozenset(s for s in supplied if not _of_classes(s))
+    return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
+
+
+def _of_classes(signal: Signal) -> bool:
+    return signal.pseudo or signal.width == "classes" or signal in (Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS)
+
+
+def check_fits(plan: RunPlan) -> None:
+    """Refuse a run whose parts need classes that its task has not, or a loss that its task does not have."""
+    task, said = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
+    if plan.local.loss == "robust" and not task.fast:
+        raise InputError(
+            f"The robust loss is made of cross-entropies of a classifier; {said} has the loss {task.loss!r} and the "
+            f"metric {task.metric!r}.",
+            hint="leave out local.loss, or task.loss and task.metric",
+        )
+    if task.has_classes:
+        return
+    scenario = plan.scenario
+    parts = {
+        f"The partition {scenario.partition.name!r} divides by class": scenario.partition.by_class,
+        "Label noise changes classes": scenario.noise.level > 0,
+        "The availability 'class-biased' depends on classes": isinstance(scenario.availability, ClassBiased),
+        f"The filter {plan.filter.name!r} judges predicted classes": Need.LOGITS in plan.filter.needs,
+        f"The aggregator {plan.aggregator.name!r} learns from predicted classes": plan.aggregator.needs_server,
+        f"The label sharing {plan.labels.name!r} tells of classes": plan.labels.name not in ("counts", "none"),
+    }
+    for what, needed in parts.items():
+        if needed:
+            raise InputError(
+                f"{what}, and {said} predicts {task.predicts}.",
+                hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
+            )
+    supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in Signal if _of_classes(s)) | {Signal.SIZES}
+    for signal in sorted(adapted(plan, supplied).requires):
+        if _of_classes(signal):
+            raise SignalError(
+                f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
+                f"({signal.meaning}), which the task {task.name!r} does not supply: it predicts {task.predicts}.",
+                hint="choose a selector that needs no labels; 'fedcohort list selectors' names what each needs",
+            )
+
+
+def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
+    """Return a run's selector as it works with the signals there are."""
+    name = SELECTORS.reference(type(plan.selector)) or plan.selector.name
+    with own_code(f"The selector {name!r} cannot adapt to the signals there are", name):
+        found: object = plan.selector.adapted(supplied)
+    if not isinstance(found, Selector):
+        raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {shown(found)}.")
+    return found
+
+
+def check_plan(plan: RunPlan, federation: Federation) -> None:
+    """Refuse a run that could not be made, before anything heavy starts."""
+    adapted(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
+    size = plan.options.size
+    if size is not None and size > len(federation):
+        raise InputError(
+            f"The cohort of run {plan.id!r} is {size} clients, its federation has {len(federation)}.",
+            hint='lower run.cohort, or set it to "all"',
+        )
+    if plan.rules is not None and size is not None:
+        names, rounds = federation.names, plan.options.rounds
+        plan.rules.check_feasible(names, size, rounds)
+        short = plan.rules.shortages(dict.fromkeys(names, 0), size, rounds)
+        if short:
+            raise InputError(
+                f"The rules of run {plan.id!r} cannot be kept: {short[0]}.",
+                hint="change [rules], or make fewer rounds or smaller cohorts",
+            )
+    if not federation.validation.any():
+        hint = "set scenario.validation, for example to 0.1"
+        for signal in sorted(plan.selector.requires):
+            if signal.held_out:
+                raise SignalError(
+                    f"The selector of run {plan.id!r} requires the signal '{signal}', but the clients hold out no "
+                    "data.",
+                    hint=hint,
+                )
+        if plan.options.patience is not None:
+            raise InputError(
+                f"The early stop of run {plan.id!r} watches validation losses, but the clients hold out no data.",
+                hint=hint,
+            )
+    if Need.LOGITS in plan.filter.needs and not len(federation.server_validation):
+        raise InputError(
+            f"The filter {plan.filter.name!r} of run {plan.id!r} validates models at the server, which holds no data.",
+            hint="set scenario.server_validation, the number of samples of each class to keep there",
+        )
+    aggregator = plan.aggregator
+    if aggregator.needs_server and aggregator.public is None and not len(federation.server_validation):
+        raise InputError(
+            f"The aggregator {aggregator.name!r} of run {plan.id!r} computes on samples of the server's own, and "
+            "it holds none.",
+            hint="set scenario.server_validation, the number of samples of each class to keep there",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What all runs on one federation share."""
+
+    federation: Federation
+    index: int  # among the engine's federations
+    share: FloatArray  # (N,) p_k
+    true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
+    _told: dict[tuple[LabelSharing, int], Told] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, federation: Federation, index: int, has_classes: bool = True) -> Ground:
+        """Work out what is shared."""
+        sizes = federation.train_sizes
+        share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
+        counts = federation.label_counts(part="train", true=True).astype(np.float64) if has_classes else None
+        return cls(federation, index, share, counts)
+
+    def told(self, labels: LabelSharing, seed: int) -> Told:
+        """What the clients tell about their labels, as they see them; runs that share it share its making."""
+        if self.true_counts is None:
+            return Told(None)
+        key = (labels, seed)
+        if key not in self._told:
+            counts = self.federation.label_counts(part="train").astype(np.int64)
+            self._told[key] = labels.tell(counts, streams.stream(seed, streams.LABELS))
+        return self._told[key]
+
+    def table(self, labels: LabelSharing, seed: int) -> ClientTable:
+        """What selectors may know of the federation: sizes, own names, and labels in the form they are told in."""
+        federation = self.federation
+        told = self.told(labels, seed)
+        return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=told.labels)
+
+
+class Run:
+    """A run's facts and everything about it that changes, except its model, which is a row of the group's tensor."""
+
+    def __init__(self, plan: RunPlan, row: int, ground: Ground, parameters: int, classes: int) -> None:
+        self.plan = plan
+        self.row = row  # of the group's models
+        self.ground = ground
+        self.federation = federation = ground.federation
+        self.session: Session
+        self.memory: Memory | None = None
+        self.server: ServerSamples | None = None  # where the aggregator computes on samples of the server's own
+        self.state = "running"
+        self.reason = ""
+        self.round = 0
+        self.clock = 0.0  # simulated seconds
+        self.engines: tuple[tuple[int, str], ...] = ()  # which kind of engine trained from which round on
+        options, local = plan.options, plan.local
+        self.size = options.size
+        self.rounds = options.rounds
+        self.eval_every = options.eval_every
+        self.aggregator: Aggregator = plan.aggregator
+        self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
+        self.always = isinstance(plan.scenario.availability, Always)
+        self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
+        self.selector = adapted(
+            plan, ground.table(plan.labels, plan.seed).signals | host_signals(federation, plan.task)
+        )
+        self.asks = type(self.selector).query is not Selector.query
+        sizes = federation.train_sizes
+        largest = int(sizes.max(initial=0))
+        distinct, place = np.unique(sizes, return_inverse=True)
+        steps = np.array([local.steps_for(int(n), largest) for n in distinct], np.int64)
+        self.steps: IntArray = steps[place]  # (N,) usual local steps
+        self.costs = CostModel.of(
+            parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size), classes
+        )
+        self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
+        self.watch = Watch()
+        self.needed = (self.selector.requires & REPORT_SIGNALS) | plan.aggregator.requires
+        if self.early_stop is not None:
+            self.needed |= frozenset(self.early_stop.watches)
+        self.before, self.after = losses_of(self.needed, "received"), losses_of(self.needed, "own")
+        self.updates, self.gradients = vectors_of(self.needed, "update"), vectors_of(self.needed, "gradient")
+        self.wants_gradients = bool(self.gradients) or plan.aggregator.needs_gradients
+
+    @property
+    def chooser(self) -> str:
+        """The selector, as messages name it."""
+        return f"the selector {self.plan.selector.name!r}"
+
+    @property
+    def averager(self) -> str:
+        """The aggregator, as messages name it."""
+        return f"the aggregator {self.aggregator.name!r}"
+
+    @property
+    def opened(self) -> bool:
+        """Whether it has a session: not where its selector failed before the first round."""
+        return hasattr(self, "session")
+
+    @property
+    def running(self) -> bool:
+        """Whether there are rounds to make."""
+        return self.state == "running"
+
+    def check_supplied(self) -> None:
+        """Refuse a configuration that withholds what the selector requires; other faults are the selector's own."""
+        table = self.ground.table(self.plan.labels, self.plan.seed)
+        signals = host_signals(self.federation, self.plan.task)
+        try:
+            selector = self.selector.adapted(table.signals | signals)
+            unsupplied = selector.requires - table.signals - signals
+        except Exception:  # somebody's own code, which ends its own run when it starts
+            return
+        if unsupplied:
+            check_signals(selector, table, signals)
+
+    def start_session(self, journal: Path | None) -> None:
+        """Start the run's session."""
+        self.session = Session(
+            self.selector,
+            self.ground.table(self.plan.labels, self.plan.seed),
+            seed=self.plan.seed,
+            signals=host_signals(self.federation, self.plan.task),
+            journal=journal,
+            shadows=self.plan.shadows,
+            rules=self.plan.rules,
+            commit="manual",
+        )
+        self.hear_attributes()
+
+    def hear_attributes(self, *, changing: bool = False) -> None:
+        """Let the rules know what clients say about themselves now; ``changing``: only if it changes at all."""
+        if self.plan.rules is None:
+            return
+        names = self.session.table.names
+        said = self.plan.scenario.said(names, seed=self.plan.seed, round=self.round, changing=changing)
+        if said:
+            self.session.set_attributes(said)
+
+    def resume_session(self, journal: Path | None, at: Position) -> None:
+        """Continue the run's session where it stood at a checkpoint; shadows that had failed by then stay out."""
+        assert journal is not None
+        shadows = {name: shadow for name, shadow in self.plan.shadows.items() if name in at.shadows}
+        self.session = Session.open(
+            journal, self.selector, shadows=shadows, rules=self.plan.rules, commit="manual", at=at
+        )
+
+    def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
+        """Return the next global model; a trial leaves no trace in the aggregator's memory."""
+        memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
+        server = None if self.server is None else self.server.in_round(self.plan.seed, self.round)
+        return fitting(self.aggregator.combine(old, models, members, memory, server), Combined, members, old)
+
+    def mix(self, members: Members) -> Mix:
+        """Return the weights of an aggregator that is a weighted sum."""
+        assert isinstance(self.aggregator, WeightedSum)
+        return fitting(self.aggregator.mix(members), Mix, members)
+
+    def corrections(self, clients: IntArray, like: Any) -> Any:
+        """(k, P) what is added to every local gradient of ``clients``; ``like`` is a model, (P,)."""
+        if not isinstance(self.memory, Corrections):
+            raise InputError(f"Its memory must be Corrections, because it says 'corrects'. Got {self.memory!r}.")
+        found = self.memory.corrections(clients)
+        wanted = (len(clients), len(like))
+        if type(found) is not type(like) or tuple(found.shape) != wanted:
+            raise InputError(
+                f"Its corrections must be a {type(like).__name__} of shape {wanted}. Got {type(found).__name__} of "
+                f"shape {np.shape(found)}."
+            )
+        return found
+
+    def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
+        """(k,) sum of the learning rates over the local steps that each of ``clients`` makes in this round."""
+        local, sizes = self.plan.local, self.federation.train_sizes
+        if local.lr_decay_epoch == 1.0:
+            return np.asarray(steps * local.lr_at(self.round), np.float64)
+        if local.epochs_of_largest is not None:
+            batches = [local.batches_per_epoch(int(sizes.max()))] * len(clients)
+        else:
+            batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
+        sums = [local.lr_schedule(self.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
+        return np.array(sums, np.float64)
+
+    def end(self, state: str, reason: str = "") -> None:
+        """Mark the run as over."""
+        self.state, self.reason = state, reason
+
+    def info(self, federation_key: str) -> RunInfo:
+        """Return the run's entry of runs.json."""
+        plan = self.plan
+        return RunInfo(
+            id=plan.id,
+            selector=plan.selector.name,
+            label=plan.label,
+            seed=plan.seed,
+            setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
+            params=values_of(self.selector),
+            federation=federation_key,
+            state=self.state,
+            reason=self.reason,
+            rounds_done=self.round,
+            engines=self.engines,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return the scalars a checkpoint keeps."""
+        watch = None if self.early_stop is None else [_or_none(v) for v in dataclasses.astuple(self.watch)]
+        return {
+            "round": self.round,
+            "clock": self.clock,
+            "state": self.state,
+            "reason": self.reason,
+            "watch": watch,
+            "engines": self.engines,
+        }
+
+    def take(self, facts: dict[str, Any]) -> None:
+        """Take over :meth:`facts`."""
+        self.round, self.clock = int(facts["round"]), float(facts["clock"])
+        self.state, self.reason = str(facts["state"]), str(facts["reason"])
+        self.engines = as_engines(facts.get("engines"))
+        if goes_on(facts, self.rounds):
+            self.state = "running"  # also where more rounds were asked for after it had finished
+        if facts["watch"] is not None:
+            training, validation, streak = facts["watch"]
+            nan = float("nan")
+            self.watch = Watch(nan if training is None else training, nan if validation is None else validation, streak)
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else value

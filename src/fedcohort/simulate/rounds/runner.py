@@ -1,0 +1,540 @@
+"""From a configuration to results: drive the lock-step groups of an experiment, keep checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedcohort
+from fedcohort.core.errors import FedcohortError, InputError, SignalError
+from fedcohort.core.guard import guarded
+from fedcohort.journal.lock import remove
+from fedcohort.journal.opening import snapshot
+from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
+from fedcohort.simulate.config.extend import extended
+from fedcohort.simulate.config.toml import override, read_begun, read_table, to_toml
+from fedcohort.simulate.data import InMemory, to_npz
+from fedcohort.simulate.engine import choose_device
+from fedcohort.simulate.memory_check import memory_errors
+from fedcohort.simulate.processes.cluster import drive, write_journals
+from fedcohort.simulate.processes.handover import HandOver
+from fedcohort.simulate.processes.local import Driver
+from fedcohort.simulate.rounds.group import Group, other_engine
+from fedcohort.simulate.rounds.listener import Listener
+from fedcohort.simulate.rounds.prepare import group_key, prepare
+from fedcohort.simulate.store import checkpoint as checkpoints
+from fedcohort.simulate.store.facts import FederationFacts
+from fedcohort.simulate.store.live import LiveFeed
+from fedcohort.simulate.store.results import ResultsError, RunInfo, as_engines, read_meta, read_runs
+from fedcohort.simulate.store.writer import ExperimentWriter, check_unchanged, locked, write_atomically
+
+log = logging.getLogger(__name__)
+
+_STATUS_SECONDS = 1.0
+
+
+@guarded(methods=True, plugins=True)
+class Simulation:
+    """Runs an experiment and writes its results.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    out : Path
+        A new or empty directory, or one to continue with ``resume``.
+    resume : bool
+        The directory may hold fewer runs and rounds than ``experiment``; see :mod:`fedcohort.simulate.config.extend`.
+    listeners : sequence of Listener
+    device : str, optional
+        Instead of the configuration's.
+    processes : int, optional
+        Instead of the configuration's.
+    address : str, optional
+        Of the Ray cluster, with ``run.engine = "ray"``; None starts a local one.
+    command : str
+        The command line, for the record.
+    allow_other_engine : bool
+        Go on with another kind of engine than made the rounds so far, such as the plain loop where the C compiler is
+        gone or another device, which rounds differently. :attr:`RunInfo.engines` says which rounds it made.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        out: Path,
+        *,
+        resume: bool = False,
+        listeners: Sequence[Listener] = (),
+        device: str | None = None,
+        processes: int | None = None,
+        address: str | None = None,
+        command: str = "",
+        allow_other_engine: bool = False,
+    ) -> None:
+        self.experiment = experiment
+        self.out = out
+        self._feed = LiveFeed(out)
+        self.listeners = [self._feed, *listeners]
+        self.device = device or experiment.options.device
+        self.address = address
+        self._resume = resume
+        self._extension: str | None = None  # the configuration to put in place of the directory's
+        self._command = command
+        self._stop = False
+        self._asked = (processes or experiment.options.processes) is not None
+        self._started = time.time()
+        self._done_before = 0
+        self._status_due = 0.0
+        self._infos: dict[str, RunInfo] = {}
+        before = _known(out) if resume else {}
+        begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
+        saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
+        with memory_errors():
+            self.prepared = prepare(
+                experiment,
+                self.device,
+                processes=processes,
+                known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
+                | {name: info.federation for name, info in before.items()},
+                begun={number: list(point.facts["runs"]) for number, point in begun.items()},
+            )
+        if allow_other_engine:
+            self.prepared = replace(self.prepared, allow_other_engine=True)
+        elif experiment.options.engine == "local":  # on Ray it is the workers' machines that count
+            self._check_engines(saved)
+        self.writer = self._writer(before, saved)
+
+    def _check_engines(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse to continue a group, or to add one like those there are, with another kind of engine."""
+        known: dict[str, dict[str, str]] = {}  # by what can share a batch: the engine, and a run that it made last
+        for plan in self.experiment.plans:
+            engines = as_engines(saved.get(plan.id, {}).get("engines"))
+            if engines:
+                known.setdefault(group_key(plan), {})[engines[-1][1]] = plan.id
+        for number, places in self.prepared.groups.items():
+            alike = known.get(group_key(self.experiment.plans[places[0]]), {})
+            if alike and not self.ended(number):
+                kind = self.prepared.engine_kind(number, self.device)
+                if kind not in alike:
+                    before, run = next(iter(alike.items()))
+                    raise other_engine(run, before, kind)
+
+    @classmethod
+    def open(
+        cls,
+        out: Path,
+        *,
+        listeners: Sequence[Listener] = (),
+        device: str | None = None,
+        processes: int | None = None,
+        engine: str | None = None,
+        address: str | None = None,
+        allow_other_engine: bool = False,
+    ) -> Simulation:
+        """Continue an experiment from its directory, perhaps on Ray instead of here, or the other way round."""
+        check_unchanged(out, read_meta(out))
+        changes = [] if engine is None else [f"run.engine={engine}"]
+        experiment = Experiment.from_dict(override(read_begun(out), changes))
+        return cls(
+            experiment,
+            out,
+            resume=True,
+            listeners=listeners,
+            device=device,
+            processes=processes,
+            address=address,
+            allow_other_engine=allow_other_engine,
+        )
+
+    @classmethod
+    def extend(
+        cls,
+        out: Path,
+        *,
+        seeds: Sequence[int] | int | None = None,
+        rounds: int | None = None,
+        selectors: Mapping[str, Any] | None = None,
+        listeners: Sequence[Listener] = (),
+        device: str | None = None,
+        processes: int | None = None,
+        command: str = "",
+        allow_other_engine: bool = False,
+    ) -> Simulation:
+        """Give an experiment more seeds, rounds or selectors; nothing changes on disk before :meth:`run`.
+
+        Runs that are there are kept as they are and go on where rounds are added; the others are those that a new
+        experiment of the larger configuration would have.
+
+        Parameters
+        ----------
+        out : Path
+        seeds : sequence of int or int, optional
+            Seeds to add, or how many there are to be in all.
+        rounds : int, optional
+            Rounds of each run in all.
+        selectors : mapping of str to table, optional
+            Entries of [selectors] to add, by label.
+        """
+        experiment = extended(out, seeds=seeds, rounds=rounds, selectors=selectors or {})
+        try:
+            simulation = cls(
+                experiment,
+                out,
+                resume=True,
+                listeners=listeners,
+                device=device,
+                processes=processes,
+                command=command,
+                allow_other_engine=allow_other_engine,
+            )
+        except (InputError, SignalError) as error:
+            raise type(error)(
+                error.message, hint=f"{out} keeps the federation it has; run a new experiment for this"
+            ) from error
+        simulation._extension = to_toml(experiment.table)
+        return simulation
+
+    @property
+    def total(self) -> int:
+        """Rounds of all runs together."""
+        return sum(plan.options.rounds for plan in self.experiment.plans)
+
+    def stop(self) -> None:
+        """Ask to stop after the round that is going on; may be called from a signal handler."""
+        self._stop = True
+
+    # -- the directory -----------------------------------------------------------------------------------------
+
+    def _writer(self, before: Mapping[str, RunInfo], saved: Mapping[str, Mapping[str, Any]]) -> ExperimentWriter:
+        for plan, key in zip(self.experiment.plans, self.prepared.federation_keys, strict=True):
+            self._infos[plan.id] = before.get(plan.id) or RunInfo(
+                id=plan.id,
+                selector=plan.selector.name,
+                label=plan.label,
+                seed=plan.seed,
+                setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
+                params=values_of(plan.selector),
+                federation=key,
+            )
+        if self._resume:
+            for number, places in self.prepared.groups.items():
+                ended = self.ended(number)
+                for name in (self.experiment.plans[i].id for i in places):
+                    state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
+                    done = saved[name]["round"] if name in saved else 0
+                    engines = as_engines(saved.get(name, {}).get("engines"))
+                    self._infos[name] = replace(
+                        self._infos[name], state=state, reason=reason, rounds_done=done, engines=engines
+                    )
+            return ExperimentWriter(self.out)
+        writer = ExperimentWriter.create(self.out)
+        kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)
+        if kept is not None:  # or nobody could continue it
+            write_atomically(self.out / MEMORY_FILE, to_npz(kept.dataset))
+        self._write_facts(writer)
+        writer.begin(to_toml(self.experiment.table), self._meta())
+        return writer
+
+    def _write_facts(self, writer: ExperimentWriter) -> None:
+        """Write the federations and runs that the directory does not have yet."""
+        classes = None if self.experiment.plans[0].task.has_classes else 0
+        for key, federation in self.prepared.federations.items():
+            if writer.has_federation(key):
+                continue
+            writer.federation(
+                key,
+                FederationFacts(
+                    label_counts=federation.label_counts(part="train").astype(np.float64)[:, :classes],
+                    true_counts=federation.label_counts(part="train", true=True).astype(np.float64)[:, :classes],
+                    sizes=federation.train_sizes.astype(np.float64),
+                    noise_rate=federation.noise_rate,
+                    names=federation.client_names,
+                ),
+            )
+        writer.runs(list(self._infos.values()))
+
+    def _meta(self) -> dict[str, Any]:
+        datasets = [
+            {
+                "name": dataset.name,
+                "source": dataset.source,
+                "train": len(dataset.y_train),
+                "test": len(dataset.y_test),
+                "classes": dataset.classes,
+                "shape": list(dataset.shape),
+            }
+            for dataset in self.prepared.datasets.values()
+        ]
+        return {
+            "fedcohort": fedcohort.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "device": self.device if self.experiment.options.engine == "ray" else str(choose_device(self.device)),
+            "machine": platform.platform(),
+            "command": self._command,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "datasets": datasets,
+            "baseline": self.experiment.baseline,
+        }
+
+    def _report(self, state: str, message: str = "", force: bool = True) -> None:
+        """Replace status.json and runs.json, at most once a second unless forced.
+
+        Between checkpoints nobody waits for the disk: both are written anew when the experiment is continued.
+        """
+        now = time.monotonic()
+        if not force and now < self._status_due:
+            return
+        self._status_due = now + _STATUS_SECONDS
+        done = sum(info.rounds_done for info in self._infos.values())
+        left = sum(
+            plan.options.rounds - self._infos[plan.id].rounds_done
+            for plan in self.experiment.plans
+            if self._infos[plan.id].state == "running"
+        )
+        spent = max(time.time() - self._started, 1e-9)
+        pace = (done - self._done_before) / spent
+        self.writer.runs(list(self._infos.values()), durable=force)
+        self.writer.status(
+            state=state,
+            pid=os.getpid(),
+            host=platform.node(),
+            started=self._started,
+            updated=time.time(),
+            rounds_done=done,
+            rounds_total=self.total,
+            rounds_per_second=round(pace, 3),
+            seconds_left=round(left / pace, 1) if pace > 0 and state == "running" else None,
+            message=message,
+            durable=force,
+        )
+
+    # -- driving -----------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Make all rounds; return "finished", or "interrupted" after :meth:`stop`."""
+        with locked(self.out), memory_errors():
+            return self._run()
+
+    def _run(self) -> str:
+        self.writer.tidy()
+        for number in self.prepared.groups:  # one that had ended would keep an older one for good
+            checkpoints.prune(self.out / "checkpoint", number)
+        self._write_facts(self.writer)
+        if self._extension is not None:
+            self.writer.extend(self._extension, self.experiment.baseline, self._command)
+        self._done_before = sum(info.rounds_done for info in self._infos.values())
+        for listener in self.listeners:
+            listener.on_start(list(self._infos.values()), self._done_before, self.total)
+        state = "failed"
+        try:
+            self._report("running")
+            state = self._drive()
+            if state == "finished":
+                self.writer.compact()
+            self._report(state)
+        except KeyboardInterrupt:
+            state = "interrupted"
+            self._report_quietly("interrupted")
+            raise
+        except BaseException as error:
+            state = "failed"
+            self._report_quietly("failed", str(error))
+            raise
+        finally:
+            for listener in self.listeners:
+                listener.on_end(state)
+        return state
+
+    def _report_quietly(self, state: str, message: str = "") -> None:
+        """Say how it ended where that is still possible: the disk may be the very thing that failed."""
+        with contextlib.suppress(FedcohortError, OSError):
+            self._report(state, message)
+
+    def _drive(self) -> str:
+        if self.experiment.options.engine == "ray":
+            return drive(self)
+        if self.prepared.processes > 1 and Driver(self, self.prepared.processes, self._asked).drive():
+            ended = all(self.ended(number) for number in self.prepared.groups)
+            return "finished" if ended else "interrupted"
+        for number in self.prepared.groups:
+            if self.ended(number):
+                continue
+            if self._one_group(number) == "interrupted":
+                return "interrupted"
+        return "finished"
+
+    def ended(self, number: int) -> bool:
+        """Whether all runs of a group have ended and are on disk; runs.json may be ahead of the last checkpoint."""
+        rounds = {plan.id: plan.options.rounds for plan in self.experiment.plans}
+        return checkpoints.ended(self.out / "checkpoint", number, rounds)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stop
+
+    def _one_group(self, number: int) -> str:
+        options = self.experiment.options
+        group = self.prepared.group(number, journals=self.out / "journal", device=self.device, workers=options.workers)
+        try:
+            self.begin(number, group)
+            self._feed.follow({run.plan.id: run.session.journal for run in group.runs if run.opened})
+            due = time.monotonic() + options.checkpoint_seconds
+            while not group.done and not self._stop:
+                group.step(self.on_round)
+                self._report("running", force=False)
+                if time.monotonic() >= due:
+                    took = self._checkpoint(number, group)
+                    due = time.monotonic() + checkpoints.pause_after(took, options.checkpoint_seconds)
+            self._checkpoint(number, group)
+            return "finished" if group.done else "interrupted"
+        finally:
+            group.close()
+
+    def begin(self, number: int, group: Group) -> None:
+        """Start a group, or continue it from its checkpoint."""
+        group.begin(self.saved(number))
+        for info in group.infos():
+            self._infos[info.id] = info
+        self._done_before = sum(info.rounds_done for info in self._infos.values())
+        self._started = time.time()
+
+    def saved(self, number: int) -> bytes | None:
+        """Return the group's last checkpoint, and drop the rows after it; without any, remove what an attempt left."""
+        path = checkpoints.newest(self.out / "checkpoint", number)
+        if path is not None:
+            point = checkpoints.load(path)
+            self.writer.forget({name: facts["round"] for name, facts in point.facts["runs"].items()})
+            return path.read_bytes()
+        names = [self.experiment.plans[i].id for i in self.prepared.groups[number]]
+        journals = [self.out / "journal" / f"{name}.sqlite" for name in names]
+        if self._resume or any(path.exists() for path in journals):  # or of a process that died
+            for path in journals:
+                remove(path)
+            self.writer.forget(dict.fromkeys(names, 0))
+        return None
+
+    def journals(self, number: int) -> dict[str, bytes]:
+        """Return the journals of a group's runs by file name, each whole in itself."""
+        names = [f"{self.experiment.plans[i].id}.sqlite" for i in self.prepared.groups[number]]
+        return {name: snapshot(path) for name in names if (path := self.out / "journal" / name).exists()}
+
+    def take_over(self, number: int, result: HandOver) -> None:
+        """Write what another process made of a group: rows and journals first, then the checkpoint they belong to."""
+        self.writer.append(result.rounds, result.clients)
+        write_journals(self.out / "journal", result.journals)
+        self._conclude(number, result.checkpoint, result.round)
+        for info in result.infos:
+            self._infos[info.id] = info
+        if self.listeners:
+            for row in result.rows():
+                for listener in self.listeners:
+                    listener.on_round(self._infos[row["run"]], row)
+        self._report("running")
+
+    def _checkpoint(self, number: int, group: Group) -> float:
+        """Write rows, commit the journals, write the checkpoint they belong to; return the seconds it took."""
+        began = time.monotonic()
+        for info in group.infos():  # those of runs that failed, too
+            self._infos[info.id] = info
+        point = group.checkpoint()
+        self.writer.append(*group.drain())
+        group.commit()
+        self._conclude(number, point.to_bytes(), point.round)
+        self._feed.durable()
+        self._report("running")
+        return time.monotonic() - began
+
+    def _conclude(self, number: int, checkpoint: bytes, round_: int) -> None:
+        """Let everything written for a group's rounds count: until the checkpoint is there, a resume takes it back."""
+        folder = self.out / "checkpoint"
+        checkpoints.save(folder, number, checkpoint, round_)
+        checkpoints.prune(folder, number)
+
+    def on_round(self, info: RunInfo, row: Mapping[str, Any]) -> None:
+        """Take note of a run's round and pass it on."""
+        self._infos[info.id] = info
+        for listener in self.listeners:
+            listener.on_round(info, row)
+
+
+def _known(out: Path) -> dict[str, RunInfo]:
+    """Return what runs.json says of an experiment to be continued; it is written anew where it is lost."""
+    try:
+        return {info.id: info for info in read_runs(out)}
+    except ResultsError as error:
+        log.warning("%s It is written anew from the configuration and the checkpoints.", error.message)
+        return {}
+
+
+def default_out(name: str, root: Path | None = None) -> Path:
+    """Return ``runs/<name>-<timestamp>``, made unique."""
+    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:100] or "experiment"
+    base = (root or Path("runs")) / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 2
+    while path.exists():
+        path = base.with_name(f"{base.name}-{number}")
+        number += 1
+    return path
+
+
+def run_experiment(
+    table: Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    listeners: Sequence[Listener] = (),
+) -> str:
+    """Run a configuration given as plain values or as a file; :mod:`fedcohort.simulate.config.experiment` has its keys.
+
+    Of plain values, ``data`` may also be a :class:`~fedcohort.simulate.data.Dataset`, for example of
+    :func:`~fedcohort.simulate.data.from_arrays`; the experiment keeps a copy, so that it can be continued.
+
+    Returns
+    -------
+    str
+        "finished" or "interrupted". Read the results with :func:`fedcohort.simulate.store.results.load`.
+    """
+    experiment = Experiment.from_dict(table if isinstance(table, Mapping) else read_table(table))
+    simulation = Simulation(experiment, Path(out), device=device, listeners=listeners, command=" ".join(sys.argv))
+    return simulation.run()
+
+
+def extend_experiment(
+    out: str | Path,
+    *,
+    seeds: Sequence[int] | int | None = None,
+    rounds: int | None = None,
+    selectors: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    listeners: Sequence[Listener] = (),
+) -> str:
+    """Add seeds, rounds or selectors to an experiment, as :meth:`Simulation.extend` says, and run what is missing.
+
+    Returns
+    -------
+    str
+        "finished" or "interrupted".
+    """
+    return Simulation.extend(
+        Path(out),
+        seeds=seeds,
+        rounds=rounds,
+        selectors=selectors,
+        device=device,
+        listeners=listeners,
+        command=" ".join(sys.argv),
+    ).run()

@@ -1,0 +1,66 @@
+"""One run of a configuration's federation by itself, with a selector that looks at it instead of competing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from fedcohort.scenario import Federation
+from fedcohort.simulate.config.experiment import Experiment, RunPlan
+from fedcohort.simulate.rounds.group import Group, OnRound
+from fedcohort.simulate.rounds.prepare import prepare
+
+_SECTIONS = ("data", "scenario", "model", "local", "run")
+_OF_COMPARISONS = ("baseline", "reference", "patience", "targets")
+
+
+@contextmanager
+def played(
+    table: Mapping[str, Any],
+    selectors: Mapping[str, Any],
+    planned: Callable[[RunPlan, Federation], RunPlan],
+    *,
+    device: str | None,
+    on_start: Callable[[int], None] | None,
+    on_round: OnRound | None,
+) -> Iterator[Group]:
+    """Play a run to its end and yield the group it made; it is closed behind.
+
+    Parameters
+    ----------
+    table : mapping
+        A configuration; its data, scenario, model, local training, cohort and first seed are used.
+    selectors : mapping
+        The section of that name, with one entry.
+    planned : function
+        Returns the plan that is played, given the one the configuration says and the federation.
+    device : str or None
+    on_start : callable or None
+        Called with the number of rounds before the first.
+    on_round : callable or None
+        Called after every round, as by :meth:`fedcohort.simulate.rounds.group.Group.step`.
+    """
+    config = copy.deepcopy({key: value for key, value in table.items() if key in _SECTIONS})
+    seeds = table.get("seeds", [0])
+    config |= {"selectors": dict(selectors), "seeds": seeds[:1] if isinstance(seeds, list) else [0]}
+    given = config.get("run", {})
+    if isinstance(given, Mapping):  # what is none is refused with the rest
+        config["run"] = {key: value for key, value in given.items() if key not in _OF_COMPARISONS}
+        config["run"]["eval_every"] = 10**9
+    prepared = prepare(Experiment.from_dict(config), device)
+    (plan,) = prepared.experiment.plans
+    plan = planned(plan, prepared.federations[prepared.federation_keys[0]])
+    prepared = replace(prepared, experiment=replace(prepared.experiment, plans=(plan,)))
+    group = prepared.group(0, journals=None, device=device or plan.options.device, workers=plan.options.workers)
+    try:
+        group.start()
+        if on_start is not None:
+            on_start(plan.options.rounds)
+        while not group.done:
+            group.step(on_round)
+        yield group
+    finally:
+        group.close()

@@ -1,0 +1,190 @@
+"""One run's round, stage by stage: each type holds what is known by then, and nothing that is not.
+
+Asked -> Answered -> Chosen -> Arrived -> Averaged -> Evaluated. k = clients of the cohort, m = those whose model
+arrived in time. Tuples, because every run makes one of each in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.protocol import Answer, Cohort, Query, RoundRequest
+from fedcohort.core.signals import Signal
+from fedcohort.simulate.rounds.costs import RoundCost
+from fedcohort.simulate.rounds.run import Run
+from fedcohort.training.aggregators import Members
+
+
+class Asked(NamedTuple):
+    """The request is made, and the selector has said what it wants to know before it chooses."""
+
+    run: Run
+    request: RoundRequest
+    available: BoolArray | None  # (N,), None is everybody
+    query: Query | None
+
+    def reachable(self, clients: IntArray | None) -> IntArray:
+        """Return those of ``clients`` (None: everybody) who are available."""
+        if self.available is None:
+            return np.arange(len(self.run.federation)) if clients is None else clients
+        return np.flatnonzero(self.available) if clients is None else clients[self.available[clients]]
+
+    def seconds(self, clients: IntArray, work: FloatArray | float) -> FloatArray:
+        """(k,) simulated seconds some work takes these clients in this round."""
+        run, plan = self.run, self.run.plan
+        if run.instant:
+            return np.zeros(len(clients))
+        return plan.scenario.latency.durations(
+            run.federation.sizes, clients, seed=plan.seed, round=run.round, work=work
+        )
+
+
+class Answered(NamedTuple):
+    """The query is answered and paid for."""
+
+    asked: Asked
+    answer: Answer | None
+    holders: IntArray | None  # who got the current model through the query
+    cost: RoundCost  # grows until the round ends
+
+
+class Chosen(NamedTuple):
+    """The cohort is chosen, and it is known who will answer in time."""
+
+    run: Run
+    available: BoolArray | None
+    cohort: Cohort
+    cost: RoundCost
+    durations: FloatArray  # (k,)
+    status: AnyArray  # (k,)
+    arrived: IntArray  # (m,) places in the cohort
+
+    @property
+    def clients(self) -> IntArray:
+        """(m,) the clients whose model arrives."""
+        return self.cohort.clients[self.arrived]
+
+
+class Arrived(NamedTuple):
+    """The models are trained, and it is known which of them are sound."""
+
+    chosen: Chosen
+    clients: IntArray  # (m,)
+    jobs: slice  # where their models stand in the group's batch
+    sound: BoolArray  # (m,) whose model is finite
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.chosen.run
+
+    def column(self, values: AnyArray) -> FloatArray:
+        """(k,) or (k, V) what is known of each arrived model, (m,) or (m, V); NaN for everybody else."""
+        count = self.chosen.cohort.size
+        if len(values) == count:
+            return np.asarray(values, np.float64)
+        column = np.full((count, *values.shape[1:]), np.nan)
+        column[self.chosen.arrived] = values
+        return column
+
+    def members(self, kept: BoolArray, steps: IntArray, signals: Mapping[Signal, FloatArray]) -> Members:
+        """Describe the models that are kept to the aggregator.
+
+        Parameters
+        ----------
+        kept : (m,) bool array
+            Which of those arrived.
+        steps : (m,) int array
+            Local steps each made.
+        signals : mapping of Signal to (m,) array
+            What is known of each; the aggregator sees what it requires.
+        """
+        weights = self.chosen.cohort.weights
+        return members(
+            self.run,
+            self.clients[kept],
+            steps[kept],
+            None if weights is None else weights[self.chosen.arrived[kept]],
+            {signal: signals[signal][kept] for signal in self.run.aggregator.requires},
+        )
+
+
+class Averaged(NamedTuple):
+    """The next global model is made, and everything the report says is known."""
+
+    chosen: Chosen
+    status: AnyArray  # (k,)
+    kept: BoolArray  # (k,)
+    weight: FloatArray  # (k,) in the average
+    metrics: Mapping[Signal, FloatArray]  # (k,) or (k, V) each
+
+    @classmethod
+    def unchanged(cls, chosen: Chosen) -> Averaged:
+        """Return the end of a round in which no model arrived."""
+        count = chosen.cohort.size
+        return cls(chosen, chosen.status, np.zeros(count, np.bool_), np.zeros(count), {})
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.chosen.run
+
+    def mean(self, signal: Signal) -> float:
+        """Mean of a signal over the clients that reported it, by size; NaN when nobody did."""
+        values = self.metrics.get(signal)
+        if values is None:
+            return float("nan")
+        weights = np.where(np.isnan(values), 0.0, self.run.ground.share[self.chosen.cohort.clients])
+        total = weights.sum()
+        return float(np.nansum(weights * values) / total) if total > 0 else float("nan")
+
+
+class Test(NamedTuple):
+    """How the global model does on the test set."""
+
+    loss: float
+    metric: float  # the task's: accuracy for a classifier
+
+
+class Evaluated(NamedTuple):
+    """The new global model is tested where that is due: all that is left is to tell."""
+
+    averaged: Averaged
+    stop: str | None  # why the run ends by its own will: the selector's or the early-stop rule's
+    test: Test | None
+
+
+def members(
+    run: Run,
+    clients: IntArray,
+    steps: IntArray,
+    multiplicity: FloatArray | None,
+    metrics: Mapping[Signal, FloatArray],
+) -> Members:
+    """Describe models to a run's aggregator.
+
+    Parameters
+    ----------
+    run : Run
+    clients : (j,) int array
+    steps : (j,) int array
+        Local steps each made.
+    multiplicity : (j,) float array or None
+        How often each counts; None is once.
+    metrics : mapping of Signal to (j,) array
+        What each reported, of what the aggregator requires.
+    """
+    return Members(
+        clients=clients,
+        share=run.ground.share[clients],
+        steps=steps.astype(np.float64),
+        federation=len(run.federation),
+        multiplicity=np.ones(len(clients)) if multiplicity is None else multiplicity,
+        momentum=run.plan.local.momentum,
+        rates=run.rate_sums(steps, clients),
+        metrics=metrics,
+    )

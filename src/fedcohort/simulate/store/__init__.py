@@ -1,0 +1,1 @@
+"""An experiment's directory: written once, read by everybody."""

@@ -1,0 +1,138 @@
+"""Checkpoints: arrays and a little JSON in one ``.npz`` per lock-step group and round, without pickle.
+
+A checkpoint and the journals of its runs are one atomic step. Rows and journals are written first, the checkpoint after
+them: that its file appears is the moment from which the rounds count. It holds the :class:`~fedcohort.journal.Position`
+of every run's session, so that rows and journals that got ahead of it, when the machine died or the disk was full, are
+taken back to it. A group that has no checkpoint starts over.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.archives import DAMAGE
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.files import read_file
+from fedcohort.simulate.store.results import ResultsError
+from fedcohort.simulate.store.writer import write_atomically
+
+_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
+_NAME = re.compile(r"group-(\d+)-round-(\d+)\.npz")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """One lock-step group between two rounds.
+
+    Attributes
+    ----------
+    round : int
+        The next round to make.
+    facts : dict
+        JSON-like.
+    arrays : dict of str to array
+    """
+
+    round: int
+    facts: dict[str, Any]
+    arrays: Mapping[str, AnyArray]
+
+    def to_bytes(self) -> bytes:
+        """Pack everything into the bytes of an ``.npz`` file."""
+        buffer = io.BytesIO()
+        head = np.frombuffer(json.dumps({"round": self.round, "facts": self.facts}).encode(), np.uint8)
+        np.savez(buffer, allow_pickle=False, **{"head.json": head}, **self.arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "checkpoint") -> Checkpoint:
+        """Unpack :meth:`to_bytes`."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                head = json.loads(arrays["head.json"].tobytes())
+                return cls(
+                    int(head["round"]), head["facts"], {key: arrays[key] for key in arrays.files if key != "head.json"}
+                )
+        except (*DAMAGE, RecursionError) as error:
+            raise ResultsError(f"The checkpoint {source} is damaged: {error}.") from error
+
+
+def save(folder: Path, group: int, data: bytes, round_: int) -> Path:
+    """Write a packed checkpoint; the group's older ones stay until :func:`prune`."""
+    path = folder / f"group-{group}-round-{round_}.npz"
+    write_atomically(path, data)
+    return path
+
+
+def pause_after(took: float, pause: float) -> float:
+    """Return how many seconds to let pass before the next checkpoint.
+
+    Parameters
+    ----------
+    took : float
+        Seconds that the last one took.
+    pause : float
+        Seconds asked for between two; 0: after every round.
+    """
+    return max(pause, took / _SHARE) if pause else 0.0
+
+
+def prune(folder: Path, group: int) -> None:
+    """Remove all of the group's checkpoints but the last."""
+    for path in list(found(folder, group).values())[:-1]:
+        path.unlink(missing_ok=True)
+
+
+def found(folder: Path, group: int) -> dict[int, Path]:
+    """Return the group's checkpoints by round, ascending."""
+    files = {}
+    for path in folder.glob(f"group-{group}-round-*.npz"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            files[int(match[2])] = path
+    return dict(sorted(files.items()))
+
+
+def newest(folder: Path, group: int) -> Path | None:
+    """Return the group's last checkpoint; there may be an older one that nobody had time to remove."""
+    return next(reversed(found(folder, group).values()), None)
+
+
+def all_newest(folder: Path) -> dict[int, Checkpoint]:
+    """Return the last checkpoint of each group that has one."""
+    numbers = sorted({int(match[1]) for path in folder.glob("*.npz") if (match := _NAME.fullmatch(path.name))})
+    return {number: load(path) for number in numbers if (path := newest(folder, number)) is not None}
+
+
+def ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
+    """Whether all runs of the group have ended in its last checkpoint.
+
+    Parameters
+    ----------
+    rounds : mapping of run id to int
+        How many rounds each is to make; a run that made fewer and was not stopped goes on.
+    """
+    path = newest(folder, group)
+    return path is not None and not any(goes_on(run, rounds[name]) for name, run in load(path).facts["runs"].items())
+
+
+def goes_on(run: Mapping[str, Any], rounds: int) -> bool:
+    """Whether a run with these facts has rounds to make, of ``rounds`` in all."""
+    return bool(run["state"] == "running" or (run["state"] == "finished" and run["round"] < rounds))
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint file."""
+    try:
+        data = read_file(path)
+    except OSError as error:
+        raise ResultsError(f"The checkpoint {path} cannot be read: {error.strerror or error}.") from error
+    return Checkpoint.from_bytes(data, str(path))

@@ -1,0 +1,485 @@
+"""An experiment's directory: what a run writes, and the reader for it.
+
+::
+
+    config.toml            what was really run
+    meta.json              format and library versions, device, command line, dataset
+    status.json            where the experiment stands; replaced atomically
+    runs.json              one entry per run; replaced atomically
+    rounds/part-*.parquet  one row per run and round
+    clients/part-*.parquet one row per run, round and client of the cohort
+    federation-KEY.npz     label counts, sizes and noise of each distinct federation
+    journal/RUN.sqlite     each run's session journal
+    live.jsonl             each round as it ends, for the dashboard
+    live.sqlite            what the journals do not show before the next checkpoint; only while the experiment runs
+    checkpoint/            the last checkpoint
+
+Files appear whole or not at all: each is written beside its place and moved there. Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
+from fedcohort.core.files import read_file
+from fedcohort.core.guard import guarded
+from fedcohort.core.registry import nearest
+from fedcohort.core.text import in_html
+from fedcohort.session.coverage import Coverage, Tally
+from fedcohort.simulate.config.toml import parse_toml
+from fedcohort.simulate.metrics import Curve, Metric
+from fedcohort.simulate.store.facts import FederationFacts, count_clients, read_facts
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow as pa
+
+    from fedcohort.simulate.leaderboard import Leaderboard
+
+FORMAT_VERSION = 1
+RUN_STATES = ("running", "finished", "stopped", "diverged", "failed")
+FOLDERS = ("rounds", "clients", "journal", "checkpoint")
+_CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # before meta.json
+_PART = re.compile(r"part-(\d{5,})\.parquet")
+_KEY = re.compile(r"[\w-]*")  # of a federation's file
+COVERS = b"fedcohort.parts"
+_DIGEST = "fedcohort.sha256"
+_BLANK = "0" * 64
+_RESTORE = "restore it from a copy, or run the experiment again with another --out"
+
+
+class ResultsError(FedcohortError, OSError):
+    """An experiment's directory is missing, empty, half-written, foreign, too new, or cannot be written."""
+
+    __str__ = FedcohortError.__str__
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run of an experiment.
+
+    Attributes
+    ----------
+    id : str
+        Unique, safe as a file name ("fedcor-s1").
+    selector, label : str
+        Registered name, and what the configuration calls it.
+    seed : int
+    setting : dict
+        The keys in which this run differs from the experiment's base configuration.
+    params : dict
+        The selector's parameters.
+    federation : str
+        Key of the file ``federation-KEY.npz``.
+    state : str
+        running, finished, stopped (by its selector), diverged, or failed: something of its own raised an error.
+    reason : str
+        Why it stopped, diverged or failed.
+    rounds_done : int
+    engines : tuple of (int, str)
+        Which kind of engine trained, and from which round on; empty for an experiment of an earlier version.
+    """
+
+    id: str
+    selector: str
+    label: str
+    seed: int
+    setting: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    federation: str = ""
+    state: str = "running"
+    reason: str = ""
+    rounds_done: int = 0
+    engines: tuple[tuple[int, str], ...] = ()
+
+
+def as_engines(value: Any) -> tuple[tuple[int, str], ...]:
+    """Return :attr:`RunInfo.engines` as JSON has it, or nothing where it has none."""
+    return tuple((int(since), str(kind)) for since, kind in value or ())
+
+
+# -- schemas --------------------------------------------------------------------------------------------------------
+
+
+def arrow() -> Any:
+    """Return pyarrow, or say which extra brings it."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(
+            "Results are Parquet files, which need pyarrow.", hint="pip install 'fedcohort[sim]'"
+        ) from error
+    return pyarrow
+
+
+def rounds_schema() -> pa.Schema:
+    """Columns of ``rounds/``: one row per run and round."""
+    pa = arrow()
+    text = pa.dictionary(pa.int32(), pa.string())
+    columns = [("run", text), ("round", pa.int32()), ("accuracy", pa.float32()), ("loss", pa.float32())]
+    columns += [("metric", pa.float64())]  # of a task that is not judged by accuracy; config.toml names it
+    columns += [("qcid", pa.float64()), ("cohort", pa.list_(pa.int32())), ("kept", pa.list_(pa.bool_()))]
+    columns += [(name, pa.float64()) for name in ("seconds", "clock")]
+    columns += [(name, pa.int64()) for name in ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")]
+    columns += [(name, pa.float64()) for name in ("client_seconds", "query_client_seconds", "query_seconds")]
+    columns += [("available", pa.int32()), ("wall_seconds", pa.float64())]
+    return pa.schema(columns)
+
+
+def clients_schema() -> pa.Schema:
+    """Columns of ``clients/``: one row per run, round and client of the cohort."""
+    pa = arrow()
+    return pa.schema(
+        [
+            ("run", pa.dictionary(pa.int32(), pa.string())),
+            ("round", pa.int32()),
+            ("client", pa.int32()),
+            ("status", pa.int8()),
+            ("kept", pa.bool_()),
+            ("seconds", pa.float32()),
+            ("loss", pa.float32()),
+            ("weight", pa.float32()),
+        ]
+    )
+
+
+# -- parts of the tables --------------------------------------------------------------------------------------------
+
+
+def part_files(folder: Path) -> dict[int, Path]:
+    """Return the part files of a table by number, ascending."""
+    found = {int(m[1]): p for p in folder.glob("part-*.parquet") if (m := _PART.fullmatch(p.name))}
+    return dict(sorted(found.items()))
+
+
+def next_part(folder: Path) -> int:
+    """Return the first number that no part has, nor had before the parts were merged into the first."""
+    parts = part_files(folder)
+    covered = 0
+    if 0 in parts:
+        covered = int((read_part(parts[0]).schema.metadata or {}).get(COVERS, b"0"))
+    return max(covered, 1 + max(parts, default=-1))
+
+
+def run_names(table: pa.Table) -> list[str]:
+    """Return the runs that a table names."""
+    column = table.column("run").unify_dictionaries()
+    return column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
+
+
+def run_codes(table: pa.Table) -> AnyArray:
+    """Return for each row the place of its run in :func:`run_names`."""
+    column = table.column("run").unify_dictionaries()
+    codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return np.concatenate(codes) if codes else np.zeros(0, np.int64)
+
+
+def part_bytes(table: pa.Table) -> bytes:
+    """Return a table as a Parquet file that holds a digest of all its other bytes; :func:`read_part` compares it."""
+    pa = arrow()
+    sink = pa.BufferOutputStream()
+    with pa.parquet.ParquetWriter(sink, table.schema, compression="zstd") as file:
+        file.write_table(table)
+        file.add_key_value_metadata({_DIGEST: _BLANK})
+    data: bytes = sink.getvalue().to_pybytes()
+    head, _, tail = data.rpartition(_BLANK.encode())
+    return head + hashlib.sha256(data).hexdigest().encode() + tail
+
+
+def read_part(path: Path) -> pa.Table:
+    """Read a part as it was written, or say that it is damaged."""
+    pa = arrow()
+    schema = rounds_schema() if path.parent.name == "rounds" else clients_schema()
+    try:
+        data = read_file(path)
+        file = pa.parquet.ParquetFile(pa.BufferReader(data))
+        digest = (file.metadata.metadata or {}).get(_DIGEST.encode())  # files of earlier versions have none
+        if digest is not None and hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
+            raise ValueError("it is not as it was written")
+        # Threads that Arrow starts, above all in read_table, may abort the process when it ends.
+        table = file.read(use_threads=False)
+        missing = {"run", "round"} - set(table.column_names)
+        if missing:
+            raise ValueError(f"it has no column {min(missing)!r}")
+        return _with_all(table, schema)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise ResultsError(f"{path} is damaged: {str(error).rstrip('.')}.", hint=_RESTORE) from error
+
+
+def read_parts(parts: Mapping[int, Path]) -> pa.Table:
+    """Read the parts in order; after an interrupted compaction part 0 already holds the later ones."""
+    pa = arrow()
+    tables, covered = [], 0
+    for part, path in parts.items():
+        if 0 < part < covered:
+            continue
+        table = read_part(path)
+        if part == 0:
+            covered = int((table.schema.metadata or {}).get(COVERS, b"0"))
+        tables.append(table.replace_schema_metadata(None))
+    return pa.concat_tables(tables)
+
+
+def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with every column of the schema; one that an older version did not write is null."""
+    pa = arrow()
+    for column in schema:
+        if column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
+    return table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
+
+
+@contextmanager
+def _archive_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise ResultsError(f"{path} is missing; the experiment has not got that far, or it was removed.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is damaged: {error}.") from error
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Results:
+    """One experiment, finished or still being written. See :func:`load`."""
+
+    path: Path
+    config: dict[str, Any]
+    meta: dict[str, Any]
+    status: dict[str, Any]
+    runs: list[RunInfo]
+
+    @cached_property
+    def rounds(self) -> pa.Table:
+        """One row per run and round, as far as written."""
+        return self._table("rounds", rounds_schema())
+
+    @cached_property
+    def clients(self) -> pa.Table:
+        """One row per run, round and client of the cohort, as far as written."""
+        return self._table("clients", clients_schema())
+
+    def _table(self, kind: str, schema: pa.Schema) -> pa.Table:
+        for attempt in range(3):  # a compaction may remove a part between listing and reading
+            parts = part_files(self.path / kind)
+            try:
+                return _with_all(read_parts(parts), schema) if parts else schema.empty_table()
+            except FileNotFoundError:
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    def run(self, run_id: str) -> RunInfo:
+        """Return the run of that id."""
+        for run in self.runs:
+            if run.id == run_id:
+                return run
+        near = nearest(run_id, [run.id for run in self.runs])
+        raise UnknownNameError(
+            f"There is no run {run_id!r} in {self.path}.", hint=f"did you mean {near!r}?" if near else None
+        )
+
+    def _federation_file(self, run: RunInfo | str) -> Path:
+        key = (self.run(run) if isinstance(run, str) else run).federation
+        if not _KEY.fullmatch(str(key)):
+            raise ResultsError(f"{self.path / 'runs.json'} is damaged: a federation cannot be called {key!r}.")
+        return self.path / f"federation-{key}.npz"
+
+    def federation(self, run: RunInfo | str) -> FederationFacts:
+        """Return the facts of the federation a run was made on."""
+        path = self._federation_file(run)
+        with _archive_errors(path):
+            return read_facts(path)
+
+    def client_count(self, run: RunInfo | str) -> int:
+        """Return how many clients the federation of a run has; reads no more than that."""
+        path = self._federation_file(run)
+        with _archive_errors(path):
+            return count_clients(path)
+
+    def journal(self, run: RunInfo | str) -> Path:
+        """Return where a run's session journal is."""
+        return self.path / "journal" / f"{run if isinstance(run, str) else run.id}.sqlite"
+
+    @cached_property
+    def _places(self) -> dict[str, AnyArray]:
+        """Rows of ``rounds`` that belong to each run, in the order of rounds, each round once."""
+        table = self.rounds
+        codes, at = run_codes(table), table.column("round").to_numpy()
+        found = {}
+        for code, name in enumerate(run_names(table)):
+            mine = np.flatnonzero(codes == code)
+            mine = mine[np.argsort(at[mine], kind="stable")]
+            last = np.append(at[mine][1:] != at[mine][:-1], True)  # a resumed run may have written a round twice
+            found[name] = mine[last]
+        return found
+
+    @property
+    def metric(self) -> Metric:
+        """What the models are judged by."""
+        return Metric.of(self.config.get("task"))
+
+    def score(self, run: RunInfo | str) -> AnyArray:
+        """Return a run's accuracy, or the metric of its task, over rounds; negative where less of it is better."""
+        metric = self.metric
+        return np.asarray(metric.score(self.column(run, "accuracy" if metric.is_accuracy else "metric")))
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """Accuracy (or the task's metric, see :meth:`score`) over rounds of every run that has rows, by run id."""
+        return {name: Curve(self.column(name, "round"), self.score(name)) for name in self._places}
+
+    def coverage(self, run: RunInfo | str) -> Coverage:
+        """Return how many of its federation's clients carried a run."""
+        places = self._places.get(run if isinstance(run, str) else run.id, np.zeros(0, np.int64))
+        cohorts = self.rounds.column("cohort").take(places).to_pylist()
+        rounds = self.column(run, "round").tolist()
+        clients = self.client_count(run)
+        return Tally.of(clients, zip(rounds, (np.asarray(c, np.int64) for c in cohorts), strict=True)).coverage()
+
+    def column(self, run: RunInfo | str, name: str) -> AnyArray:
+        """Return one numeric column of ``rounds`` for one run, in the order of rounds; NaN where it is null."""
+        places = self._places.get(run if isinstance(run, str) else run.id)
+        if places is None:
+            return np.zeros(0)
+        return np.asarray(self.rounds.column(name).to_numpy()[places])
+
+    def leaderboards(self, **options: Any) -> tuple[Leaderboard, ...]:
+        """Return the leaderboard of each setting; options as in :func:`fedcohort.simulate.leaderboard.leaderboards`."""
+        from fedcohort.simulate.leaderboard import leaderboards
+
+        return leaderboards(self, **options)
+
+    def to_pandas(self, table: str = "rounds") -> pandas.DataFrame:
+        """Return ``rounds`` or ``clients`` as a data frame, with label, selector, seed and setting in every row."""
+        if table not in ("rounds", "clients"):
+            raise UnknownNameError(f"There is no table {table!r}. Known: rounds, clients.")
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("Data frames need pandas.", hint="pip install 'fedcohort[notebook]'") from error
+        from fedcohort.simulate.leaderboard import setting_name
+
+        runs = {run.id: run for run in self.runs}
+        frame = (self.rounds if table == "rounds" else self.clients).to_pandas()
+        who = [runs[name] for name in frame["run"]]
+        facts = {
+            "label": [run.label or run.selector for run in who],
+            "selector": [run.selector for run in who],
+            "seed": [run.seed for run in who],
+            "setting": [setting_name(run.setting) for run in who],
+        }
+        return pandas.concat([pandas.DataFrame(facts, index=frame.index), frame], axis=1)
+
+    def _repr_html_(self) -> str:
+        from fedcohort.simulate.leaderboard import leaderboard_table
+        from fedcohort.simulate.leaderboard.formats import notebook
+
+        done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
+        facts = [str(self.path), str(self.status.get("state", "running")), f"{len(self.runs)} runs"]
+        facts += [f"{done} of {total} rounds"] if done is not None and total else []
+        text = in_html(", ".join(facts))
+        return f"<p>{text}</p>" + notebook([leaderboard_table(board) for board in self.leaderboards()])
+
+
+def cut_off(path: Path) -> bool:
+    """Whether a directory holds nothing but what a creation leaves that did not get as far as meta.json."""
+    folders = [path / name for name in FOLDERS]
+    if any(file.name not in FOLDERS and not _CREATED.fullmatch(file.name) for file in path.iterdir()):
+        return False
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
+        return False
+    return all(folder.is_dir() for folder in folders) or not any(file.is_file() for file in path.iterdir())
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """Return meta.json of an experiment's directory; :class:`ResultsError` when it is none that can be read."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ResultsError(f"There is no experiment at {folder}.", hint="pass the directory that --out named")
+    if not any(folder.iterdir()):
+        raise ResultsError(f"{folder} is empty.", hint="an experiment's directory holds meta.json, runs.json, rounds/")
+    if not (folder / "meta.json").is_file():
+        if cut_off(folder):
+            raise ResultsError(
+                f"The experiment in {folder} was cut off while its directory was made; there is nothing to continue.",
+                hint="run it again with the same --out, without --resume",
+            )
+        raise ResultsError(
+            f"{folder} is no experiment of fedcohort: it has no meta.json.", hint="pass the directory that --out named"
+        )
+    meta: dict[str, Any] = _read_json(folder / "meta.json", dict)
+    version = meta.get("format")
+    if not isinstance(version, int):
+        raise ResultsError(f"{folder / 'meta.json'} names no format; this is no experiment of fedcohort.")
+    if version > FORMAT_VERSION:
+        raise ResultsError(
+            f"{folder} was written by a newer fedcohort (format {version}; this one reads up to {FORMAT_VERSION}).",
+            hint=f"upgrade fedcohort to {meta.get('fedcohort', 'a newer version')} or later",
+        )
+    return meta
+
+
+def read_runs(folder: Path) -> list[RunInfo]:
+    """Return the entries of runs.json."""
+    path = folder / "runs.json"
+    hint = "continue the experiment with --resume, which writes it anew; a finished one too"
+    if not path.exists():
+        raise ResultsError(f"{path} is missing, so that nobody knows which runs there are.", hint=hint)
+    known = {f.name for f in fields(RunInfo)}
+    try:
+        rows = _read_json(path, list)
+        found = [{key: value for key, value in row.items() if key in known} for row in rows]
+        return [RunInfo(**{**row, "engines": as_engines(row.get("engines"))}) for row in found]
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ResultsError(f"{path} is damaged: {error}.", hint=hint) from error
+
+
+@guarded
+def load(path: str | Path) -> Results:
+    """Read an experiment's directory, also while it is still being written.
+
+    Raises
+    ------
+    ResultsError
+        When there is nothing, nothing usable, something else, or something newer than this version can read.
+    """
+    folder = Path(path)
+    meta = read_meta(folder)
+    try:
+        config = parse_toml(read_file(folder / "config.toml").decode())
+    except FileNotFoundError:
+        raise ResultsError(f"{folder} is half-written: config.toml is missing.") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{folder / 'config.toml'} is damaged: {error}.") from error
+    status = _read_json(folder / "status.json", dict) if (folder / "status.json").exists() else {"state": "running"}
+    return Results(folder, config, meta, status, read_runs(folder))
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResultsError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(value, kind):
+        raise ResultsError(f"{path} is damaged: expected a JSON {'object' if kind is dict else 'list'}.")
+    return value

@@ -1,0 +1,268 @@
+"""Writing an experiment's directory; :mod:`fedcohort.simulate.store.results` says what is in it and reads it.
+
+Files appear whole or not at all: each is written beside its place and moved there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.files import no_links, read_file, write_file
+from fedcohort.journal.lock import taken
+from fedcohort.simulate.store.facts import FederationFacts
+from fedcohort.simulate.store.results import (
+    COVERS,
+    FOLDERS,
+    FORMAT_VERSION,
+    ResultsError,
+    RunInfo,
+    arrow,
+    cut_off,
+    next_part,
+    part_bytes,
+    part_files,
+    read_part,
+    read_parts,
+    run_codes,
+    run_names,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WORKERS_SECONDS = 60
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into one clear error; what was written before stays."""
+    try:
+        yield
+    except ResultsError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResultsError(
+                f"The disk is full: {path} could not be written. Everything written before is intact.",
+                hint="free some space, then continue with --resume",
+            ) from error
+        raise ResultsError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file of an experiment, see :func:`fedcohort.core.files.write_file`."""
+    with disk_errors(path):
+        write_file(path, data, durable=durable)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Write JSON atomically; NaN has no place in it."""
+    text = json.dumps(value, indent=1, allow_nan=False, default=_plain) + "\n"
+    write_atomically(path, text.encode(), durable=durable)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return str(value)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to an experiment's directory; the system lets go when this one dies."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with disk_errors(folder / ".lock"):
+        handle = no_links(str(folder / ".lock"), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
+    with os.fdopen(handle, "a"):
+        if not taken(handle):
+            raise ResultsError(
+                f"Another process is working on the experiment in {folder}.", hint="wait for it, or stop it first"
+            )
+        _wait_for_workers(folder)
+        yield
+
+
+@contextmanager
+def shared(folder: Path) -> Iterator[None]:
+    """Say that this process makes rounds for the one that holds the lock; it may outlive that one by a round."""
+    import fcntl
+
+    with open(folder / ".workers", "a", opener=no_links) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _wait_for_workers(folder: Path) -> None:
+    """Wait until processes that an earlier one started, and that was killed, have noticed and ended."""
+    import fcntl
+
+    if not (folder / ".workers").exists():
+        return
+    with open(folder / ".workers", "a", opener=no_links) as file:
+        for _ in range(WORKERS_SECONDS * 10 + 1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                time.sleep(0.1)
+    raise ResultsError(
+        f"Processes of an earlier run are still working on the experiment in {folder}.",
+        hint="wait for them, or end them: python -m fedcohort.simulate.processes.worker",
+    )
+
+
+def _digest(config: bytes) -> str:
+    return hashlib.sha256(config).hexdigest()
+
+
+def check_unchanged(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse an experiment whose configuration somebody changed after its runs were made."""
+    known = meta.get("config")
+    try:
+        found = _digest(read_file(path / "config.toml")) if known else None
+    except OSError as error:
+        raise ResultsError(f"{path / 'config.toml'} cannot be read: {error.strerror or error}.") from error
+    if known and found not in known:
+        raise ResultsError(
+            f"{path / 'config.toml'} was changed after the experiment began; its runs would no longer be comparable.",
+            hint="put it back as it was; 'fedcohort extend' adds seeds, rounds and selectors, and another experiment "
+            "begins with 'fedcohort run'",
+        )
+
+
+class ExperimentWriter:
+    """Writes an experiment's directory.
+
+    Parameters
+    ----------
+    path : Path
+        A directory made by :meth:`create`, or one to resume.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._next = max(next_part(self.path / kind) for kind in ("rounds", "clients"))
+
+    @classmethod
+    def create(cls, path: Path) -> ExperimentWriter:
+        """Make the directory of a new experiment; one that holds anything already is refused.
+
+        It becomes an experiment with :meth:`begin`. What a creation left that was cut off before is taken over.
+        """
+        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not cut_off(path))):
+            raise ResultsError(
+                f"{path} exists already and is not empty.",
+                hint="choose another --out, or continue that experiment with --resume",
+            )
+        with disk_errors(path):
+            for folder in FOLDERS:
+                (path / folder).mkdir(parents=True, exist_ok=True)
+            for file in path.iterdir():
+                if file.is_file():
+                    file.unlink()
+        return cls(path)
+
+    def begin(self, config: str, meta: Mapping[str, Any]) -> None:
+        """Write what was configured and then, as the last file of a creation, meta.json."""
+        write_atomically(self.path / "config.toml", config.encode())
+        write_json(self.path / "meta.json", {"format": FORMAT_VERSION, **meta, "config": [_digest(config.encode())]})
+
+    def tidy(self) -> None:
+        """Remove files that an earlier process was writing when it died."""
+        for folder in (self.path, *(self.path / name for name in FOLDERS)):
+            for file in folder.glob(".*.tmp"):
+                file.unlink(missing_ok=True)
+
+    def extend(self, config: str, baseline: str, command: str) -> None:
+        """Replace the configuration by one that has more runs or rounds; meta.json is good before and after."""
+        meta = json.loads((self.path / "meta.json").read_text())
+        old = _digest((self.path / "config.toml").read_bytes())
+        meta |= {"config": [old, _digest(config.encode())], "baseline": baseline}
+        meta["command"] = " && ".join(text for text in (meta.get("command", ""), command) if text)
+        write_json(self.path / "meta.json", meta)
+        write_atomically(self.path / "config.toml", config.encode())
+
+    def status(self, *, durable: bool = True, **values: Any) -> None:
+        """Replace status.json."""
+        write_json(self.path / "status.json", values, durable=durable)
+
+    def runs(self, runs: Sequence[RunInfo], *, durable: bool = True) -> None:
+        """Replace runs.json."""
+        write_json(self.path / "runs.json", [asdict(run) for run in runs], durable=durable)
+
+    def has_federation(self, key: str) -> bool:
+        """Whether a federation's facts are there already."""
+        return (self.path / f"federation-{key}.npz").exists()
+
+    def federation(self, key: str, facts: FederationFacts) -> None:
+        """Write one federation's facts."""
+        arrays: dict[str, AnyArray] = {
+            "label_counts": facts.label_counts,
+            "true_counts": facts.true_counts,
+            "sizes": facts.sizes,
+            "noise_rate": facts.noise_rate,
+        }
+        if facts.names is not None:
+            arrays["names"] = np.array(facts.names)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        write_atomically(self.path / f"federation-{key}.npz", buffer.getvalue())
+
+    def append(self, rounds: pa.Table, clients: pa.Table) -> None:
+        """Write one more part of both tables."""
+        if not len(rounds):
+            return
+        self._write("clients", self._next, clients)
+        self._write("rounds", self._next, rounds)
+        self._next += 1
+
+    def _write(self, kind: str, part: int, table: pa.Table) -> None:
+        write_atomically(self.path / kind / f"part-{part:05d}.parquet", part_bytes(table))
+
+    def forget(self, resume_at: Mapping[str, int]) -> None:
+        """Drop rows of rounds that a resumed run is going to make again.
+
+        Parameters
+        ----------
+        resume_at : mapping of run id to the round it continues with
+        """
+        pa = arrow()
+        for kind in ("rounds", "clients"):
+            for part, path in part_files(self.path / kind).items():
+                table = read_part(path)
+                first = np.array([resume_at.get(name, np.iinfo(np.int32).max) for name in run_names(table)], np.int64)
+                keep = table.column("round").to_numpy() < first[run_codes(table)] if len(table) else []
+                if len(table) and not np.all(keep):
+                    self._write(kind, part, table.filter(pa.array(keep)))
+
+    def compact(self) -> None:
+        """Merge all parts of each table into one; safe to be interrupted."""
+        for kind in ("rounds", "clients"):
+            parts = part_files(self.path / kind)
+            if len(parts) < 2:
+                continue
+            table = read_parts(parts)
+            table = table.replace_schema_metadata({COVERS: str(max(parts) + 1).encode()})
+            self._write(kind, 0, table.unify_dictionaries().combine_chunks())
+            for part, path in parts.items():
+                if part:
+                    path.unlink()

@@ -1,0 +1,125 @@
+"""Federated skewness analytics: rank a federation's clients without training a model for its own sake.
+
+.. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
+   IWQoS 2021.
+
+In a round some clients, drawn uniformly, make one full-batch gradient step from the same model (Eqs. 6 to 8); their
+steps duel by their distance to the mean step. One step of rate eta moves a client's model by minus eta times its
+full-batch gradient, so the distance of updates is the distance of gradients times eta, and a client computes one
+gradient a round and nothing else. The mean step is taken (FedSGD), so that the next round compares at a new point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import SELECTORS
+from fedcohort.journal.codec import state_fields
+from fedcohort.scenario import Federation
+from fedcohort.selectors.ranking import Ranker, Ranking
+from fedcohort.simulate.config.experiment import RunPlan, values_of
+from fedcohort.simulate.rounds.group import OnRound
+from fedcohort.simulate.rounds.single_run import played
+from fedcohort.training.local import LocalTraining
+
+ROUNDS_PER_CLIENT = 20  # in which a client duels, on average
+
+
+@dataclass(frozen=True, eq=False)
+class SkewnessReport:
+    """What analytics found out.
+
+    Attributes
+    ----------
+    ranking : Ranking
+        Clients by skewness, with credible intervals.
+    federation : Federation
+        The clients; being simulated, their true skewness is known.
+    rounds : int
+    megabytes : float
+        Sent both ways.
+    """
+
+    ranking: Ranking
+    federation: Federation
+    rounds: int
+    megabytes: float
+
+    @property
+    def true_skewness(self) -> FloatArray:
+        """(N,) squared distance of each client's true class distribution to that of all together."""
+        return self.federation.skewness()
+
+    @property
+    def agreement(self) -> float:
+        """Spearman's rank correlation between the ranking and the true skewness; 1 is perfect."""
+        from scipy.stats import spearmanr
+
+        return float(spearmanr(-self.ranking.win_rate, self.true_skewness).statistic)
+
+
+def rounds_needed(clients: int, cohort: int, per_client: int = ROUNDS_PER_CLIENT) -> int:
+    """Return how many rounds let every client duel ``per_client`` times on average.
+
+    >>> rounds_needed(200, 10)
+    400
+    """
+    return math.ceil(clients * per_client / cohort)
+
+
+def rank_by_skewness(
+    table: Mapping[str, Any],
+    *,
+    rounds: int | None = None,
+    level: float = 0.95,
+    rate: float = 0.1,
+    device: str | None = None,
+    on_start: Callable[[int], None] | None = None,
+    on_round: OnRound | None = None,
+) -> SkewnessReport:
+    """Rank the clients of a configuration's federation.
+
+    Parameters
+    ----------
+    table : mapping
+        A configuration; its data, scenario, model, cohort and first seed are used.
+    rounds : int, optional
+        Default: :func:`rounds_needed`.
+    level : float
+        Of the credible intervals.
+    rate : float
+        Learning rate of the mean step, positive.
+    device : str, optional
+    on_start : callable, optional
+        Called with the number of rounds before the first.
+    on_round : callable, optional
+        Called after every round, as by :meth:`fedcohort.simulate.rounds.group.Group.step`.
+    """
+    if not rate > 0:
+        raise InputError(f"The learning rate of analytics must be positive. Got {rate!r}.")
+    name, ranker = next(iter(SELECTORS.able(Ranker).items()))
+
+    def planned(plan: RunPlan, federation: Federation) -> RunPlan:
+        cohort = len(federation) if plan.options.size is None else plan.options.size
+        if cohort < 2:
+            raise InputError(f"Clients duel with each other: analytics needs at least two a round. Got {cohort}.")
+        # The whole of every client's data in one batch: its step is its full-batch gradient.
+        local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=rate)
+        options = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
+        return replace(plan, local=local, options=options)
+
+    selectors = {name: values_of(ranker.for_ranking())}
+    sections = {key: value for key, value in table.items() if key != "local"}
+    with played(sections, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
+        (run,) = group.runs
+        made, _ = group.drain()
+        traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
+        ranking = ranker.ranked(dict(state_fields(run.session.state)), level)
+        return SkewnessReport(ranking, run.federation, run.round, traffic / 1e6)

@@ -1,0 +1,360 @@
+"""What the benchmark makes of its runs: gains over uniform, their mean, the worst of them, and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+import fedcohort
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import InputError
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, SeedRow, leaderboards, rank_selectors
+from fedcohort.simulate.leaderboard.numbers import LOST
+from fedcohort.simulate.leaderboard.words import names
+from fedcohort.simulate.store.results import Results
+from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
+
+# What a submission calls each speed.
+_SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
+_Kinds = tuple[tuple[str, ...], ...]
+_CLEAR = 0.5  # points from which a gain or a loss is worth a word
+
+
+@dataclass(frozen=True)
+class Line:
+    """One selector's scores.
+
+    Attributes
+    ----------
+    label : str
+    gain : mapping of setting to (seeds,) array
+        Points of terminal accuracy above uniform with the same seed; a run that diverged counts as 0% accurate.
+    faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to float
+        How many times less than uniform it takes to reach the target, on average within the horizon that all runs of
+        the setting have in common: a run that does not arrive takes the whole horizon, and more is not known of it. NaN
+        where neither arrives or nothing takes time. Bytes are those of models both ways and of every question to a
+        client. Empty for scores of an earlier version, which counted runs that never arrive with their own end.
+    reached : mapping of setting to float
+        Share of its seeds that reach the target within the common horizon of rounds.
+    kinds : tuple of tuple of str
+        Settings that count as one for the mean gain; see :func:`~fedcohort.studies.benchmark.suite.kinds`.
+    """
+
+    label: str
+    gain: Mapping[str, FloatArray]
+    faster: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    reached: Mapping[str, float] = field(default_factory=dict)
+    kinds: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def _by_seed(self) -> FloatArray:
+        """(seeds,) mean gain over the kinds of settings."""
+        kinds = self.kinds or tuple((name,) for name in self.gain)
+        return np.asarray(np.mean([np.mean([self.gain[name] for name in kind], axis=0) for kind in kinds], axis=0))
+
+    @property
+    def mean(self) -> float:
+        """Mean gain over the kinds of settings, in points."""
+        return float(self._by_seed.mean())
+
+    @property
+    def interval(self) -> float:
+        """Half of the 95% interval of the mean gain, over the seeds; NaN with one seed."""
+        return half_interval(self._by_seed)
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The setting with the smallest gain, and that gain."""
+        setting = min(self.gain, key=lambda name: float(self.gain[name].mean()))
+        return setting, float(self.gain[setting].mean())
+
+    @property
+    def shortfall(self) -> float:
+        """By how many points it is worse than uniform at most, in the mean over the seeds of any setting."""
+        return max(0.0, -self.worst[1])
+
+    @property
+    def worst_run(self) -> float:
+        """The smallest gain of any single run."""
+        return float(min(values.min() for values in self.gain.values()))
+
+    def speed(self, measure: str) -> float:
+        """Geometric mean over settings of how many times faster; NaN where no setting tells."""
+        values = self._speeds(measure)
+        return float(np.exp(np.log(values).mean())) if len(values) else math.nan
+
+    def covers(self, measure: str) -> int:
+        """How many settings :meth:`speed` is a mean over."""
+        return len(self._speeds(measure))
+
+    def _speeds(self, measure: str) -> FloatArray:
+        values = np.array(list(self.faster.get(measure, {}).values()), np.float64)
+        return values[np.isfinite(values)]
+
+    @property
+    def arrived(self) -> float:
+        """Share of all runs that reach uniform's accuracy; NaN where it is not known."""
+        return float(np.mean(list(self.reached.values()))) if self.reached else math.nan
+
+    @property
+    def sentence(self) -> str:
+        """When to use it, from the figures alone."""
+        gains = {name: float(values.mean()) for name, values in self.gain.items()}
+        good = sorted((name for name in gains if gains[name] >= _CLEAR), key=lambda name: -gains[name])
+        bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
+        start = f"{self.mean:+.1f} points on average"
+        paid = self.speed("bytes")
+        if not math.isnan(paid):
+            start += f", uniform's accuracy for {1 / paid:.2g} times its bytes"
+            if self.arrived < 1:
+                start += f" (reached by {self.arrived:.0%} of the runs)"
+        helps = f"gains {_CLEAR:g} points or more in {names(good, 4)}" if good else "gains half a point nowhere"
+        if not bad:
+            return f"{start}; {helps}, and loses as much nowhere (worst {self.worst[1]:+.1f} in {self.worst[0]})."
+        return f"{start}; {helps}, but loses in {names(bad, 4)} (worst {self.worst[1]:+.1f} in {self.worst[0]})."
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The benchmark's result.
+
+    Attributes
+    ----------
+    data : str
+    seeds : tuple of int
+    rounds : int
+    settings : tuple of str
+    lines : tuple of Line
+        Best mean gain first; ``uniform`` is not among them.
+    complete : bool
+        Whether every run was made to its end.
+    """
+
+    data: str
+    seeds: tuple[int, ...]
+    rounds: int
+    settings: tuple[str, ...]
+    lines: tuple[Line, ...]
+    complete: bool
+
+    @staticmethod
+    def from_dict(submission: Mapping[str, Any]) -> Scores:
+        """Return the scores a submission holds; one of an earlier version has no speeds."""
+
+        def numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+            return {name: math.nan if value is None else float(value) for name, value in values.items()}
+
+        grouped = kinds(submission["data"], submission["settings"])
+        lines = [
+            Line(
+                entry["label"],
+                {name: np.array(entry["gains"][name], np.float64) for name in submission["settings"]},
+                {measure: numbers(values) for measure, values in entry.get("faster", {}).items()},
+                numbers(entry.get("reached", {})),
+                grouped,
+            )
+            for entry in submission["selectors"]
+        ]
+        return Scores(
+            data=submission["data"],
+            seeds=tuple(submission["seeds"]),
+            rounds=submission["rounds"],
+            settings=tuple(submission["settings"]),
+            lines=tuple(lines),
+            complete=submission["complete"],
+        )
+
+    @property
+    def purpose(self) -> str:
+        """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        if self.rounds != rounds_of(self.data) or set(self.settings) != {setting.name for setting in suite(self.data)}:
+            return "trial"
+        if set(self.seeds) <= set(REPORT_SEEDS):
+            return "report"
+        return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
+
+    @property
+    def _labels(self) -> list[str]:
+        return ["uniform", *(line.label for line in self.lines)]
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[str, ...], ...]:
+        """Settings that count as one where accuracy is compared."""
+        return kinds(self.data, self.settings)
+
+    @cached_property
+    def _gains(self) -> FloatArray:
+        """(kinds, labels, seeds); uniform gains nothing."""
+        zero = np.zeros(len(self.seeds))
+        return np.array(
+            [
+                [zero, *(np.mean([line.gain[setting] for setting in kind], axis=0) for line in self.lines)]
+                for kind in self.kinds
+            ]
+        )
+
+    @cached_property
+    def ranks(self) -> dict[str, tuple[float, float]]:
+        """Mean rank of every label, uniform included (1 is best), and half of its 95% interval over the seeds."""
+        if not self._gains.size:
+            return {}
+        from scipy.stats import rankdata
+
+        by_seed = rankdata(-self._gains, axis=1).mean(axis=0)  # (labels, seeds)
+        return {
+            label: (float(row.mean()), half_interval(row)) for label, row in zip(self._labels, by_seed, strict=True)
+        }
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """All against all, uniform included, over the kinds of settings, each with its mean over the seeds."""
+        return rank_selectors(self._labels, self._gains.mean(axis=2) if self._gains.size else np.zeros((0, 1)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: the submission."""
+        ranks = self.ranks
+        return {
+            "benchmark": VERSION,
+            "fedcohort": fedcohort.__version__,
+            "data": self.data,
+            "seeds": list(self.seeds),
+            "rounds": self.rounds,
+            "purpose": self.purpose,
+            "complete": self.complete,
+            "settings": list(self.settings),
+            "critical_difference": None if self.ranking is None else self.ranking.difference,
+            "uniform_rank": _plain(ranks["uniform"][0]) if ranks else None,
+            "selectors": [
+                {
+                    "label": line.label,
+                    "mean_gain": line.mean,
+                    "interval": _plain(line.interval),
+                    "worst_setting": line.worst[0],
+                    "worst_gain": line.worst[1],
+                    "never_worse_than_uniform_by_more_than": line.shortfall,
+                    "worst_run": line.worst_run,
+                    "mean_rank": ranks[line.label][0],
+                    "rank_interval": _plain(ranks[line.label][1]),
+                    **{key: _plain(line.speed(measure)) for measure, key in _SPEEDS.items()},
+                    "faster": {
+                        measure: {name: _plain(value) for name, value in values.items()}
+                        for measure, values in line.faster.items()
+                    },
+                    "reached": dict(line.reached),
+                    "gains": {name: values.tolist() for name, values in line.gain.items()},
+                    "use": line.sentence,
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def score(*results: Results) -> Scores:
+    """Score experiments of :func:`fedcohort.studies.benchmark.suite.table`: one, or several with different settings."""
+    boards = [board for part in results for board in leaderboards(part)]
+    if len({board.setting for board in boards}) < len(boards):
+        raise InputError("Results that are scored together must have different settings.")
+    made = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
+    if len(made) != 1:
+        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(made)}.")
+    ((data, rounds),) = made
+    labels = [row.label for row in boards[0].rows] if boards else []
+    if "uniform" not in labels:
+        raise InputError("The benchmark compares with 'uniform', which these results lack.")
+    seeds = tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
+    grouped = kinds(data, [board.setting for board in boards])
+    lines = [_line(label, boards, seeds, grouped) for label in labels if label != "uniform"]
+    return Scores(
+        data=data,
+        seeds=seeds,
+        rounds=rounds,
+        settings=tuple(board.setting for board in boards),
+        lines=tuple(sorted(lines, key=lambda line: -line.mean)),
+        complete=all(board.finished for board in boards),
+    )
+
+
+def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], grouped: _Kinds) -> Line:
+    gain: dict[str, FloatArray] = {}
+    faster: dict[str, dict[str, float]] = {measure: {} for measure in _SPEEDS}
+    reached: dict[str, float] = {}
+    for board in boards:
+        row = _row(board, label)
+        ours, theirs = _by_seed(row), _by_seed(board.base)
+        gain[board.setting] = np.array([100 * (_end(ours[seed]) - _end(theirs[seed])) for seed in seeds])
+        for measure in _SPEEDS:
+            limit = horizon(board, measure)
+            mine, base = (restricted_mean(which, measure, limit) for which in (row, board.base))
+            tells = mine > 0 and base > 0 and min(mine, base) < limit
+            faster[measure][board.setting] = base / mine if tells else math.nan
+        limit = horizon(board, "rounds")
+        times = [_taken(seed, "rounds")[0] for seed in row.seeds]
+        reached[board.setting] = float(np.mean([time is not None and time <= limit for time in times]))
+    return Line(label, gain, faster, reached, grouped)
+
+
+def horizon(board: Leaderboard, measure: str) -> float:
+    """Return how long every run of a setting was watched, in rounds, seconds or megabytes; NaN where that is unknown.
+
+    A run that diverged or failed was watched for good: it does not arrive any more.
+    """
+    ends = [_taken(seed, measure)[1] for row in board.rows for seed in row.seeds if seed.state not in LOST]
+    return float(min(ends)) if ends else math.nan
+
+
+def restricted_mean(row: LeaderRow, measure: str, limit: float) -> float:
+    """Return the mean time to the target, in which nobody takes more than ``limit``: who does not arrive takes that.
+
+    This is the restricted mean time of survival analysis, for runs that are all censored at the same moment.
+    """
+    times = [_taken(seed, measure)[0] for seed in row.seeds]
+    return float(np.mean([limit if time is None else min(time, limit) for time in times]))
+
+
+def _taken(seed: SeedRow, measure: str) -> tuple[float | None, float]:
+    """Return what a run took to reach the target, None where it did not, and what it took in all."""
+    match measure:
+        case "rounds":
+            return seed.rounds_to[-1], seed.rounds
+        case "seconds":
+            return seed.seconds_to[-1], seed.clock
+        case _:
+            return seed.megabytes_to[-1], _all(seed)
+
+
+def _all(seed: SeedRow) -> float:
+    return seed.megabytes + seed.query_megabytes
+
+
+def _row(board: Leaderboard, label: str) -> LeaderRow:
+    return next(row for row in board.rows if row.label == label)
+
+
+def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
+    return {seed.seed: seed for seed in row.seeds}
+
+
+def _end(seed: SeedRow) -> float:
+    return 0.0 if math.isnan(seed.terminal) else seed.terminal
+
+
+def half_interval(values: FloatArray) -> float:
+    """Return half of the 95% interval of the mean of ``values`` (n,); NaN for fewer than two.
+
+    >>> round(half_interval(np.array([1.0, 3.0])), 2)
+    12.71
+    """
+    if len(values) < 2:
+        return math.nan
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,119 @@
+"""A submission: the configuration of a benchmark and its scores, checked against the suite and against themselves."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.files import read_file
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import parse_toml
+from fedcohort.studies.benchmark.scores import Line
+from fedcohort.studies.benchmark.suite import REPORT_SEEDS, VERSION, kinds, rounds_of, suite, table
+
+_NOT_SELECTION = ("aggregator", "filter", "labels", "local")
+
+
+class SubmissionError(FedcohortError, ValueError):
+    """Files that are no submission, or that do not agree with the suite or with each other."""
+
+
+def check_submission(config: Path, scores: Path) -> dict[str, Any]:
+    """Return the scores of a submission, if nothing speaks against them.
+
+    The configuration must be the suite's of this version, on all its settings, with its training and on seeds for
+    reports; the scores must be of that configuration and follow from the gains they list. Whether the gains were
+    measured is not checked: whoever doubts them runs the configuration.
+
+    Parameters
+    ----------
+    config, scores : Path
+        ``config.toml`` and ``bench.json`` of a benchmark's folder.
+
+    Raises
+    ------
+    SubmissionError
+        With every reason.
+    """
+    try:
+        wanted, found = parse_toml(read_file(config).decode()), json.loads(read_file(scores))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SubmissionError(f"{config} and {scores} cannot be read: {error}.") from error
+    problems = [*_configuration(wanted), *_scores(found), *_agree(wanted, found)]
+    if problems:
+        raise SubmissionError(f"{config} and {scores} are no submission: {'; '.join(problems)}.")
+    return dict(found)
+
+
+def _configuration(wanted: Mapping[str, Any]) -> list[str]:
+    try:
+        data = wanted["data"]["name"]
+        ours = table(data, {}, wanted["seeds"])
+        mine, theirs = (Experiment.from_dict(each) for each in (wanted, ours))
+    except (KeyError, TypeError, FedcohortError) as error:
+        return [f"the configuration cannot be built ({error})"]
+    problems = []
+    for key in ("model", "local", "scenario", "settings", "aggregator", "task", "labels", "filter"):
+        if mine.table.get(key) != theirs.table.get(key):
+            problems.append(f"[{key}] is not the suite's")
+    for key in ("rounds", "cohort", "eval_every"):
+        if mine.table["run"].get(key) != theirs.table["run"].get(key):
+            problems.append(f"run.{key} is not the suite's {theirs.table['run'].get(key)}")
+    if not set(wanted["seeds"]) <= set(REPORT_SEEDS):
+        problems.append(f"seeds {wanted['seeds']} are not for reports: {', '.join(map(str, REPORT_SEEDS))}")
+    for label, entry in mine.table["selectors"].items():
+        alone = {key: value for key, value in entry.items() if key not in _NOT_SELECTION}
+        brought = Experiment.from_dict(table(data, {label: alone}, wanted["seeds"])).table["selectors"][label]
+        changed = sorted(key for key in _NOT_SELECTION if entry.get(key) != brought.get(key))
+        if changed and label != "uniform":
+            problems.append(f"the selector {label!r} changes {', '.join(changed)}, not only selection")
+    return problems
+
+
+def _scores(found: Mapping[str, Any]) -> list[str]:
+    try:
+        problems = []
+        if found["benchmark"] != VERSION:
+            problems.append(f"the scores are of version {found['benchmark']} of the benchmark, not {VERSION}")
+        if not found["complete"]:
+            problems.append("not all runs had ended")
+        if found["purpose"] != "report":
+            problems.append(f"its purpose is {found['purpose']!r}, not 'report'")
+        if found["rounds"] != rounds_of(found["data"]):
+            problems.append(f"{found['rounds']} rounds are not the suite's {rounds_of(found['data'])}")
+        if set(found["settings"]) != {setting.name for setting in suite(found["data"])}:
+            problems.append("settings are missing or unknown")
+        for entry in found["selectors"]:
+            gains = np.array([entry["gains"][name] for name in found["settings"]], np.float64)
+            if gains.shape != (len(found["settings"]), len(found["seeds"])):
+                problems.append(f"{entry['label']} has no gain for every setting and seed")
+                continue
+            line = Line(
+                entry["label"],
+                dict(zip(found["settings"], gains, strict=True)),
+                kinds=kinds(found["data"], found["settings"]),
+            )
+            close = np.isclose(line.mean, entry["mean_gain"]) and np.isclose(line.worst[1], entry["worst_gain"])
+            if not close or (not math.isnan(line.interval) and not np.isclose(line.interval, entry["interval"])):
+                problems.append(f"the figures of {entry['label']} do not follow from its gains")
+        return problems
+    except (KeyError, TypeError, ValueError, FedcohortError) as error:
+        return [f"the scores are damaged ({type(error).__name__}: {error})"]
+
+
+def _agree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if sorted(wanted.get("seeds", [])) != sorted(found.get("seeds", [])):
+        problems.append("configuration and scores name different seeds")
+    if wanted.get("data", {}).get("name") != found.get("data"):
+        problems.append("configuration and scores name different data")
+    labels = {entry.get("label") for entry in found.get("selectors", [])} | {"uniform"}
+    if set(wanted.get("selectors", {})) != labels:
+        problems.append("configuration and scores name different selectors")
+    return problems

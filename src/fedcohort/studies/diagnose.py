@@ -1,0 +1,150 @@
+"""Does a Gaussian process suit a federation? The samples that FedCor's Appendix D looks at, drawn in a simulation.
+
+Rounds with uniform cohorts train a model. In every so many rounds many uniform cohorts are tried out from the same
+global model: each is trained, averaged, and thrown away, and every client says by how much its loss changed. Normality
+is checked on the samples of one look, stationarity on those of neighbouring looks.
+
+.. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
+   Learning", CVPR 2022, Appendix D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import Interval, param
+from fedcohort.core.protocol import SELECTORS, Answer, Cohort, Outcome, Query, Selector, Slate, Trial
+from fedcohort.core.signals import Signal
+from fedcohort.scenario import Federation
+from fedcohort.selectors.normality import GaussianLosses, Normality
+from fedcohort.simulate.config.experiment import RunPlan
+from fedcohort.simulate.rounds.group import OnRound
+from fedcohort.simulate.rounds.single_run import played
+
+FEWEST_SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class TrialState:
+    """The loss changes of all looks so far."""
+
+    changes: FloatArray  # (looks, samples, N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformTrials(Selector[TrialState]):
+    """Uniform cohorts; in every so many rounds also trials of many uniform cohorts, whose loss changes it keeps."""
+
+    samples: int = param(200, Interval(int, FEWEST_SAMPLES, None), "cohorts tried at each look")
+    every: int = param(10, Interval(int, 1, None), "rounds from one look to the next")
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Trials."""
+        return frozenset({Signal.TRIAL_QUERY})
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> TrialState:
+        """No looks yet."""
+        return TrialState(sealed(np.empty((0, self.samples, clients.n))))
+
+    def query(self, state: TrialState, slate: Slate, rng: np.random.Generator) -> Query | None:
+        """Ask for trials of uniform cohorts in the rounds of a look."""
+        if slate.round % self.every:
+            return None
+        return Trial(tuple(_uniform(slate, rng) for _ in range(self.samples)))
+
+    def select(
+        self, state: TrialState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, TrialState]:
+        """Draw a uniform cohort and keep what the trials showed."""
+        if answer is not None:
+            state = TrialState(sealed(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]])))
+        return Cohort(clients=_uniform(slate, rng)), state
+
+    def update(self, state: TrialState, outcome: Outcome) -> TrialState:
+        """Nothing is learnt from a report."""
+        return state
+
+
+def _uniform(slate: Slate, rng: np.random.Generator) -> IntArray:
+    return np.sort(rng.choice(slate.candidates, slate.size, replace=False))
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What the looks showed.
+
+    Attributes
+    ----------
+    rounds : (L,) int array
+        In which the looks were.
+    normality : list of L Normality
+        Of the loss changes of each look, by principal component.
+    similarity : (L - 1,) float array
+        Cosine of the covariances of each look and the next.
+    """
+
+    rounds: IntArray
+    normality: list[Normality]
+    similarity: FloatArray
+
+    @property
+    def distance(self) -> float:
+        """The mean over looks of Kolmogorov's distance to a Gaussian, components weighted by their variance."""
+        return float(np.mean([np.average(n.distance, weights=n.explained) for n in self.normality]))
+
+
+def diagnose(
+    table: Mapping[str, Any],
+    *,
+    looks: int = 6,
+    every: int = 10,
+    samples: int = 200,
+    components: int = 5,
+    device: str | None = None,
+    on_start: Callable[[int], None] | None = None,
+    on_round: OnRound | None = None,
+) -> Diagnosis:
+    """Look at the loss changes of a configuration's federation while it trains with uniform cohorts.
+
+    Parameters
+    ----------
+    table : mapping
+        A configuration; its data, scenario, model, local training, cohort and first seed are used.
+    looks, every, samples : int
+        How many looks, at rounds 0, every, 2 every, ..., and how many cohorts are tried at each.
+    components : int
+        Principal components that are checked.
+    device : str, optional
+    on_start : callable, optional
+        Called with the number of rounds before the first.
+    on_round : callable, optional
+        Called after every round, as by :meth:`fedcohort.simulate.rounds.group.Group.step`.
+    """
+    if looks < 2:
+        raise InputError(f"Stationarity compares looks: at least 2 are needed. Got {looks}.")
+    checker = next(iter(SELECTORS.able(GaussianLosses).values()))
+
+    def planned(plan: RunPlan, federation: Federation) -> RunPlan:
+        return replace(plan, options=replace(plan.options, rounds=(looks - 1) * every + 1))
+
+    selectors = {"trials": {"name": f"{__name__}:UniformTrials", "samples": samples, "every": every}}
+    with played(table, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
+        state: TrialState = group.runs[0].session.state
+        changes = list(state.changes)
+    if len(changes) < 2:
+        raise InputError(
+            f"Only {len(changes)} of {looks} looks came about: the run ended early.", hint="lower the learning rate"
+        )
+    return Diagnosis(
+        rounds=np.arange(len(changes)) * every,
+        normality=[checker.normality(part, components) for part in changes],
+        similarity=checker.stationarity(changes),
+    )

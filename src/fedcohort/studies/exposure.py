@@ -1,0 +1,70 @@
+"""What a simulated federation gives away: its clients' label counts, and what one update in the clear tells of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.vectors import output_bias
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.prepare import prepare
+
+
+@dataclass(frozen=True, eq=False)
+class Exposed:
+    """A federation as an audit needs it.
+
+    Attributes
+    ----------
+    names : tuple of str
+    counts : (N, B) int array
+        Label counts of the training samples, as the clients see them.
+    updates : (N, B) float array
+        Each client's update of the output layer's bias in one local training of an untrained model.
+    step : float
+        Learning rate times local steps.
+    """
+
+    names: tuple[str, ...]
+    counts: IntArray
+    updates: FloatArray
+    step: float
+
+
+def exposed(table: Mapping[str, Any], device: str | None = None) -> Exposed:
+    """Divide the data of a configuration among clients and let each train once, from the first seed's model.
+
+    Parameters
+    ----------
+    table : mapping
+        A configuration; its data, scenario, model, local training and first seed are used.
+    device : str, optional
+    """
+    of_comparisons = ("selectors", "settings", "sweep")
+    Experiment.from_dict(
+        {k: v for k, v in table.items() if k not in of_comparisons}
+    )  # refuses what is no configuration
+    config = copy.deepcopy({key: table[key] for key in ("data", "scenario", "model", "local") if key in table})
+    seeds = table.get("seeds", [0])
+    config |= {"seeds": seeds[:1] if isinstance(seeds, list) else [0], "selectors": {"all": {}}}
+    config["run"] = {"rounds": 1, "cohort": "all", "eval_every": 10**9}
+    prepared = prepare(Experiment.from_dict(config), device)
+    (plan,) = prepared.experiment.plans
+    federation = prepared.federations[prepared.federation_keys[0]]
+    group = prepared.group(0, journals=None, device=device or plan.options.device, workers=None)
+    try:
+        (run,) = group.runs
+        everyone = np.arange(len(federation))
+        trained = group.batch.train([run], [everyone], np.full(len(everyone), plan.seed, np.int64), None)
+        bias = output_bias(group.engine.shapes, federation.classes)
+        updates = (trained.params[:, bias] - group.models[run.row, bias]).cpu().numpy().astype(np.float64)
+    finally:
+        group.close()
+    counts = federation.label_counts(part="train").astype(np.int64)
+    names = federation.client_names or tuple(map(str, range(len(federation))))
+    return Exposed(tuple(names), counts, updates, plan.local.lr * float(run.steps.mean()))

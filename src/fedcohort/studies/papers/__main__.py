@@ -1,0 +1,75 @@
+"""``python -m fedcohort.studies.papers``: the command ``fedcohort reproduce`` where its terminal is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcohort.core.errors import FedcohortError
+from fedcohort.simulate.processes.interrupts import graceful, to_stderr
+from fedcohort.studies.papers.catalogue import EXHIBITS, find
+from fedcohort.studies.papers.page import overview, summary
+from fedcohort.studies.papers.run import reproduce
+from fedcohort.studies.papers.verdicts import judge
+
+STOPPED = 75  # of sysexits: try again
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
+    parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.papers", description=__doc__)
+    parser.add_argument("name", nargs="?", help="a table or figure, or a paper for all of its own")
+    parser.add_argument("--list", action="store_true", help="show all names")
+    parser.add_argument("--quick", action="store_true", help="digits, one seed, few rounds: does everything run?")
+    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where records, pages and runs go")
+    parser.add_argument("--seeds", type=int, help="how many, instead of the paper's")
+    parser.add_argument("--rounds", type=int, help="instead of the paper's")
+    parser.add_argument("--parts", default="", help="only these parts, separated by commas")
+    parser.add_argument("--labels", default="", help="only these methods, and the one that they are compared with")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--processes", type=int, help="that make the runs side by side")
+    parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
+    parser.add_argument("--folder", help="where the datasets are")
+    parser.add_argument("--page", type=Path, help="print the page about all records in this folder")
+    given = parser.parse_args(arguments)
+    if given.page is not None:
+        print(overview(given.page), end="")
+        return 0
+    if given.list or given.name is None:
+        for exhibit in EXHIBITS.values():
+            print(f"{exhibit.name}\t{exhibit.paper}, {exhibit.place}: {exhibit.title}")
+        return 0
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        outcome = reproduce(
+            find(given.name),
+            given.out,
+            seeds=given.seeds,
+            rounds=given.rounds,
+            parts=[part for part in given.parts.split(",") if part],
+            labels=[label for label in given.labels.split(",") if label],
+            quick=given.quick,
+            device=given.device,
+            processes=given.processes,
+            minutes=given.minutes,
+            folder=given.folder,
+            guard=lambda simulation: graceful(simulation, to_stderr),
+            say=to_stderr,
+            command=" ".join(["fedcohort reproduce", *words]),
+        )
+    except FedcohortError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for exhibit in find(given.name):
+        print(f"{exhibit.name}: {summary(judge(exhibit, outcome.records[exhibit.study.name]))}")
+    print("\n".join(str(path) for path in outcome.files))
+    if not outcome.finished:
+        print("stopped; the same command goes on where it stopped", file=sys.stderr)
+        return STOPPED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

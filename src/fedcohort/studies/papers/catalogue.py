@@ -1,0 +1,32 @@
+"""All tables and figures, by name."""
+
+from __future__ import annotations
+
+from fedcohort.core.errors import UnknownNameError
+from fedcohort.core.registry import nearest
+from fedcohort.studies.papers import fedacs, fedcbs, fedcm, fedcor, flash, hicsfl
+from fedcohort.studies.papers.declare import Exhibit, Study
+
+EXHIBITS: dict[str, Exhibit] = {
+    exhibit.name: exhibit for paper in (fedcor, fedcbs, fedacs, fedcm, flash, hicsfl) for exhibit in paper.EXHIBITS
+}
+STUDIES: dict[str, Study] = {exhibit.study.name: exhibit.study for exhibit in EXHIBITS.values()}
+
+
+def find(name: str) -> list[Exhibit]:
+    """Return the exhibit of that name, or all of a paper.
+
+    >>> [exhibit.name for exhibit in find("hicsfl")]
+    ['hicsfl-table-2']
+    """
+    if name in EXHIBITS:
+        return [EXHIBITS[name]]
+    found = [exhibit for key, exhibit in EXHIBITS.items() if key.startswith(f"{name}-") and "-" not in name]
+    if not found:
+        papers = list(dict.fromkeys(key.split("-")[0] for key in EXHIBITS))
+        near = nearest(name, [*EXHIBITS, *papers])
+        raise UnknownNameError(
+            f"There is no table or figure {name!r}.",
+            hint=f"did you mean {near!r}?" if near else "`fedcohort reproduce --list` shows all",
+        )
+    return found

@@ -1,0 +1,330 @@
+"""The pages: published figures beside ours, ratios, verdicts; Markdown and one HTML file without scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedcohort.core.text import in_html
+from fedcohort.simulate.leaderboard.formats import Cell, Table, to_html, to_markdown
+from fedcohort.studies.papers.catalogue import EXHIBITS
+from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
+from fedcohort.studies.papers.record import Record
+from fedcohort.studies.papers.verdicts import Ratio, Verdict, counts, judge, ratios
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6776; --paper: #fff; --line: #d8dee6; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8edf3; --soft: #a3b0bf; --paper: #12181f; --line: #344150; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+  max-width: 80rem; padding: 1.5rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
+p, li { max-width: 60rem; } .table { overflow-x: auto; } .note { color: var(--soft); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
+th:first-child, td.wrap, th.wrap { text-align: left; }
+"""
+_PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
+_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#a05a2c")
+
+
+def number(value: float, measure: Measure) -> str:
+    """Return a figure as the paper would print it."""
+    return f"{value:,.{measure.digits}f}"
+
+
+def table_of(grid: Grid, exhibit: Exhibit, record: Record) -> Table:
+    """Return published figures and ours, a row per method, two columns per setting."""
+    measure, names = MEASURES[grid.measure], exhibit.study.names
+    own = [label for label in names if any(record.mean(s, label, grid.measure) for s in grid.published)]
+    labels = [*grid.labels, *(label for label in own if label not in grid.labels)]
+    rows = []
+    for label in labels:
+        cells = [Cell(names.get(label, label))]
+        for setting, figures in grid.published.items():
+            cells += [_published(figures, label, measure), _ours(record.mean(setting, label, grid.measure), measure)]
+        rows.append(tuple(cells))
+    columns = [
+        "method",
+        *(text for s in grid.published for text in (f"{_head(record, s, grid.measure)}: paper", "ours")),
+    ]
+    return Table(grid.measure, measure.title.capitalize(), tuple(columns), tuple(rows))
+
+
+def _head(record: Record, setting: str, measure: str) -> str:
+    """Return a setting's name, with its target where rounds to it are counted."""
+    target = record.settings.get(setting, {}).get("target")
+    return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
+
+
+def _published(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
+    if label not in figures:
+        return Cell("")
+    figure = figures[label]
+    if figure is None:
+        return Cell("N/A")
+    digits = measure.digits if figure[0] != round(figure[0]) or measure.digits else 0
+    text = f"{figure[0]:,.{max(digits, 1 if figure[0] != round(figure[0]) else 0)}f}"
+    return Cell(text if figure[1] is None else f"{text} ± {figure[1]:g}")
+
+
+def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cell:
+    if mean is None:
+        return Cell("–")
+    value, std, _ = mean
+    if value is None:
+        return Cell("N/A")
+    text = number(measure.scale * value, measure)
+    return Cell(text if math.isnan(std) else f"{text} ± {number(measure.scale * std, measure)}")
+
+
+def ratio_table(exhibit: Exhibit, found: Sequence[Ratio]) -> Table:
+    """Return every comparison with the paper's margin and ours."""
+    names = exhibit.study.names
+    rows = []
+    for ratio in found:
+        measure = MEASURES[ratio.measure]
+        rows.append(
+            (
+                Cell(f"{names[str(ratio.better)]} against {names[str(ratio.worse)]}"),
+                Cell(ratio.setting),
+                Cell(measure.title),
+                Cell(_margin(ratio.published, measure)),
+                Cell(_margin(ratio.ours, measure) if ratio.seeds else "–"),
+                Cell(f"{ratio.wins} of {ratio.seeds}" if ratio.seeds else "–"),
+                Cell(ratio.state),
+                Cell(ratio.margin),
+            )
+        )
+    head = ("who is better in the paper", "setting", "in", "paper's margin", "ours", "seeds", "order", "margin")
+    return Table("ratios", "Ratio by ratio", head, tuple(rows))
+
+
+def _margin(value: float, measure: Measure) -> str:
+    if math.isnan(value):
+        return "neither arrived"
+    if math.isinf(value):
+        return "only one arrived"
+    return f"{1 + value:.2f}×" if measure.ratio else f"{value:+.2f} points"
+
+
+def verdict_table(found: Sequence[Verdict]) -> Table:
+    """Return the claims and what became of them."""
+    rows = tuple((Cell(v.text), Cell(v.state), Cell(v.detail)) for v in found)
+    return Table("claims", "What holds", ("claim", "verdict", "seen"), rows, wrap=frozenset({0, 2}))
+
+
+def summary(found: Sequence[Verdict]) -> str:
+    """Say in a few words what became of the claims."""
+    said = [f"{count} {_PLURAL[state] if count != 1 else state}" for state, count in counts(found).items() if count]
+    return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(said)}." if said else "No claims."
+
+
+def conditions(exhibit: Exhibit, record: Record) -> list[str]:
+    """Say how ours was made, and where with less than the paper's."""
+    study, said = exhibit.study, []
+    settings = record.settings
+    if not settings:
+        return ["Not run yet."]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, found in settings.items():
+        made = found["made"]
+        fewer = ["a trial on small data: no result to show"] if made.get("trial") else []
+        if len(found["seeds"]) < study.seeds:
+            fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
+        if found["rounds"] < found["planned"]:
+            fewer.append(f"fewer rounds: {found['rounds']:,} of {found['planned']:,}")
+        if not found["finished"]:
+            fewer.append("not finished")
+        text = (
+            f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds"
+            f"{' (' + '; '.join(fewer) + ')' if fewer else ''}, on {made['device']}, {made['date']}, "
+            f"by `{made['command']}`"
+        )
+        groups.setdefault((text,), []).append(name)
+    said += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
+    said += _later(study, record)
+    counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
+    for name, found in settings.items() if "rounds" in counted else ():
+        wanted = study.target(name)
+        if wanted is not None and found.get("target") not in (None, wanted) and not found["made"].get("trial"):
+            said.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * wanted:g}%.")
+    missing = [name for name in study.rounds if name not in settings]
+    if missing:
+        said.append(f"Not run: {', '.join(missing)}.")
+    return said
+
+
+def _later(study: Study, record: Record) -> list[str]:
+    """Say which methods were added later, and how far others lie from the record that were made again beside them."""
+    groups: dict[str, tuple[list[str], dict[str, list[float]]]] = {}
+    for setting, found in record.settings.items():
+        for piece in found.get("later", ()):
+            who = "; ".join(study.names.get(label, label) for label in piece["labels"])
+            made = piece["made"]
+            text = f"{who}: added on {made['device']}, {made['date']}, by `{made['command']}`"
+            settings, again = groups.setdefault(text, ([], {}))
+            settings.append(setting)
+            for label, best in piece["again"].items():
+                pairs = zip(best, found["labels"][label]["best"], strict=True)
+                moved = [100 * (now - then) for now, then in pairs if now is not None and then is not None]
+                again.setdefault(study.names.get(label, label), []).extend(moved)
+    said = []
+    for text, (settings, again) in groups.items():
+        compared = "".join(
+            f"; {name}, made again beside them, lies {_span(moved)} points of best accuracy from the record"
+            for name, moved in again.items()
+            if moved
+        )
+        said.append(f"{', '.join(settings)}: {text}{compared}.")
+    return said
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return the one value, or the least and the greatest with how many there are."""
+    if len(values) == 1:
+        return f"{values[0]:+.2f}"
+    return f"{min(values):+.2f} to {max(values):+.2f} (in {len(values)} runs)"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
+
+
+def tables_of(exhibit: Exhibit, record: Record) -> list[Table]:
+    """Return all tables of an exhibit: figures, ratios, verdicts."""
+    found = judge(exhibit, record)
+    tables = [table_of(grid, exhibit, record) for grid in exhibit.grids]
+    if not exhibit.grids:
+        tables += _figures_of(exhibit, record)
+    compared = ratios(exhibit, record)
+    if compared:
+        tables.append(ratio_table(exhibit, compared))
+    if found:
+        tables.append(verdict_table(found))
+    return tables
+
+
+def _figures_of(exhibit: Exhibit, record: Record) -> list[Table]:
+    """Return our figures for the measures that an exhibit without published ones makes claims about."""
+    tables = []
+    for name in dict.fromkeys(claim.measure for claim in exhibit.claims):
+        measure, settings = MEASURES[name], list(exhibit.study.rounds)
+        rows = tuple(
+            (Cell(called), *(_ours(record.mean(setting, label, name), measure) for setting in settings))
+            for label, called in exhibit.study.names.items()
+        )
+        heads = (_head(record, setting, name) for setting in settings)
+        tables.append(Table(name, measure.title.capitalize(), ("method", *heads), rows))
+    return tables
+
+
+def markdown(exhibit: Exhibit, record: Record, level: int = 1) -> str:
+    """Return an exhibit's page as Markdown."""
+    head, below = "#" * level, "#" * (level + 1)
+    lines = [f"{head} {exhibit.paper}, {exhibit.place}: {exhibit.title}", "", summary(judge(exhibit, record)), ""]
+    lines += [f"- {text}" for text in conditions(exhibit, record)]
+    lines += [f"- Different from the paper: {text}" for text in exhibit.study.differences]
+    lines += [f"- {text}" for text in exhibit.notes]
+    for table in tables_of(exhibit, record):
+        lines += ["", f"{below} {table.title}", "", to_markdown(table).strip()]
+    return "\n".join(lines) + "\n"
+
+
+def html_page(exhibit: Exhibit, record: Record) -> str:
+    """Return an exhibit's page as HTML, with its learning curves."""
+    title = f"{exhibit.paper}, {exhibit.place}: {exhibit.title}"
+    items = [
+        *conditions(exhibit, record),
+        *(f"Different from the paper: {text}" for text in exhibit.study.differences),
+        *exhibit.notes,
+    ]
+    body = "".join(f"<h2>{in_html(table.title)}</h2>{to_html(table)}" for table in tables_of(exhibit, record))
+    curves = "".join(
+        f"<h2>Accuracy over rounds: {in_html(setting)}</h2>{curve_svg(exhibit, found['labels'])}"
+        for setting, found in record.settings.items()
+    )
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{in_html(title)}</title><style>{_STYLE}</style><main><h1>{in_html(title)}</h1>"
+        f"<p>{in_html(summary(judge(exhibit, record)))}</p>"
+        f"<ul>{''.join(f'<li>{in_html(item)}</li>' for item in items)}</ul>{body}{curves}</main></html>"
+    )
+
+
+def curve_svg(exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> str:
+    """Return the mean curves as a picture; at most eight of them, the first."""
+    shown = [(label, found["curve"]) for label, found in labels.items() if found["curve"]["round"]][: len(_SERIES)]
+    if not shown:
+        return "<p>No round was evaluated yet.</p>"
+    last = max(curve["round"][-1] for _, curve in shown)
+    values = [value for _, curve in shown for value in curve["accuracy"]]
+    low, high = min(values), max(*values, min(values) + 1e-6)
+    width, height, left = 640, 300, 60
+
+    def place(at: float, value: float) -> str:
+        return f"{left + width * at / last:.1f},{10 + height * (high - value) / (high - low):.1f}"
+
+    lines = ""
+    for i, (label, curve) in enumerate(shown):
+        points = " ".join(place(at, value) for at, value in zip(curve["round"], curve["accuracy"], strict=True))
+        y = 24 + 20 * i
+        name = in_html(exhibit.study.names.get(label, label))
+        lines += (
+            f"<polyline points='{points}' fill=none stroke='{_SERIES[i]}' stroke-width=2 />"
+            f"<line x1={left + width + 15} x2={left + width + 40} y1={y - 5} y2={y - 5} stroke='{_SERIES[i]}' "
+            f"stroke-width=4 />"
+            f"<text x={left + width + 46} y={y}>{name}</text>"
+        )
+    axis = (
+        f"<line x1={left} x2={left + width} y1={height + 10} y2={height + 10} stroke='currentColor' />"
+        f"<text x={left} y={height + 28}>0</text><text x={left + width - 40} y={height + 28}>{last:,}</text>"
+        f"<text x=4 y=20>{high:.0%}</text><text x=4 y={height + 10}>{low:.0%}</text>"
+    )
+    names = ", ".join(exhibit.study.names.get(label, label) for label, _ in shown)
+    return (
+        f"<div class=table tabindex=0><svg role=img aria-label='Mean accuracy over rounds of {in_html(names)}' "
+        f"width={left + width + 280} height={height + 40} font-size=14 fill='currentColor'>{axis}{lines}</svg></div>"
+    )
+
+
+def overview(folder: Path) -> str:
+    """Return one page of documentation about all records in a folder: what holds, and every table that was run."""
+    found = {}
+    for exhibit in EXHIBITS.values():
+        record = Record.read(folder / f"{exhibit.study.name}.json", exhibit.study)
+        found[exhibit.name] = (exhibit, record)
+    rows = []
+    for exhibit, record in found.values():
+        tally = counts(judge(exhibit, record))
+        state = "not run" if not _seen(exhibit, record) else "" if _whole(exhibit, record) else "in part or with less"
+        rows.append(
+            (
+                Cell(f"`{exhibit.name}`"),
+                Cell(f"{exhibit.paper}, {exhibit.place}: {exhibit.title}"),
+                Cell(str(tally["holds"])),
+                Cell(str(tally["does not hold"])),
+                Cell(str(tally["open"])),
+                Cell(str(tally["not run"])),
+                Cell(state),
+            )
+        )
+    head = ("name", "what", "holds", "does not hold", "open", "not run", "")
+    index = to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1}))).strip()
+    pages = [markdown(exhibit, record, 2) for exhibit, record in found.values() if _seen(exhibit, record)]
+    return index + "\n\n" + "\n".join(pages)
+
+
+def _seen(exhibit: Exhibit, record: Record) -> bool:
+    """Whether there is anything of ours to show."""
+    return any(verdict.state != "not run" for verdict in judge(exhibit, record))
+
+
+def _whole(exhibit: Exhibit, record: Record) -> bool:
+    return all(
+        name in record.settings
+        and record.settings[name]["finished"]
+        and len(record.settings[name]["seeds"]) >= exhibit.study.seeds
+        and record.settings[name]["rounds"] >= rounds
+        for name, rounds in exhibit.study.rounds.items()
+    )

@@ -1,0 +1,212 @@
+"""What a study's runs came to: a record that is kept as JSON, put together from pieces."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedcohort
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.files import read_file
+from fedcohort.simulate.leaderboard import leaderboards
+from fedcohort.simulate.metrics import Curve
+from fedcohort.simulate.store.results import Results, RunInfo
+from fedcohort.simulate.store.writer import write_atomically
+from fedcohort.studies.papers.declare import Labels, Study
+
+FORMAT = 1
+_POINTS = 40  # of a curve that is kept
+
+
+class RecordError(FedcohortError, ValueError):
+    """A record cannot be read, or is not of the study it is taken for."""
+
+
+class Record:
+    """Our figures of one study, by setting and label.
+
+    Attributes
+    ----------
+    study : str
+    settings : dict
+        By setting: ``seeds``, ``rounds`` made, ``planned`` by the study, ``finished``, ``made`` (how, when, on what),
+        and ``labels``: for each label the measures, a value per seed (None where a target was never reached), and
+        ``curve``, the mean accuracy at some rounds. ``later`` lists what labels were added afterwards: ``labels``,
+        ``made``, and ``again``, the best accuracies of labels that were there and were made again beside them.
+    """
+
+    def __init__(self, study: str, settings: Mapping[str, Any] | None = None) -> None:
+        self.study = study
+        self.settings: dict[str, Any] = dict(settings or {})
+
+    @classmethod
+    def read(cls, path: Path, study: Study) -> Record:
+        """Read a record, or return an empty one where there is none."""
+        try:
+            found = json.loads(read_file(path))
+        except FileNotFoundError:
+            return cls(study.name)
+        except (OSError, ValueError, RecursionError) as error:
+            raise RecordError(f"{path} cannot be read: {error}.") from error
+        if not isinstance(found, dict) or found.get("study") != study.name or found.get("format") != FORMAT:
+            raise RecordError(
+                f"{path} is no record of the study {study.name!r} in format {FORMAT}.",
+                hint="name another folder with --out",
+            )
+        return cls(study.name, found["settings"])
+
+    def write(self, path: Path) -> None:
+        """Write it, whole or not at all."""
+        value = {"format": FORMAT, "study": self.study, "settings": self.settings}
+        write_atomically(path, (_short(json.dumps(value, indent=1)) + "\n").encode())
+
+    def add(self, other: Record) -> None:
+        """Take another record's settings in place of those of the same name that have fewer rounds or seeds.
+
+        Where both have the same, the labels that are new come to those that are there.
+        """
+        for name, found in other.settings.items():
+            mine = self.settings.get(name)
+            sizes = [(len(one["seeds"]), one["rounds"]) for one in (found, mine or found)]
+            if mine is None or sizes[0] > sizes[1]:
+                self.settings[name] = found
+            elif sizes[0] == sizes[1]:
+                self.settings[name] = found if found["labels"].keys() >= mine["labels"].keys() else _both(mine, found)
+
+    def values(self, setting: str, label: Labels, measure: str) -> list[float | None] | None:
+        """Return a value per seed, or None where it was not run."""
+        labels = (label,) if isinstance(label, str) else label
+        known = self.settings.get(setting, {}).get("labels", {})
+        found = [known.get(one, {}).get(measure) for one in labels]
+        if any(values is None for values in found):
+            return None
+        return [None if None in seed else sum(seed) / len(seed) for seed in zip(*found, strict=True)]
+
+    def mean(self, setting: str, label: Labels, measure: str) -> tuple[float | None, float, int] | None:
+        """Return mean, standard deviation and number of seeds; the mean is None where a seed never arrived."""
+        values = self.values(setting, label, measure)
+        if not values:
+            return None
+        known = np.array([value for value in values if value is not None], np.float64)
+        if len(known) < len(values):
+            return None, math.nan, len(values)
+        return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(values)
+
+
+def _both(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return a setting with the labels of two, the first's where both have one, and how the second's were made."""
+    new = [label for label in found["labels"] if label not in mine["labels"]]
+    if not new:
+        return mine
+    again = {label: values["best"] for label, values in found["labels"].items() if label in mine["labels"]}
+    later = [*mine.get("later", []), {"labels": new, "made": found["made"], "again": again}]
+    return {**mine, "labels": mine["labels"] | {label: found["labels"][label] for label in new}, "later": later}
+
+
+def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> Record:
+    """Return the record of one part's experiment, as far as it has got; ``quick`` marks a trial."""
+    planned = study.rounds
+    made = {
+        "fedcohort": fedcohort.__version__,
+        "command": results.meta.get("command", ""),
+        "device": results.meta.get("device", ""),
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": round(seconds),
+        "trial": quick,
+    }
+    record = Record(study.name)
+    runs: dict[tuple[str, str], list[RunInfo]] = {}
+    for run in results.runs:
+        runs.setdefault((str(run.setting.get("name", "")), run.label), []).append(run)
+    for board in leaderboards(results):
+        if board.setting not in study.settings(part):
+            raise InputError(f"The part {part!r} of {study.name} has no setting {board.setting!r}.")
+        members = [run for (setting, _), found in runs.items() if setting == board.setting for run in found]
+        if board.progress.least == 0 or not all(
+            run.id in results.curves and len(results.curves[run.id].rounds) for run in members
+        ):
+            continue  # a run without a figure yet
+        labels = {}
+        ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
+        for row in sorted(
+            board.rows, key=lambda row: list(study.names).index(row.label) if row.label in study.names else 99
+        ):
+            members = sorted(runs[board.setting, row.label], key=lambda run: run.seed)
+            curves = [results.curves[run.id] for run in members]
+            end = float(np.mean(ends)) if ends else math.nan
+            labels[row.label] = {
+                "rounds": [seed.rounds_to[-1] for seed in row.seeds],
+                "seconds": [_number(seed.seconds_to[-1]) for seed in row.seeds],
+                "best": [_number(seed.early_stop) for seed in row.seeds],
+                "terminal": [_number(seed.terminal) for seed in row.seeds],
+                "final": [_number(float(curve.accuracy[-1])) for curve in curves],
+                "qcid": [_number(seed.qcid) for seed in row.seeds],
+                "megabytes": [_number(seed.megabytes + seed.query_megabytes) for seed in row.seeds],
+                "catch-up": [curve.rounds_to(end) if math.isfinite(end) else None for curve in curves],
+                "unevenness": [_number(unevenness(results, run)) for run in members],
+                **_extras(results, study, members),
+                "curve": _mean_curve(curves),
+            }
+        record.settings[board.setting] = {
+            "seeds": [seed.seed for seed in board.rows[0].seeds],
+            # Of runs that were interrupted, what all of them have made; some may be meant to stop before others.
+            "rounds": max(seed.rounds for row in board.rows for seed in row.seeds)
+            if board.finished
+            else board.progress.least,
+            "planned": planned[board.setting],
+            "finished": board.finished,
+            "target": _number(board.target),
+            "made": made,
+            "labels": labels,
+        }
+    return record
+
+
+def unevenness(results: Results, run: RunInfo) -> float:
+    """Return the standard deviation of how often each client was picked, divided by the mean."""
+    clients = len(results.federation(run).sizes)
+    table = results.rounds
+    mine = [i for i, name in enumerate(table.column("run").to_pylist()) if name == run.id]
+    cohorts = table.column("cohort").take(mine).to_pylist()
+    picks = np.bincount(np.concatenate([np.asarray(c, np.int64) for c in cohorts]), minlength=clients)
+    return float(picks.std() / picks.mean()) if picks.sum() else math.nan
+
+
+def _extras(results: Results, study: Study, members: Iterable[RunInfo]) -> dict[str, list[float | None]]:
+    if study.extra is None:
+        return {}
+    found: dict[str, list[float | None]] = {}
+    for run in members:
+        for name, value in study.extra(results, run).items():
+            found.setdefault(name, []).append(_number(value))
+    return found
+
+
+def _mean_curve(curves: list[Curve]) -> dict[str, list[float]]:
+    """Return the mean over seeds at about forty rounds that all of them evaluated."""
+    common = curves[0].rounds
+    for curve in curves[1:]:
+        common = np.intersect1d(common, curve.rounds)
+    if not len(common):
+        return {"round": [], "accuracy": []}
+    at = common[np.unique(np.linspace(0, len(common) - 1, _POINTS).astype(int))]
+    rows: list[FloatArray] = [curve.accuracy[np.searchsorted(curve.rounds, at)] for curve in curves]
+    return {"round": (at + 1).tolist(), "accuracy": [round(float(x), 4) for x in np.mean(rows, axis=0)]}
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(float(value), 6)
+
+
+def _short(text: str) -> str:
+    """Put lists of plain values on one line each."""
+    import re
+
+    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text)

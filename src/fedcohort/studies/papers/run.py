@@ -1,0 +1,300 @@
+"""Make a study's runs, in pieces that end when they are told to and go on where they stopped."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcohort.core.errors import InputError, UnknownNameError
+from fedcohort.core.registry import nearest
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.listener import Deadline, LineProgress, Listener
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load
+from fedcohort.simulate.store.writer import write_atomically, write_json
+from fedcohort.studies.papers.declare import Exhibit, Study
+from fedcohort.studies.papers.page import html_page, markdown
+from fedcohort.studies.papers.record import Record, record_of
+from fedcohort.studies.papers.verdicts import to_dict
+
+FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
+QUICK_ROUNDS = 18  # beyond FedCor's warm-up
+Guard = Callable[[Simulation], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far it got.
+
+    Attributes
+    ----------
+    finished : bool
+        Whether everything that was asked for is made.
+    records : dict of str to Record
+        By study.
+    files : list of Path
+        Pages and comparisons.
+    """
+
+    finished: bool
+    records: dict[str, Record]
+    files: list[Path]
+
+
+def reproduce(
+    exhibits: Sequence[Exhibit],
+    out: Path,
+    *,
+    seeds: int | None = None,
+    rounds: int | None = None,
+    parts: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    quick: bool = False,
+    device: str | None = None,
+    processes: int | None = None,
+    minutes: float | None = None,
+    folder: str | None = None,
+    listener: Callable[[], Listener] = LineProgress,
+    guard: Guard = lambda simulation: nullcontext(),
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "",
+) -> Outcome:
+    """Run what tables and figures need and write their pages.
+
+    Parameters
+    ----------
+    exhibits : sequence of Exhibit
+        Studies that several of them share are run once.
+    out : Path
+        Where records (records/STUDY.json), comparisons (NAME.json), pages (NAME.md, NAME.html) and runs go. What is
+        there is continued; a record that was brought there from elsewhere counts as run.
+    seeds : int, optional
+        How many, instead of the study's.
+    rounds : int, optional
+        Instead of the study's.
+    parts : sequence of str
+        Only these parts of the studies.
+    labels : sequence of str
+        Only these methods, and the one that they are compared with. Where a record has all but some methods, those
+        alone are made, with its seeds and rounds.
+    quick : bool
+        One seed, few rounds and the small digits in place of the data: does everything run?
+    device : str, optional
+    processes : int, optional
+        That make the runs side by side.
+    minutes : float, optional
+        Stop cleanly after so many.
+    folder : str, optional
+        Where the datasets are.
+    listener : callable
+        Makes what watches one part's runs.
+    guard : callable
+        Makes a context for one simulation, in which a signal may call its ``stop``.
+    say : callable
+        Takes messages.
+    command : str
+        For the record.
+    """
+    if quick:
+        seeds, rounds = 1, rounds or QUICK_ROUNDS
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
+    _check("part", parts, [part for study in studies.values() for part in study.parts])
+    _check(
+        "method",
+        labels,
+        [label for study in studies.values() for part in study.parts.values() for label in part["selectors"]],
+    )
+    end = "-quick" if quick else ""
+    paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
+    records = {name: Record.read(paths[name], study) for name, study in studies.items()}
+    finished = True
+    for study in studies.values():
+        path, record = paths[study.name], records[study.name]
+        for part in study.parts:
+            if (parts and part not in parts) or (labels and not study.parts[part]["selectors"].keys() & labels):
+                continue
+            piece = _left(record, study, part, seeds, rounds, labels)
+            if not piece.labels:
+                say(f"{study.name}, {part}: is on record in {path}")
+                continue
+            if until is not None and time.monotonic() >= until:
+                finished = False
+                break
+            some = len(piece.labels) < len(study.parts[part]["selectors"])
+            methods = f"; {', '.join(piece.labels)}" if some else ""
+            say(f"{study.name}, {part}: {', '.join(study.settings(part))}{methods}")
+            done, found = _one_part(
+                study, part, piece, out, quick=quick, device=device, processes=processes,
+                until=until, folder=folder, listener=listener(), guard=guard, command=command,
+            )  # fmt: skip
+            record.add(found)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record.write(path)
+            if not done:
+                finished = False
+                break
+        if not finished:
+            break
+    files = [file for exhibit in exhibits for file in write_pages(exhibit, records[exhibit.study.name], out, end)]
+    return Outcome(finished, records, files)
+
+
+def write_pages(exhibit: Exhibit, record: Record, out: Path, end: str = "") -> list[Path]:
+    """Write an exhibit's comparison and pages; return where."""
+    out.mkdir(parents=True, exist_ok=True)
+    stem = out / f"{exhibit.name}{end}"
+    files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html")]
+    write_json(files[0], to_dict(exhibit, record))
+    write_atomically(files[1], markdown(exhibit, record).encode())
+    write_atomically(files[2], html_page(exhibit, record).encode())
+    return files
+
+
+def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    known = list(dict.fromkeys(known))
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            raise UnknownNameError(
+                f"There is no {kind} {name!r}. Known: {', '.join(known)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What of a part is to be made: which methods, none where all are on record; with how many seeds and rounds."""
+
+    labels: tuple[str, ...]
+    seeds: int | None
+    rounds: int | None
+
+
+def _left(
+    record: Record, study: Study, part: str, seeds: int | None, rounds: int | None, labels: Sequence[str]
+) -> _Piece:
+    every = study.parts[part]["selectors"]
+    wanted = [label for label in every if not labels or label in labels]
+    with_them = {study.baseline, study.parts[part]["run"].get("baseline")}
+    sizes, lacking, others = set(), set(), set()
+    made = True
+    for setting in study.settings(part):
+        planned = study.rounds[setting]
+        found = record.settings.get(setting, {"seeds": (), "rounds": 0, "finished": False, "labels": {}})
+        sizes.add((len(found["seeds"]), None if found["rounds"] == planned else found["rounds"]))
+        lacking |= {label for label in wanted if label not in found["labels"]}
+        others |= found["labels"].keys() - {*wanted, *with_them}
+        made &= found["finished"] and len(found["seeds"]) >= (seeds or study.seeds)
+        made &= found["rounds"] >= min(rounds or planned, planned)
+    if made and len(sizes) == 1:
+        wanted = [label for label in wanted if label in lacking]
+        ((seeds, rounds),) = sizes
+    elif labels and others:
+        raise InputError(
+            f"{', '.join(wanted)} cannot stand beside {', '.join(sorted(others))} in the record of {study.name}, "
+            f"{part}: those have other seeds or rounds, or are not finished.",
+            hint="name another folder with --out, or make all methods, without --labels",
+        )
+    return _Piece(tuple(label for label in every if wanted and label in {*wanted, *with_them}), seeds, rounds)
+
+
+def table_of(
+    study: Study,
+    part: str,
+    *,
+    seeds: int | None = None,
+    rounds: int | None = None,
+    labels: Sequence[str] = (),
+    quick: bool = False,
+    folder: str | None = None,
+) -> dict[str, Any]:
+    """Return the experiment of one part, of all methods or of some.
+
+    >>> from fedcohort.studies.papers.hicsfl import STUDY
+    >>> table_of(STUDY, "all", seeds=2)["seeds"]
+    [100, 101]
+    """
+    table = copy.deepcopy(dict(study.parts[part]))
+    count = seeds or study.seeds
+    if count < 1:
+        raise InputError(f"The number of seeds must be 1 or more. Got {count}.")
+    table |= {"name": f"{study.name}-{part}", "seeds": list(range(FIRST_SEED, FIRST_SEED + count))}
+    if labels:
+        table["selectors"] = {label: table["selectors"][label] for label in labels}
+    if quick:
+        _shrink(table)
+    if rounds is not None:
+        table["run"]["rounds"] = rounds
+        for setting in table["settings"]:
+            setting.get("run", {}).pop("rounds", None)
+    if folder is not None and not quick:
+        table["data"]["folder"] = folder
+    return table
+
+
+def _shrink(table: dict[str, Any]) -> None:
+    """Make an experiment small: digits, a small network, few steps, targets that are reached."""
+    table["data"] = {"name": "digits"}
+    table["model"] = {"name": "mlp"}
+    keep = {key: value for key, value in table["local"].items() if key in ("loss", "momentum", "weight_decay")}
+    table["local"] = {**keep, "batch_size": 16, "steps": 5, "lr": 0.1}
+    table["run"]["eval_every"] = 1
+    table["run"].pop("terminal", None)
+    for place in (table, *table["settings"]):
+        if "targets" in place.get("run", {}):
+            place["run"]["targets"] = [0.3]
+        scenario = place.get("scenario", {})
+        if scenario.get("partition", {}).get("name") == "natural":
+            scenario["partition"] = {"name": "class-heterogeneity", "clients": 60, "alpha": 0.5}
+        if "server_validation" in scenario or str(scenario.get("preset", "")).startswith("fedcm"):
+            scenario["server_validation"] = 5
+        if str(scenario.get("preset", "")).startswith("fedacs"):
+            scenario["partition"] = {"samples": 40}
+        if "samples" in scenario.get("partition", {}) and place is table:
+            scenario["partition"].pop("samples")
+
+
+def _one_part(
+    study: Study,
+    part: str,
+    piece: _Piece,
+    out: Path,
+    *,
+    quick: bool,
+    device: str | None,
+    processes: int | None,
+    until: float | None,
+    folder: str | None,
+    listener: Listener,
+    guard: Guard,
+    command: str,
+) -> tuple[bool, Record]:
+    table = table_of(
+        study, part, seeds=piece.seeds, rounds=piece.rounds, labels=piece.labels, quick=quick, folder=folder
+    )
+    place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
+    began = time.monotonic()
+    if (place / "meta.json").is_file():
+        runs = load(place).runs
+        missing = sorted({*table["seeds"]} - {run.seed for run in runs})
+        new = {label: how for label, how in table["selectors"].items() if label not in {run.label for run in runs}}
+        if missing or new:
+            simulation = Simulation.extend(
+                place, seeds=missing or None, selectors=new, device=device, processes=processes, command=command
+            )
+        else:
+            simulation = Simulation.open(place, device=device, processes=processes)
+    else:
+        simulation = Simulation(Experiment.from_dict(table), place, device=device, processes=processes, command=command)
+    simulation.listeners.append(listener)
+    if until is not None:
+        simulation.listeners.append(Deadline(simulation.stop, until))
+    with guard(simulation):
+        state = simulation.run()
+    return state == "finished", record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)

@@ -1,0 +1,223 @@
+"""Published figures beside ours: ratio by ratio, and what of a paper's claims holds.
+
+A claim *holds* where our means have its order in every setting it names, and *does not hold* otherwise. A margin holds
+where ours is at least two thirds of the published one. *Not run* where a figure is missing; *open* where no method
+arrived at the target in all seeds, so that there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcohort.studies.papers.declare import MEASURES, Beats, Claim, Exhibit, Grid, Labels, Near, margin, order
+from fedcohort.studies.papers.record import Record
+
+SHARE = 2 / 3
+"""Of the published margin that ours must have."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One comparison of two methods in one setting.
+
+    Attributes
+    ----------
+    setting, measure : str
+    better, worse : str or tuple of str
+        By the paper.
+    published, ours : float
+        Margins (see :func:`fedcohort.studies.papers.declare.margin`); NaN where unknown.
+    wins, seeds : int
+        In how many seeds the better one is better here, too.
+    """
+
+    setting: str
+    measure: str
+    better: Labels
+    worse: Labels
+    published: float
+    ours: float
+    wins: int
+    seeds: int
+
+    @property
+    def state(self) -> str:
+        """Whether the order holds."""
+        if not self.seeds:
+            return "not run"
+        return "open" if math.isnan(self.ours) else "holds" if self.ours > 0 else "does not hold"
+
+    @property
+    def margin(self) -> str:
+        """Whether the margin holds."""
+        if self.state != "holds" or math.isnan(self.published):
+            return self.state
+        if math.isinf(self.published):  # only the better one arrived
+            return "holds" if math.isinf(self.ours) else "does not hold"
+        return "holds" if self.ours >= SHARE * self.published else "does not hold"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim: "holds", "does not hold", "open" or "not run", and how it was seen."""
+
+    text: str
+    state: str
+    detail: str
+
+
+def ratios(exhibit: Exhibit, record: Record) -> list[Ratio]:
+    """Return every comparison that the exhibit's grids make, in the paper's direction."""
+    found = []
+    for grid in exhibit.grids:
+        for setting in grid.published if grid.ours else ():
+            for label in grid.labels:
+                published = order(grid, setting, grid.ours, label) if label != grid.ours else math.nan
+                if math.isnan(published):
+                    continue
+                pair = (grid.ours, label) if published > 0 else (label, grid.ours)
+                found.append(_ratio(record, grid.measure, setting, *pair, published=order(grid, setting, *pair)))
+    return found
+
+
+def _ratio(
+    record: Record, measure: str, setting: str, better: Labels, worse: Labels, published: float = math.nan
+) -> Ratio:
+    kind = MEASURES[measure]
+    ours, theirs = (record.mean(setting, label, measure) for label in (better, worse))
+    if ours is None or theirs is None:
+        return Ratio(setting, measure, better, worse, published, math.nan, 0, 0)
+    pairs = list(
+        zip(record.values(setting, better, measure) or [], record.values(setting, worse, measure) or [], strict=False)
+    )
+    wins = sum(margin(kind, one, other) > 0 for one, other in pairs)
+    scaled = [None if mean[0] is None else kind.scale * mean[0] for mean in (ours, theirs)]
+    return Ratio(setting, measure, better, worse, published, margin(kind, scaled[0], scaled[1]), wins, len(pairs))
+
+
+def judge(exhibit: Exhibit, record: Record) -> list[Verdict]:
+    """Return what became of each claim."""
+    return [_judge(claim, exhibit, record) for claim in exhibit.every_claim()]
+
+
+def _judge(claim: Claim, exhibit: Exhibit, record: Record) -> Verdict:
+    if isinstance(claim, Near):
+        return _near(claim, record)
+    found = [
+        _ratio(record, claim.measure, s, claim.better, claim.worse, _published(exhibit, claim, s))
+        for s in claim.settings
+    ]
+    text = claim.text or _sentence(exhibit, claim)
+    states = [ratio.state for ratio in found]
+    state = _joined(states)
+    detail = ""
+    if state not in ("not run", "open"):
+        kept = states.count("holds")
+        detail = f"{kept} of {len([s for s in states if s != 'not run'])} settings"
+        margins = [ratio.margin for ratio in found if ratio.state != "not run" and not math.isnan(ratio.published)]
+        if margins:
+            detail += f", the margin in {margins.count('holds')}"
+        failed = [ratio.setting for ratio in found if ratio.state == "does not hold"]
+        if failed:
+            detail += f"; not in {', '.join(failed)}"
+    return Verdict(text, state, detail)
+
+
+def _near(claim: Near, record: Record) -> Verdict:
+    states, seen = [], []
+    scale = MEASURES[claim.measure].scale
+    for setting in claim.settings:
+        means = [record.mean(setting, label, claim.measure) for label in (claim.one, claim.other)]
+        if means[0] is None or means[1] is None:
+            states.append("not run")
+        elif means[0][0] is None or means[1][0] is None:
+            states.append("open")
+        else:
+            difference = scale * (means[0][0] - means[1][0])
+            short = -difference if not MEASURES[claim.measure].lower else difference
+            apart = short if claim.one_sided else abs(difference)
+            states.append("holds" if apart <= claim.within else "does not hold")
+            seen.append(f"{setting} {difference:+.1f}")
+    return Verdict(claim.text, _joined(states), ", ".join(seen))
+
+
+def _joined(states: Sequence[str]) -> str:
+    if all(state == "not run" for state in states):
+        return "not run"
+    if "does not hold" in states:
+        return "does not hold"
+    return "holds" if "holds" in states else "open"
+
+
+def _published(exhibit: Exhibit, claim: Beats, setting: str) -> float:
+    for grid in exhibit.grids:
+        if grid.measure == claim.measure and setting in grid.published:
+            return order(grid, setting, claim.better, claim.worse)
+    return math.nan
+
+
+def _sentence(exhibit: Exhibit, claim: Beats) -> str:
+    names, kind = exhibit.study.names, MEASURES[claim.measure]
+    better, worse = (names[who] if isinstance(who, str) else " and ".join(who) for who in (claim.better, claim.worse))
+    return f"{better} beats {worse} in {kind.title}."
+
+
+def counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Return how many claims hold, do not, are open, were not run."""
+    return {state: sum(v.state == state for v in verdicts) for state in ("holds", "does not hold", "open", "not run")}
+
+
+def to_dict(exhibit: Exhibit, record: Record) -> dict[str, Any]:
+    """Return the comparison as plain values."""
+
+    def known(value: float) -> float | str | None:
+        return None if math.isnan(value) else "only one arrived" if math.isinf(value) else round(value, 4)
+
+    return {
+        "name": exhibit.name,
+        "paper": exhibit.paper,
+        "place": exhibit.place,
+        "title": exhibit.title,
+        "tables": [_grid(grid, record) for grid in exhibit.grids],
+        "ratios": [
+            {
+                "setting": ratio.setting,
+                "measure": ratio.measure,
+                "better": str(ratio.better),
+                "worse": str(ratio.worse),
+                "published_margin": known(ratio.published),
+                "our_margin": known(ratio.ours),
+                "wins": ratio.wins,
+                "seeds": ratio.seeds,
+                "order": ratio.state,
+                "margin": ratio.margin,
+            }
+            for ratio in ratios(exhibit, record)
+        ],
+        "claims": [{"claim": v.text, "verdict": v.state, "seen": v.detail} for v in judge(exhibit, record)],
+        "differences": list(exhibit.study.differences),
+        "record": record.settings,
+    }
+
+
+def _grid(grid: Grid, record: Record) -> dict[str, Any]:
+    scale = MEASURES[grid.measure].scale
+    cells = []
+    for setting, figures in grid.published.items():
+        for label, figure in figures.items():
+            mean = record.mean(setting, label, grid.measure)
+            cells.append(
+                {
+                    "setting": setting,
+                    "label": label,
+                    "published": None if figure is None else figure[0],
+                    "published_std": None if figure is None else figure[1],
+                    "ours": None if mean is None or mean[0] is None else round(scale * mean[0], 4),
+                    "our_std": None if mean is None or math.isnan(mean[1]) else round(scale * mean[1], 4),
+                    "seeds": 0 if mean is None else mean[2],
+                }
+            )
+    return {"measure": grid.measure, "cells": cells}

@@ -1,0 +1,101 @@
+r"""SCAFFOLD: stochastic controlled averaging.
+
+.. [Karimireddy2020] S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.training.aggregators.arithmetic import as_like, zeros
+from fedcohort.training.aggregators.base import AGGREGATORS, Corrections, Members, Mix, WeightedSum
+
+
+class ControlVariates(Corrections):
+    """Server variate c and client variates c_i; only clients that took part have a row."""
+
+    def __init__(self, federation: int, model: Any) -> None:
+        self.federation = federation
+        self.server = zeros(model)
+        self.rows = zeros(model, 0)  # (capacity, P), grown by doubling
+        self.row_of: dict[int, int] = {}
+
+    def _client_variates(self, clients: IntArray) -> Any:
+        """(k, P) c_i, zero for clients that never took part."""
+        own = zeros(self.server, len(clients))
+        for i, client in enumerate(clients.tolist()):
+            row = self.row_of.get(client)
+            if row is not None:
+                own[i] = self.rows[row]
+        return own
+
+    def corrections(self, clients: IntArray) -> Any:
+        """(k, P) c - c_i."""
+        return self.server - self._client_variates(clients)
+
+    def absorb(self, clients: IntArray, old: Any, models: Any, rates: FloatArray, gradients: Any | None) -> None:
+        """Replace c_i of the clients that arrived and move c by their mean change times ``|S| / N``."""
+        own = self._client_variates(clients)
+        if gradients is not None:
+            fresh = gradients  # option I
+        else:
+            fresh = own - self.server  # option II: c_i - c + (x - y_i) / (K eta)
+            for i, rate in enumerate(rates.tolist()):
+                fresh[i] = own[i] if rate <= 0 else fresh[i] + (old - models[i]) / rate
+        self.server = self.server + (fresh - own).sum(0) / self.federation
+        needed = len(self.row_of) + sum(client not in self.row_of for client in clients.tolist())
+        if needed > len(self.rows):
+            grown = zeros(self.server, min(max(2 * len(self.rows), needed), max(self.federation, needed)))
+            grown[: len(self.rows)] = self.rows
+            self.rows = grown
+        for i, client in enumerate(clients.tolist()):
+            self.rows[self.row_of.setdefault(client, len(self.row_of))] = fresh[i]
+
+    def arrays(self) -> dict[str, Any]:
+        """Server variate, the clients that have a row, and their rows."""
+        clients = np.fromiter(self.row_of, np.int64, len(self.row_of))
+        return {"server": self.server, "clients": clients, "rows": self.rows[: len(self.row_of)]}
+
+    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Take over saved variates."""
+        self.rows = as_like(arrays["rows"], self.server)
+        self.server = as_like(arrays["server"], self.server)
+        self.row_of = {int(client): row for row, client in enumerate(arrays["clients"].tolist())}
+
+
+@AGGREGATORS.register("scaffold")
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(WeightedSum):
+    r"""Local steps :math:`y_i \leftarrow y_i - \eta (g_i(y_i) - c_i + c)` ([Karimireddy2020]_, Algorithm 1).
+
+    Then :math:`x \leftarrow x + \eta_g \frac{1}{|S|} \sum_i (y_i - x)` and
+    :math:`c \leftarrow c + \frac{1}{N} \sum_i (c_i^+ - c_i)`, where option I takes
+    :math:`c_i^+ = g_i(x)`, the full-batch gradient at the received model (one more pass over the client's data,
+    booked as its cost), and option II :math:`c_i^+ = c_i - c + (x - y_i) / (K \eta)`. K eta is the sum of the
+    learning rates of the local steps. With momentum option II overstates the variates, as in the paper's own code.
+    Model and variate travel both ways: twice the bytes.
+    """
+
+    model_copies: ClassVar[int] = 2
+    corrects: ClassVar[bool] = True
+    option: int = param(2, OneOf((1, 2)), "how client variates are renewed: 1 by a gradient, 2 from the update")
+    global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta_g)")
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Option I takes full-batch gradients at the received model."""
+        return self.option == 1
+
+    def memory(self, federation: int, model: Any) -> ControlVariates:
+        """Return control variates, all zero."""
+        return ControlVariates(federation, model)
+
+    def mix(self, members: Members) -> Mix:
+        """Equal weights, scaled by the global step size."""
+        return Mix(members.by_count * self.global_rate, 1.0 - self.global_rate)

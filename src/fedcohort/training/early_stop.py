@@ -1,0 +1,65 @@
+r"""Stop a run when it begins to overfit: FLASH's rule for selectors that have none of their own.
+
+.. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", 2024, Sec. 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedcohort.core.params import Interval, Parameterized, param
+from fedcohort.core.signals import Signal
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What was seen so far: the last losses, and for how many rounds in a row they have moved apart."""
+
+    training: float = math.nan
+    validation: float = math.nan
+    streak: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStop(Parameterized):
+    """Stop when the validation loss rose while the training loss fell, ``patience`` rounds in a row ([Chang2024]_).
+
+    Deviations from the paper: none. What it leaves open: a round whose losses are not known, or did not both move,
+    begins the count again.
+
+    Examples
+    --------
+    >>> rule, watch = EarlyStop(patience=2), Watch()
+    >>> for training, validation in [(1.0, 1.0), (0.9, 0.95), (0.8, 0.96), (0.7, 0.99)]:
+    ...     watch, reason = rule.after_round(watch, training, validation)
+    >>> reason
+    'the validation loss rose while the training loss fell, 2 rounds in a row'
+    """
+
+    watches: ClassVar[tuple[Signal, Signal]] = (Signal.LOSS, Signal.VALIDATION_LOSS)
+
+    patience: int = param(5, Interval(int, 1, None), "rounds in a row (N; the paper: 0.5% to 1% of all rounds)")
+
+    def after_round(self, watch: Watch, training: float, validation: float) -> tuple[Watch, str | None]:
+        """Take the losses after a round; return what to remember, and why to stop or None.
+
+        Parameters
+        ----------
+        watch : Watch
+            What the last call returned; ``Watch()`` at the start.
+        training, validation : float
+            Means of the two signals it ``watches``; NaN when they were not measured this round.
+        """
+        if not (math.isfinite(training) and math.isfinite(validation)):
+            return Watch(watch.training, watch.validation, 0), None
+        apart = validation > watch.validation and training < watch.training  # False while nothing is known
+        streak = watch.streak + 1 if apart else 0
+        reason = None
+        if streak >= self.patience:
+            reason = (
+                "the validation loss rose while the training loss fell, "
+                f"{self.patience} round{'s' if self.patience > 1 else ''} in a row"
+            )
+        return Watch(training, validation, streak), reason

@@ -1,0 +1,14 @@
+"""Filters: which returned models enter the average, found by name in :data:`FILTERS`.
+
+============  =========================================================================================
+``keep-all``  every model that arrived in time and is sound; the default
+``fedca``     the subset of models that validates best together (FedCM's combinatorial averaging)
+``cmfl``      updates whose signs agree with the round's mean update
+============  =========================================================================================
+"""
+
+from fedcohort.training.filters.base import FILTERS, Filter, KeepAll, Need, Replies, Verdict, judged
+from fedcohort.training.filters.cmfl import CMFL
+from fedcohort.training.filters.combinatorial import FedCA
+
+__all__ = ["CMFL", "FILTERS", "FedCA", "Filter", "KeepAll", "Need", "Replies", "Verdict", "judged"]

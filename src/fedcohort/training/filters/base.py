@@ -1,0 +1,159 @@
+"""What a filter is: it looks at a round's replies and says which models enter the average."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, frozen
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import Parameterized
+from fedcohort.core.registry import Registry
+
+
+class Need(StrEnum):
+    """A thing about a round's replies that costs the host something to compute."""
+
+    UPDATES = "updates"  # each client's model less the one it received
+    LOGITS = "logits"  # each client's model on the server's validation set, and that set's labels
+
+
+class Replies:
+    """A round's replies as a filter sees them. What is given as a function is computed when it is first read.
+
+    Arrays may be NumPy arrays or torch tensors on any device.
+
+    Parameters
+    ----------
+    ok : (m,) bool
+        Whose model arrived in time and is sound.
+    updates : (m, P) or function, optional
+        Each client's model less the global model it received.
+    logits : (m, V, C) or function, optional
+        Outputs of each client's model on the server's validation set.
+    labels : (V,) or function, optional
+        The validation set's classes, 0 to C - 1.
+
+    Examples
+    --------
+    >>> replies = Replies([True, False], updates=lambda: np.ones((2, 3)))
+    >>> replies.updates.shape
+    (2, 3)
+    >>> replies.logits
+    Traceback (most recent call last):
+        ...
+    fedcohort.core.errors.InputError: The filter reads 'logits', which the host does not supply.
+    """
+
+    def __init__(
+        self,
+        ok: Sequence[bool] | BoolArray,
+        *,
+        updates: Any | Callable[[], Any] | None = None,
+        logits: Any | Callable[[], Any] | None = None,
+        labels: Any | Callable[[], Any] | None = None,
+    ) -> None:
+        self.ok: BoolArray = frozen(ok, np.bool_)
+        self._sources = {"updates": updates, "logits": logits, "labels": labels}
+
+    def __len__(self) -> int:
+        return len(self.ok)
+
+    def _read(self, name: str, rows: bool) -> Any:
+        value = self._sources[name]
+        if value is None:
+            raise InputError(
+                f"The filter reads '{name}', which the host does not supply.",
+                hint="a host computes what the filter's 'needs' lists and hands it over in Replies",
+            )
+        if callable(value):
+            value = self._sources[name] = value()
+        if rows and len(value) != len(self.ok):
+            raise InputError(f"'{name}' must have one row per reply, {len(self.ok)}. Got {len(value)}.")
+        return value
+
+    @property
+    def updates(self) -> Any:
+        """(m, P) each client's model less the global model it received."""
+        return self._read("updates", True)
+
+    @property
+    def logits(self) -> Any:
+        """(m, V, C) outputs of each client's model on the server's validation set."""
+        return self._read("logits", True)
+
+    @property
+    def labels(self) -> Any:
+        """(V,) classes of the server's validation set."""
+        return self._read("labels", False)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a filter decided.
+
+    Attributes
+    ----------
+    kept : (m,) bool array
+        Whose model enters the average.
+    notes : mapping of str to str or number
+        Anything worth recording about the decision.
+    """
+
+    kept: BoolArray
+    notes: Mapping[str, str | float | int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", frozen(self.kept, np.bool_))
+        object.__setattr__(self, "notes", MappingProxyType(dict(self.notes)))
+
+
+class Filter(Parameterized, ABC):
+    """Decides which returned models enter the average. Derive a frozen dataclass and fill in :meth:`judge`."""
+
+    name: ClassVar[str]
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What a host must be able to supply in :class:`Replies`."""
+        return frozenset()
+
+    @abstractmethod
+    def judge(self, replies: Replies) -> Verdict:
+        """Decide; a reply that is not OK is never kept, and nobody is kept when no reply is usable."""
+
+    def keep(self, replies: Replies) -> BoolArray:
+        """Return (m,) whose model enters the average."""
+        return self.judge(replies).kept
+
+
+def judged(filter_: Filter, replies: Replies) -> Verdict:
+    """Return a filter's verdict, if it is one on these replies; for hosts, who run others' code."""
+    verdict = filter_.judge(replies)
+    if not isinstance(verdict, Verdict):
+        raise InputError(f"A filter must return a Verdict. {filter_.name!r} returned {type(verdict).__name__}.")
+    if verdict.kept.shape != replies.ok.shape:
+        raise InputError(
+            f"A filter must say of each reply whether it is kept, an array of shape {replies.ok.shape}. "
+            f"{filter_.name!r} returned shape {verdict.kept.shape}."
+        )
+    return verdict
+
+
+FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.training.filters", base=Filter)
+
+
+@FILTERS.register("keep-all")
+@dataclass(frozen=True, kw_only=True)
+class KeepAll(Filter):
+    """Keep every model that arrived in time and is sound; the default."""
+
+    def judge(self, replies: Replies) -> Verdict:
+        """Keep whoever is OK."""
+        return Verdict(replies.ok)

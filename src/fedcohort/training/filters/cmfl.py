@@ -1,0 +1,68 @@
+r"""CMFL: drop updates whose signs disagree with the round's mean update.
+
+.. [Wang2019] L. Wang, W. Wang, B. Li, "CMFL: Mitigating Communication Overhead for Federated Learning", ICDCS 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.params import Interval, param
+from fedcohort.training.filters.base import FILTERS, Filter, Need, Replies, Verdict
+from fedcohort.training.filters.subsets import namespace
+
+
+@FILTERS.register("cmfl")
+@dataclass(frozen=True, kw_only=True)
+class CMFL(Filter):
+    r"""Keep updates whose sign agrees with the mean update in at least ``threshold`` of all coordinates ([Wang2019]_).
+
+    .. math:: e_i = \frac{1}{P} \sum_{j=1}^{P} \mathbf 1[\mathrm{sgn}(u_{ij}) = \mathrm{sgn}(\bar u_j)] \ge v,
+              \qquad \bar u = \frac{1}{m} \sum_i u_i
+
+    Symbols: e_i = relevance, v = ``threshold``, P = number of parameters. Zero has a sign of its own.
+
+    Deviations from the paper: it compares with the previous round's global update and lets clients decide before they
+    upload. Here, as in the reference code of FedACS, whose benchmark CMFL is, the comparison is with the plain mean of
+    the usable updates of this round, and with a fixed threshold of 0.7. When nobody passes, the single most relevant
+    update is kept, the first among equals. Updates with NaN or infinite entries are never kept and do not enter the
+    mean.
+
+    Examples
+    --------
+    >>> updates = np.array([[1.0, 1, 1, -1], [1, 1, 1, 1], [-1, -1, -1, 1]])
+    >>> CMFL().keep(Replies([True] * 3, updates=updates))
+    array([ True,  True, False])
+    """
+
+    threshold: float = param(0.7, Interval(float, 0, 1), "least share of agreeing signs (v)")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The updates themselves."""
+        return frozenset({Need.UPDATES})
+
+    def judge(self, replies: Replies) -> Verdict:
+        """Compare signs with the mean."""
+        kept = np.zeros(len(replies), np.bool_)
+        if not replies.ok.any():
+            return Verdict(kept)
+        updates = replies.updates
+        xp = namespace(updates)
+        if xp is not np:
+            updates = updates.detach()
+        usable = [i for i in np.flatnonzero(replies.ok).tolist() if bool(xp.isfinite(updates[i]).all())]
+        if not usable:
+            return Verdict(kept)
+        total = xp.zeros_like(updates[0])
+        for i in usable:  # row by row: no second array of the size of all updates
+            total += updates[i]
+        direction = xp.sign(total)
+        relevance = np.array([int((xp.sign(updates[i]) == direction).sum()) for i in usable]) / max(len(direction), 1)
+        passes = relevance >= self.threshold
+        if not passes.any():
+            passes[int(np.argmax(relevance))] = True
+        kept[usable] = passes
+        return Verdict(kept, {"relevance mean": float(relevance.mean()), "relevance max": float(relevance.max())})

@@ -1,0 +1,85 @@
+r"""FedCA: combinatorial averaging keeps the subset of models that validates best together.
+
+.. [Kim2020] T. Kim, S. Bae, J. Lee, S. Yun, "Accurate and Fast Federated Learning via Combinatorial Multi-Armed
+   Bandits", arXiv:2012.03270, 2020.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.training.filters.base import FILTERS, Filter, Need, Replies, Verdict
+from fedcohort.training.filters.subsets import Score, best_by_beam, best_of_all, finite_models, margins
+
+log = logging.getLogger(__name__)
+
+
+@FILTERS.register("fedca")
+@dataclass(frozen=True, kw_only=True)
+class FedCA(Filter):
+    r"""Keep the subset whose mean logits score best on the server's validation set ([Kim2020]_, Eq. 4).
+
+    .. math:: S_{opt} = \arg\max_{\emptyset \ne S' \subseteq S} u\Bigl(\mathcal X_{val},
+              \frac{1}{|S'|} \sum_{s \in S'} g(x; w_s)\Bigr)
+
+    with u the accuracy (the paper's Dirac delta) or minus the cross-entropy (its classification loss). The logits are
+    averaged, not the weights, so every model is validated once and every subset is a sum.
+
+    All 2^m - 1 subsets are tried up to ``exact`` members. Beyond, a beam search of ``beam`` subsets per size is used
+    instead; a warning says so, and the verdict's notes carry "search": "beam".
+
+    Deviations from the paper: what it leaves open is settled so. Among equally good subsets the largest is kept (it
+    averages more data), then the one whose members come first in the cohort. A sample on which two classes tie for
+    the largest mean logit counts as wrong. The cross-entropy is that of the softmax of the mean logits. Models with NaN
+    or infinite logits are never kept. The weights of the average (Eq. 5) belong to the aggregator ``fedpdp``.
+
+    Examples
+    --------
+    >>> labels = np.array([0, 0, 1, 1])
+    >>> good = np.array([[2.0, 0], [0, 1], [0, 2], [0, 2]])  # wrong on the second sample
+    >>> other = np.array([[1.0, 0], [2, 0], [0, 1], [1, 0]])  # wrong on the last one
+    >>> biased = np.array([[0, 9.0], [0, 9], [0, 9], [0, 9]])  # everything is class 1
+    >>> FedCA().keep(Replies([True] * 3, logits=np.stack([good, other, biased]), labels=labels))
+    array([ True,  True, False])
+    """
+
+    score: Score = param("loss", OneOf(("accuracy", "loss")), "what a subset is judged by (u)")
+    exact: int = param(16, Interval(int, 1, 20), "most members for which all subsets are tried")
+    beam: int = param(8, Interval(int, 1, None), "subsets kept per size by the beam search beyond that")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Each model's logits on the server's validation set."""
+        return frozenset({Need.LOGITS})
+
+    def judge(self, replies: Replies) -> Verdict:
+        """Find the best subset of the usable models."""
+        kept = np.zeros(len(replies), np.bool_)
+        if not replies.ok.any():
+            return Verdict(kept)
+        logits = replies.logits
+        usable = np.flatnonzero(replies.ok & finite_models(logits))
+        if not len(usable):
+            log.warning("no model has finite outputs on the validation set; nobody is kept")
+            return Verdict(kept)
+        differences = margins(logits[usable.tolist()], replies.labels)
+        notes: dict[str, str | float | int] = {}
+        if len(usable) <= self.exact:
+            members, score = best_of_all(differences, self.score)
+            notes["search"] = "all subsets"
+        else:
+            log.warning(
+                "%d models have too many subsets to try them all (the limit is %d); a beam search of width %d is used",
+                len(usable),
+                self.exact,
+                self.beam,
+            )
+            members, score = best_by_beam(differences, self.score, self.beam)
+            notes["search"] = "beam"
+        notes["validation " + self.score] = score if self.score == "accuracy" else -score
+        kept[usable[members]] = True
+        return Verdict(kept, notes)

@@ -1,0 +1,214 @@
+"""What a client does in a round: how many SGD steps, on which batches, with which learning rate and loss.
+
+:func:`batch_plan` and, with augmentation, :func:`crop_plan` are the whole randomness of local training. They are drawn
+with numpy from streams of (seed, round, client), so a client on a live federation repeats the simulated one batch for
+batch in a plain loop.
+
+.. [Chang2023] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcohort.core import rng
+from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Parameterized, Sequence, param
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining(Parameterized):
+    r"""Local SGD of one client in one round.
+
+    Exactly one of ``steps``, ``epochs`` and ``epochs_of_largest`` says how long it lasts.
+
+    The learning rate of a step is
+
+    .. math:: \eta \cdot decay^{round} \cdot factor^{|\{m \in milestones: m \le round\}|} \cdot
+              decay_{epoch}^{round \cdot E + e}
+
+    with e the local epoch inside the round (FedACS decays per local epoch). The robust loss ([Chang2023]_) of a sample
+    with label y, pseudo-label z (argmax of the global model at the start of the round) and prediction p is
+    CE(p, y) + alpha CE(p, z) - beta A (1 - p_y); the last term is the reverse cross-entropy with log 0 = A, taken with
+    the given label, which is how the paper spells it out for one sample (its set notation names both label sets).
+
+    With ``augment`` every image of every batch is moved by -4 to 4 pixels in each direction, zeros (the mean colour of
+    bytes, which are standardised) coming in from the sides, and mirrored left to right or not, all equally likely;
+    losses and pseudo-labels are of the images as they are.
+
+    Examples
+    --------
+    >>> LocalTraining(steps=20, batch_size=64, lr=0.005, milestones=(150, 300)).lr_at(200)
+    0.0025
+    >>> LocalTraining(epochs=5, batch_size=50, lr=0.1).steps_for(120)
+    15
+    """
+
+    batch_size: int = param(64, Interval(int, 1, 10**9), "samples of one SGD step (B)")
+    steps: int | None = param(None, Optional(Interval(int, 1, 10**9)), "SGD iterations of a round")
+    epochs: int | None = param(None, Optional(Interval(int, 1, 10**9)), "passes over the client's samples (E)")
+    epochs_of_largest: int | None = param(
+        None, Optional(Interval(int, 1, 10**9)), "as many steps as the largest client needs for this many epochs"
+    )
+    lr: float = param(0.01, Interval(float, 0, None, "neither"), "learning rate of the first round (eta)")
+    lr_decay: float = param(1.0, Interval(float, 0, 1, "right"), "factor of the learning rate per round")
+    lr_decay_epoch: float = param(1.0, Interval(float, 0, 1, "right"), "factor of the learning rate per local epoch")
+    milestones: tuple[int, ...] = param((), Sequence(Interval(int, 0, None)), "rounds at which it drops")
+    milestone_factor: float = param(0.5, Interval(float, 0, 1, "right"), "factor of the learning rate at a milestone")
+    momentum: float = param(0.0, Interval(float, 0, 1, "left"), "momentum of SGD, fresh in every round")
+    weight_decay: float = param(0.0, Interval(float, 0, None), "L2 penalty added to the gradient")
+    loss: str = param("cross-entropy", OneOf(("cross-entropy", "robust")), "what is minimised")
+    robust_alpha: float = param(
+        1.0, Interval(float, 0, None), "weight of the pseudo-labels (alpha); 0.25 where a network is slow to learn"
+    )
+    robust_beta: float = param(1.0, Interval(float, 0, None), "weight of the reverse cross-entropy (beta)")
+    robust_log_zero: float = param(-4.0, Interval(float, None, 0, "left"), "what stands for log 0 (A)")
+    augment: bool = param(False, Boolean(), "crop images at random after padding them by 4 pixels, mirror half of them")
+
+    def __post_init__(self) -> None:
+        """Check each value, and that exactly one length is given."""
+        super().__post_init__()
+        given = [name for name in ("steps", "epochs", "epochs_of_largest") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ParameterError(
+                "LocalTraining must be given exactly one of 'steps', 'epochs' and 'epochs_of_largest'. "
+                f"Got {' and '.join(given) or 'none'}."
+            )
+        if self.lr_decay_epoch != 1.0 and self.steps is not None:
+            raise ParameterError(
+                "The 'lr_decay_epoch' parameter of LocalTraining counts local epochs, but its length is in 'steps'.",
+                hint="give 'epochs' or 'epochs_of_largest' instead of 'steps', or use 'lr_decay'",
+            )
+
+    def batches_per_epoch(self, n: int) -> int:
+        """Return the number of batches of one pass over ``n`` samples, the last one short."""
+        return -(-n // self.batch_size)
+
+    def steps_for(self, n: int, largest: int | None = None) -> int:
+        """Return how many steps a client of ``n`` samples does; ``largest`` is the largest client's number of samples.
+
+        A client without samples does none.
+        """
+        if n == 0:
+            return 0
+        if self.steps is not None:
+            return self.steps
+        if self.epochs is not None:
+            return self.epochs * self.batches_per_epoch(n)
+        if largest is None:
+            raise ParameterError("With 'epochs_of_largest' the size of the largest client is needed. Got None.")
+        return (self.epochs_of_largest or 0) * self.batches_per_epoch(largest)
+
+    def lr_at(self, round: int, step: int = 0, batches_per_epoch: int = 1) -> float:
+        """Return the learning rate of a step; ``batches_per_epoch`` matters for ``lr_decay_epoch`` alone.
+
+        It is the client's own number, with ``epochs_of_largest`` the largest client's.
+        """
+        passed = sum(1 for milestone in self.milestones if milestone <= round)
+        rate = self.lr * self.lr_decay**round * self.milestone_factor**passed
+        if self.lr_decay_epoch != 1.0:
+            epochs = self.epochs or self.epochs_of_largest or 1
+            rate *= self.lr_decay_epoch ** (round * epochs + step // max(batches_per_epoch, 1))
+        return float(rate)
+
+    def lr_schedule(self, round: int, steps: int, batches_per_epoch: int = 1) -> FloatArray:
+        """Return the learning rates of all ``steps`` of a round, shape (steps,)."""
+        if self.lr_decay_epoch == 1.0:
+            return np.full(steps, self.lr_at(round))
+        return np.array([self.lr_at(round, step, batches_per_epoch) for step in range(steps)], dtype=np.float64)
+
+
+class BatchPlan(NamedTuple):
+    """Which samples a client uses in each step of a round."""
+
+    indices: IntArray  # (steps, width) positions among the client's n training samples; width = min(batch size, n)
+    counts: IntArray  # (steps,) how many of a row are meant; the rest of a short row repeats positions of the epoch
+
+
+def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining, steps: int | None = None) -> BatchPlan:
+    """Draw the batches of one client in one round.
+
+    An epoch is one shuffled pass over the n samples in ceil(n / B) batches, the last one short. Steps run on through
+    consecutive epochs, each shuffled anew. All shuffles come, one after the other, from
+    ``rng.stream(seed, rng.TRAINING, round, client)``; that is the whole definition, so a plain loop repeats it::
+
+        generator = rng.stream(seed, rng.TRAINING, round, client)
+        while True:
+            order = generator.permutation(n)
+            for start in range(0, n, batch_size):
+                step(order[start : start + batch_size])     # until `steps` steps are done
+
+    Parameters
+    ----------
+    seed, round, client : int
+        Position in the random stream.
+    n : int
+        The client's number of training samples.
+    local : LocalTraining
+        Batch size and length.
+    steps : int, optional
+        Number of steps, instead of what ``local`` says; needed with ``epochs_of_largest``.
+
+    Returns
+    -------
+    BatchPlan
+        ``indices`` (steps, min(B, n)) and ``counts`` (steps,). In a short batch only the first ``counts`` entries of
+        the row are part of it.
+
+    Examples
+    --------
+    >>> plan = batch_plan(0, 3, 7, 5, LocalTraining(epochs=1, batch_size=2))
+    >>> plan.counts
+    array([2, 2, 1])
+    >>> sorted(int(i) for row, count in zip(*plan) for i in row[:count])
+    [0, 1, 2, 3, 4]
+    """
+    if steps is None:
+        steps = local.steps_for(n)
+    if n == 0 or steps == 0:
+        return BatchPlan(np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64))
+    generator = rng.stream(seed, rng.TRAINING, round, client)
+    width = min(local.batch_size, n)
+    per_epoch = -(-n // width)
+    epochs = -(-steps // per_epoch)
+    rest = per_epoch * width - n
+    orders = []
+    for _ in range(epochs):
+        order = generator.permutation(n)
+        orders.append(order)
+        if rest:
+            orders.append(order[:rest])
+    indices = (orders[0] if len(orders) == 1 else np.concatenate(orders)).reshape(-1, width)[:steps]
+    return BatchPlan(indices, plan_counts(n, width, steps))
+
+
+def plan_counts(n: int, width: int, steps: int) -> IntArray:
+    """Return the sizes (steps,) of consecutive batches of ``width`` of ``n`` samples, the last of each epoch short."""
+    per_epoch = -(-n // width)
+    counts = np.full(steps, width, dtype=np.int64)
+    counts[per_epoch - 1 :: per_epoch] = n - (per_epoch - 1) * width
+    return counts
+
+
+PADDING = 4  # pixels around an image before it is cropped
+CROPS = 2 * (2 * PADDING + 1) ** 2  # ways to crop and mirror an image
+
+
+def crop_plan(seed: int, round: int, client: int, plan: BatchPlan) -> IntArray:
+    """Draw how the images of one client's batches are cropped and mirrored, one number for each entry of the plan.
+
+    Of the image with a margin of :data:`PADDING` zeros, number ``81 * mirrored + 9 * down + right`` is the part that
+    begins at row ``down`` and column ``right``, then mirrored left to right or not. All numbers come from
+    ``rng.stream(seed, rng.AUGMENTATION, round, client)``, in the order of the plan.
+
+    Examples
+    --------
+    >>> plan = batch_plan(0, 3, 7, 5, LocalTraining(epochs=1, batch_size=2))
+    >>> crop_plan(0, 3, 7, plan).shape
+    (3, 2)
+    """
+    return rng.stream(seed, rng.AUGMENTATION, round, client).integers(CROPS, size=plan.indices.shape)

@@ -1,0 +1,81 @@
+"""The losses of a model, their derivatives by the logits (..., C), and how a client's become one number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from fedcohort.core.signals import Measure
+from fedcohort.training.local import LocalTraining
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each sample (...), given logits (..., C) and labels (...)."""
+    flat = F.cross_entropy(logits.flatten(0, -2), labels.reshape(-1), reduction="none")
+    return flat.view(labels.shape)
+
+
+def robust_of(by_label: torch.Tensor, by_pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
+    """Return FLASH's robust loss of each sample, given its cross-entropies with its label and its pseudo-label."""
+    reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
+    return by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
+
+
+def logit_derivative(
+    logits: torch.Tensor, labels: torch.Tensor, pseudo: torch.Tensor | None, local: LocalTraining
+) -> torch.Tensor:
+    """Return the derivative (..., C) of each sample's loss.
+
+    With p the softmax, q the probability of the label y, z the pseudo-label and A = log 0: p - e_y, or
+    (1 + alpha) p - e_y - alpha e_z + beta A q (e_y - p).
+    """
+    delta = torch.softmax(logits, -1)
+    labels = labels.unsqueeze(-1)
+    minus_one = torch.full(labels.shape, -1.0, dtype=logits.dtype, device=logits.device)
+    if pseudo is None:
+        return delta.scatter_add_(-1, labels, minus_one)
+    strength = local.robust_beta * local.robust_log_zero * delta.gather(-1, labels)
+    delta = delta * (1 + local.robust_alpha - strength)
+    delta.scatter_add_(-1, labels, strength - 1)
+    return delta.scatter_add_(-1, pseudo.unsqueeze(-1), local.robust_alpha * minus_one)
+
+
+def reduced(
+    by_label: torch.Tensor,
+    by_pseudo: torch.Tensor | None,
+    lengths: torch.Tensor,
+    measures: Sequence[Measure],
+    local: LocalTraining | None,
+) -> torch.Tensor:
+    """Return the measures (len(measures), q) of q clients.
+
+    Parameters
+    ----------
+    by_label, by_pseudo : torch.Tensor
+        Cross-entropies (n,) of the samples with labels and pseudo-labels, client after client; the second may be None
+        when no measure is made of it.
+    lengths : torch.Tensor
+        (q,) samples of each client, at least one.
+    measures : sequence of Measure
+    local : LocalTraining or None
+        The weights of the robust loss; not needed where no measure is made of it.
+    """
+    by_label = by_label.double()
+    columns = []
+    for measure in measures:
+        values = by_label
+        if measure.loss != "label":
+            assert by_pseudo is not None
+            values = by_pseudo.double()
+            if measure.loss == "robust":
+                assert local is not None
+                values = robust_of(by_label, values, local)
+        square = measure.mean == "root-mean-square"
+        # By segments, one after the other: the same whatever stands beside them, and the same twice on a GPU.
+        mean = (
+            torch.segment_reduce(values.square() if square else values, "sum", lengths=lengths, unsafe=True) / lengths
+        )
+        columns.append(mean.sqrt() if square else mean)
+    return torch.stack(columns)

@@ -1,0 +1,545 @@
+"""Journals that are what they say, and every way of changing one that must be found out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcohort import (
+    Answer,
+    ClientTable,
+    Cohort,
+    LabelCounts,
+    LabelGram,
+    RoundReport,
+    RoundRequest,
+    Session,
+    Signal,
+    Slate,
+    Status,
+    create,
+)
+from fedcohort.audit.choices import receipt, verify
+from fedcohort.audit.verification import examine
+from fedcohort.cli.app import app
+from fedcohort.core.clients import LabelGramRows
+from fedcohort.core.errors import JournalError
+from fedcohort.journal import Journal
+from fedcohort.journal.chain import joined
+from fedcohort.journal.codec import pack
+from fedcohort.journal.database import Seal
+from fedcohort.journal.maintenance import prune
+from fedcohort.journal.schema import TABLES
+from fedcohort.journal.signing import generate, read_public
+from fedcohort.selectors import FedCBS
+from fedcohort.session.rules import Rules
+
+COUNTS = np.random.default_rng(0).integers(0, 20, (14, 4))
+
+
+def play(path: Path, selector: str = "fedcbs", seed: int = 3) -> list[str]:
+    """A session with everything in it: queries, partial, failed and late reports, join, leave, return, restart."""
+    rng = np.random.default_rng(1)
+    gram = COUNTS @ COUNTS.T
+    names = [f"c{i}" for i in range(14)]
+    sizes = COUNTS.sum(axis=1)
+    table = ClientTable(names=names[:12], sizes=sizes[:12], labels=LabelGram(gram[:12, :12], 4))
+    session = Session(create(selector), table, seed=seed, journal=path, audit=True)
+    kept = []
+    for round_ in range(12):
+        if round_ == 4:
+            rows = LabelGramRows(gram[12:], 4)
+            session.join(ClientTable(names=names[12:], sizes=sizes[12:], labels=rows))
+        if round_ == 5:
+            session.leave(["c1", "c2"])
+        if round_ == 6:
+            session.update_facts(ClientTable(names=names, sizes=sizes + 1, labels=LabelGram(gram, 4)))
+            question = session.query(RoundRequest(size=3))
+            losses = None if question is None else Answer(question, {Signal.LOSS: rng.random(len(question.clients))})
+            given_up = session.ask(RoundRequest(size=3), losses)
+            session.tell(RoundReport(given_up.ticket, given_up.clients[:1], status=[Status.FAILED], complete=False))
+            session.abandon(given_up.ticket, "nobody came")
+        if round_ == 7:
+            session.rejoin(["c2"])
+            session.close()
+            session = Session.open(path)
+        available = None if round_ % 3 else rng.choice(session.table.n, 9, replace=False)
+        request = RoundRequest(size=4, available=available)
+        query = session.query(request)
+        answer = None
+        if query is not None:
+            answer = Answer(query, {Signal.LOSS: rng.random(len(query.clients))})
+        cohort = session.ask(request, answer)
+        kept.append(session.journal.commitment or "")
+        metrics = {s: rng.random((cohort.size, *(() if s.width is None else (4,)))) for s in session.requires}
+        metrics = {s: v for s, v in metrics.items() if s is not Signal.KEPT}
+        if round_ == 2:
+            first = {s: v[:2] for s, v in metrics.items()}
+            session.tell(RoundReport(cohort.ticket, cohort.clients[:2], metrics=first, complete=False))
+            session.tell(
+                RoundReport(cohort.ticket, cohort.clients[2:3], metrics={s: v[2:3] for s, v in metrics.items()})
+            )
+            session.tell(RoundReport(cohort.ticket, cohort.clients[3:], complete=True))  # late
+            continue
+        status = [Status.OK] * cohort.size
+        if round_ == 3:
+            status[0] = Status.FAILED
+        session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
+        session.note("mine", {"ticket": cohort.ticket, "text": "as it was"})
+        session.record(round_, {"accuracy": 0.1 * round_})
+    session.close()
+    return kept
+
+
+@pytest.mark.parametrize("selector", ["fedcbs", "uniform", "power-of-choice", "active-fl", "fedcm-ts", "flash"])
+def test_honest_journals_are_confirmed(tmp_path: Path, selector: str) -> None:
+    path = tmp_path / "run.sqlite"
+    kept = play(path, selector)
+    found = verify(path, seed=3, receipts=dict.fromkeys(kept, "kept"))
+    assert found.problem is None and found.confirmed and found.rounds == 13
+    assert len(set(kept)) == 12
+    assert sum(found.picked.values()) >= 40 and found.candidate["c0"] <= 13
+
+
+def tampered(tmp_path: Path, *statements: tuple[str, tuple[Any, ...]]) -> Path:
+    path, copy = tmp_path / "run.sqlite", tmp_path / "copy.sqlite"
+    play(path)
+    shutil.copy(path, copy)
+    with sqlite3.connect(copy) as db:
+        for statement, arguments in statements:
+            db.execute(statement, arguments)
+        _resealed(db)
+    return copy
+
+
+def _resealed(db: sqlite3.Connection) -> None:
+    """Whoever changes a journal on purpose makes its checksums fit; they are no secret."""
+    tables = {}
+    for name, table in TABLES.items():
+        rows = db.execute(f"SELECT {table.names} FROM {name}").fetchall()
+        db.execute(f"DELETE FROM {name}")
+        db.executemany(table.insert, [(*row, table.sum(row)) for row in rows])
+        tables[name] = (len(rows), sum(table.sum(row) for row in rows) % (1 << 64))
+    dataclasses.replace(Seal.read(db), tables=tables).write(db)
+
+
+def test_a_changed_cohort_breaks_the_chain(tmp_path: Path) -> None:
+    path = tampered(tmp_path, ("UPDATE cohorts SET clients = ? WHERE ticket = 5", (pack(np.array([0, 3, 5, 6])),)))
+    found = verify(path)
+    assert not found.confirmed and found.rounds == 5
+    assert "Round 5 was changed" in str(found.problem)
+
+
+def test_changed_reports_candidates_and_answers_break_the_chain(tmp_path: Path) -> None:
+    for change in (
+        ("UPDATE replies SET data = (SELECT data FROM replies WHERE id = 1) WHERE id = 6", ()),
+        ("UPDATE replies SET late = 1 WHERE id = 8", ()),
+        ("UPDATE cohorts SET candidates = NULL WHERE ticket = 6", ()),
+        ("UPDATE chain SET data = X'5b5d0a' WHERE kind = 'table' AND id > 20", ()),
+        ("DELETE FROM chain WHERE id = 9", ()),
+        ("UPDATE meta SET value = '4' WHERE key = 'seed'", ()),
+        ("DELETE FROM cohorts WHERE ticket = 8", ()),
+    ):
+        folder = tmp_path / str(abs(hash(change)))
+        folder.mkdir()
+        path = tampered(folder, change)
+        assert not verify(path).confirmed, change
+
+
+def test_a_server_that_chains_what_it_likes_is_found_by_recomputing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain is whole, but the cohort is not what seed and inputs give: colluders were picked on purpose."""
+    path = tmp_path / "run.sqlite"
+    table = ClientTable(names=[f"c{i}" for i in range(14)], labels=LabelCounts(COUNTS))
+    honest = FedCBS.select
+
+    def colluding(self: FedCBS, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> Any:
+        cohort, state = honest(self, state, slate, answer, rng)
+        return (Cohort([11, 12, 13]) if slate.round == 4 else cohort), state
+
+    with monkeypatch.context() as server:
+        server.setattr(FedCBS, "select", colluding)
+        session = Session(FedCBS(), table, seed=3, journal=path, audit=True)
+        for _ in range(6):
+            cohort = session.ask(RoundRequest(size=3))
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+        session.close()
+    found = verify(path)
+    assert not found.confirmed and found.rounds == 4
+    assert "Round 4 does not follow" in str(found.problem)
+
+
+def test_another_seed_or_another_journal_is_found_by_what_was_kept(tmp_path: Path) -> None:
+    kept = play(tmp_path / "a.sqlite", seed=3)
+    play(tmp_path / "b.sqlite", seed=4)
+    assert "not 3, which was agreed on" in str(verify(tmp_path / "b.sqlite", seed=3).problem)
+    swapped = verify(tmp_path / "b.sqlite", receipts={kept[5]: "client c4"})
+    assert not swapped.confirmed and "client c4" in str(swapped.problem)
+
+
+def test_a_cohort_outside_the_chain(tmp_path: Path) -> None:
+    path = tampered(
+        tmp_path,
+        (
+            "INSERT INTO cohorts SELECT 0, 13, 99, asked_at, told_at, wanted, n_candidates, candidates, clients, "
+            "weights, work, notes, stop FROM cohorts WHERE ticket = 11",
+            (),
+        ),
+    )
+    assert "Round 99 is on record but not in the chain" in str(verify(path).problem)
+
+
+def test_command(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    kept = play(path)
+    (tmp_path / "kept.txt").write_text("".join(f"{c} round {i}\n" for i, c in enumerate(kept)))
+    run = CliRunner().invoke(app, ["audit", str(path), "--receipts", str(tmp_path / "kept.txt"), "--client", "c3"])
+    assert run.exit_code == 0 and "c3: candidate in" in run.stdout
+    assert "confirmed: 13 draws, 1 abandoned, 12 kept; 13 follow" in run.stdout
+    machine = CliRunner().invoke(app, ["audit", str(path), "--seed", "9", "--format", "json"])
+    assert machine.exit_code == 1
+    assert json.loads(machine.stdout)["confirmed"] is False
+    plain = tmp_path / "plain.sqlite"
+    Session(create("uniform"), ClientTable(n=4), journal=plain).close()
+    with pytest.raises(JournalError, match="without a chain"):
+        verify(plain)
+
+
+def test_a_chain_costs_nothing_when_nobody_wants_it(tmp_path: Path) -> None:
+    session = Session(create("uniform"), ClientTable(n=4), journal=tmp_path / "run.sqlite")
+    session.ask(RoundRequest(size=2))
+    assert session.journal.commitment is None
+    session.close()
+    with sqlite3.connect(tmp_path / "run.sqlite") as db:
+        assert db.execute("SELECT COUNT(*) FROM chain").fetchone() == (0,)
+
+
+def test_an_event_that_fails_leaves_the_chain_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    session = Session(create("uniform"), ClientTable(n=6), seed=1, journal=path, audit=True)
+    cohort = session.ask(RoundRequest(size=2))
+    before = session.journal.commitment
+
+    def fail() -> None:
+        with session.journal.event():
+            session.journal.close_cohort(cohort.ticket)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert session.journal.commitment == before
+    session.tell(RoundReport(cohort.ticket, cohort.clients))
+    session.close()
+    assert verify(path).confirmed
+
+
+# -- everything that a reader is shown is in the chain ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("UPDATE metrics SET value = 0.99 WHERE round = 7", "'accuracy' of round 7"),
+        ("INSERT INTO metrics VALUES (0, 7, 'f1', 0.9)", "'f1' of round 7 is on record but not in the chain"),
+        ("DELETE FROM metrics WHERE round = 7", "'accuracy' of round 7"),
+        ("UPDATE scores SET arrays = NULL WHERE ticket = 3", "Round 3"),
+        ("DELETE FROM scores WHERE ticket = 3", "Round 3"),
+        ("UPDATE scores SET note = 'fine' WHERE ticket = 3", "Round 3"),
+        ("UPDATE cohorts SET notes = '{}' WHERE notes != '{}'", "Round"),
+        ("UPDATE cohorts SET asked_at = asked_at - 3600 WHERE ticket = 4", "Round 4"),
+        ("UPDATE cohorts SET told_at = told_at + 1 WHERE ticket = 4", "Round 4"),
+        ("UPDATE cohorts SET stop = 'enough' WHERE ticket = 4", "Round 4"),
+        ("UPDATE replies SET at = at + 1 WHERE id = 5", "A report (row 5)"),
+        ("UPDATE events SET at = at - 86400 WHERE kind = 'mine'", "An event"),
+        ("UPDATE events SET body = replace(body, 'nobody came', 'the disk was full')", "An event"),
+        ("DELETE FROM events WHERE kind = 'abandoned'", "An event"),
+        ("INSERT INTO events SELECT 0, 999, at, kind, body FROM events LIMIT 1", "row 999) is on record but not"),
+        ("UPDATE meta SET value = '1.0' WHERE key = 'created'", "'created'"),
+        ("UPDATE meta SET value = 'null' WHERE key = 'shadows'", "'shadows'"),
+        ("UPDATE facts SET data = '14' WHERE name = 'classes'", "table of clients"),
+    ],
+)  # fmt: skip
+def test_whatever_was_rewritten_is_named(tmp_path: Path, statement: str, named: str) -> None:
+    path = tampered(tmp_path, (statement, ()))
+    found = verify(path)
+    assert not found.confirmed and found.wrong and named in str(found.problem), found.problem
+    checks = {f.check: f for f in examine(path).findings}
+    assert checks["replay"].sound is False or checks["contents"].sound is False
+
+
+def test_a_link_that_no_reader_understands_is_found(tmp_path: Path) -> None:
+    for data in (b"", b"{}", b"[]\n", b'{"digest": "zz"}'):
+        folder = tmp_path / f"x{data.hex()}"
+        folder.mkdir()
+        assert not verify(tampered(folder, ("UPDATE chain SET data = ? WHERE id = 12", (data,)))).confirmed
+
+
+# -- a server that has its way within the chain ------------------------------------------------------------------------
+
+
+def asked(session: Session, size: int = 3) -> Cohort:
+    return session.ask(RoundRequest(size=size))
+
+
+def test_a_server_that_draws_until_it_likes_the_cohort_is_not_confirmed(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
+        for _ in range(5):
+            while not {0, 1} <= set((cohort := asked(session)).clients.tolist()):
+                session.abandon(cohort.ticket, "the network was slow")
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    found = verify(path)
+    assert found.kept == 5 and found.draws == found.abandoned + 5 and found.unexplained == found.abandoned > 5
+    assert not found.confirmed and f"Of {found.draws} draws {found.abandoned} were abandoned" in str(found.problem)
+    assert "the network was slow" in str(found.problem)
+    run = CliRunner().invoke(app, ["audit", str(path)])
+    assert run.exit_code == 1 and run.stdout.startswith("NOT confirmed")
+
+
+def test_failures_that_the_server_makes_up_do_not_explain_more_draws_than_were_kept(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
+        for _ in range(3):
+            for _ in range(2):
+                cohort = asked(session)
+                report = RoundReport(cohort.ticket, cohort.clients[:1], status=[Status.FAILED], complete=False)
+                session.tell(report)
+                session.abandon(cohort.ticket, "it failed")
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    found = verify(path)
+    assert (found.draws, found.abandoned, found.unexplained) == (9, 6, 0) and not found.confirmed
+
+
+def test_a_few_draws_given_up_are_remarked_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
+        session.abandon(asked(session).ticket, "the server was moved")
+        for _ in range(12):
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    found = verify(path)
+    assert found.word == "confirmed with remarks" and "1 of 13 draws" in found.remarks[0]
+    machine = CliRunner().invoke(app, ["audit", str(path), "--format", "json"])
+    assert machine.exit_code == 3 and json.loads(machine.stdout)["unexplained"] == 1
+
+
+OWN = """
+from dataclasses import dataclass
+from fedcohort import Cohort
+from fedcohort.selectors import Uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Friends(Uniform):
+    "Its friends."
+
+    def select(self, state, slate, answer, rng):
+        return Cohort(slate.candidates[: slate.size]), state
+"""
+
+
+def test_a_selector_of_the_servers_own_is_not_confirmed_unread(tmp_path: Path) -> None:
+    (tmp_path / "friends.py").write_text(OWN)
+    code = (
+        "from fedcohort import *\n"
+        "s = Session(create('uniform'), ClientTable(n=12), seed=1, journal='run.sqlite', audit=True)\n"
+        "def play():\n    c = s.ask(RoundRequest(3)); s.tell(RoundReport(c.ticket, c.clients))\n"
+        "play(); s.change_selector(SELECTORS.create('friends.py:Friends')); play(); s.close()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    found = verify(tmp_path / "run.sqlite")
+    assert not found.confirmed and "From round 1 on" in str(found.problem) and "friends.py:Friends" in found.problem
+    own = f"{tmp_path}/friends.py:Friends"
+    trusted = CliRunner().invoke(app, ["audit", str(tmp_path / "run.sqlite"), "--selector", own])
+    assert trusted.exit_code == 3 and "'Friends' chose, in the place of 'uniform'" in trusted.stdout
+    assert "not one of fedcohort's" in " ".join(trusted.stdout.split())
+
+
+def test_another_selector_of_the_library_is_remarked_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12, sizes=range(1, 13)), seed=1, journal=path, audit=True) as session:
+        for name in ("uniform", "size-weighted"):
+            if session.round:
+                session.change_selector(create(name))
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    assert verify(path).remarks == ("From round 1 on 'size-weighted' chose, in the place of 'uniform'.",)
+
+
+def test_rules_that_leave_nobody_else_are_not_confirmed(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    names = [f"c{i}" for i in range(12)]
+    with Session(create("uniform"), ClientTable(names=names), seed=1, journal=path, audit=True) as session:
+        session.set_rules(Rules(blocked=tuple(names[3:])))
+        for _ in range(6):
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    found = verify(path)
+    assert not found.confirmed and "In 6 of 6 draws the rules left no more clients" in str(found.problem)
+    assert found.excluded["c7"] == 6 and "c0" not in found.excluded
+    assert any("They excluded 9 of 12" in remark and "c7 (6)" in remark for remark in found.remarks)
+
+
+def test_rules_that_pin_whom_the_server_likes_are_not_confirmed(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    names = [f"c{i}" for i in range(12)]
+    rules = Rules(pinned=("c1", "c2", "c3"))
+    with Session(create("uniform"), ClientTable(names=names), journal=path, audit=True, rules=rules) as session:
+        for _ in range(4):
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    assert "demanded all that were picked" in str(verify(path).problem)
+
+
+def test_rules_that_are_alike_for_all_need_no_remark(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    rules = Rules(min_separation=3, max_participations=9)
+    with Session(create("uniform"), ClientTable(n=12), journal=path, audit=True, rules=rules) as session:
+        for _ in range(6):
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    found = verify(path)
+    assert found.word == "confirmed" and sum(found.excluded.values()) > 0
+
+
+def test_a_server_that_lets_rounds_pass_until_it_likes_the_next_is_not_confirmed(tmp_path: Path) -> None:
+    """A round's number is part of what is drawn from; one in which nobody is said to be available costs nothing."""
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
+        for _ in range(3):
+            for _ in range(2):
+                assert session.ask(RoundRequest(size=3, available=[])).size == 0
+            cohort = asked(session)
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+    assert "6 rounds passed without a cohort, and 3 had one" in str(verify(path).problem)
+
+
+def test_who_is_said_to_be_away_and_numbers_that_are_corrected_are_remarked_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
+        for round_ in range(4):
+            cohort = session.ask(RoundRequest(size=3, available=[0, 1, 2]))
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+            session.record(round_, {"accuracy": 0.5})
+        session.record(0, {"accuracy": 0.9})
+    found = verify(path)
+    assert found.remarks == (
+        "In 4 of 4 draws no more clients were available than were asked for.",
+        "Numbers about the model that were recorded again later: 1.",
+    )
+
+
+# -- what is removed leaves its digest ---------------------------------------------------------------------------------
+
+
+def test_pruning_and_forgetting_leave_the_chain_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    kept = dict.fromkeys(play(path), "kept")
+    with closing(Journal.open(path)) as record:
+        prune(record, 3)
+    pruned = verify(path, receipts=kept)
+    assert not pruned.confirmed and not pruned.wrong and "pruned. The chain itself holds" in str(pruned.problem)
+    with Session.open(path) as session:
+        session.forget("c3")
+        cohort = asked(session)
+        kept[session.journal.commitment or ""] = "after"
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+    gone = verify(path, receipts=kept)
+    assert not gone.confirmed and not gone.wrong and "clients were forgotten and details" in str(gone.problem)
+    assert {f.check: f.sound for f in examine(path).findings}["replay"] is None
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE metrics SET value = 0.99 WHERE round = 7")
+        _resealed(db)
+    assert verify(path, receipts=kept).wrong
+
+
+def test_parts_that_vanish_without_a_word_are_found(tmp_path: Path) -> None:
+    """Stripped links and deleted rows, as after pruning, but no event says so."""
+    path = tampered(tmp_path)
+    with sqlite3.connect(path) as db:
+        for number, data in db.execute("SELECT id, data FROM chain WHERE kind = 'metrics'").fetchall():
+            less = {"digest": json.loads(data.partition(b"\n")[0])["digest"]}
+            db.execute("UPDATE chain SET data = ? WHERE id = ?", (json.dumps(less).encode() + b"\n", number))
+        db.execute("DELETE FROM metrics")
+        _resealed(db)
+    found = verify(path)
+    assert found.wrong and "no event says" in str(found.problem)
+
+
+# -- signatures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_signed_journal_shows_whose_it_is(tmp_path: Path) -> None:
+    runner = CliRunner()
+    for name in ("operator.key", "other.key"):
+        assert runner.invoke(app, ["journal", "keygen", str(tmp_path / name)]).exit_code == 0
+    key, path = tmp_path / "operator.key", tmp_path / "run.sqlite"
+    assert key.stat().st_mode & 0o077 == 0
+    assert "never overwritten" in str(runner.invoke(app, ["journal", "keygen", str(key)]).exception)
+    table = ClientTable(names=["anna", "ben", "cem"])
+    receipts = tmp_path / "kept.txt"
+    with Session(create("uniform"), table, journal=path, audit=True, sign=key) as session:
+        cohort = asked(session, 2)
+        receipts.write_text(f"{receipt(session.journal, cohort.ticket, cohort.round)}\n")
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+    with pytest.raises(JournalError, match="is signed with the key"):
+        Session.open(path)
+    with pytest.raises(JournalError, match="is signed with the key"):
+        Session.open(path, sign=tmp_path / "other.key")
+    with Session.open(path, sign=key) as session:
+        session.abandon(asked(session, 2).ticket, "no time")
+    done = runner.invoke(app, ["journal", "forget", str(path), "anna", "--sign", str(key)])
+    assert done.exit_code == 0, done.output
+
+    def audit(name: str) -> str:
+        public = str(tmp_path / f"{name}.pub")
+        return runner.invoke(app, ["audit", str(path), "--public", public, "--receipts", str(receipts)]).stdout
+
+    assert "The chain itself holds" in " ".join(audit("operator.key").split())
+    assert "not with" in " ".join(audit("other.key").split())
+
+
+def test_a_rewritten_journal_cannot_be_signed_by_somebody_else(tmp_path: Path) -> None:
+    """Who changes a journal can make a chain anew over all of it, but neither the signature nor the receipts."""
+    key, path = tmp_path / "operator.key", tmp_path / "run.sqlite"
+    generate(key)
+    with Session(create("uniform"), ClientTable(n=6), seed=1, journal=path, audit=True, sign=key) as session:
+        cohort = asked(session)
+        first = session.journal.commitment or ""
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+    public = read_public(key.with_name("operator.key.pub"))
+    assert verify(path, public=public, receipts={first: "anna"}).word == "confirmed"
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE events SET body = body")
+        last = db.execute("SELECT MAX(id) FROM chain").fetchone()[0]
+        tip, data = db.execute("SELECT link, data FROM chain WHERE id = ?", (last - 1,)).fetchone()
+        digest = hashlib.sha256(b"something else").digest()
+        body = json.dumps({**json.loads(data.partition(b"\n")[0]), "digest": digest.hex()}).encode() + b"\n"
+        kind = db.execute("SELECT kind FROM chain WHERE id = ?", (last,)).fetchone()[0]
+        db.execute("UPDATE chain SET data = ?, link = ? WHERE id = ?", (body, joined(tip, kind, digest), last))
+        _resealed(db)
+    assert not verify(path, public=public).confirmed
+
+
+def test_a_chain_of_an_earlier_version_is_neither_continued_nor_confirmed(tmp_path: Path) -> None:
+    path = tampered(tmp_path, ("DELETE FROM meta WHERE key = 'chain'", ()))
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="chained by an earlier fedcohort"):
+        Session.open(path)
+    with pytest.raises(JournalError, match="chained by an earlier fedcohort"):
+        verify(path)
+    assert path.read_bytes() == before

@@ -1,0 +1,74 @@
+"""A signal is one object: what is said about it and what follows from it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from fedcohort.core.signals import (
+    GRADIENT_PASS,
+    LOSS_SIGNALS,
+    QUERY_SIGNALS,
+    REPORT_SIGNALS,
+    TABLE_SIGNALS,
+    UNAIDED_SIGNALS,
+    Known,
+    LossOf,
+    Measure,
+    Party,
+    Pass,
+    Signal,
+    VectorOf,
+    losses_of,
+    same_of_received,
+    vectors_of,
+)
+
+
+def test_a_signal_is_its_name() -> None:
+    assert Signal("loss-rms") is Signal.LOSS_RMS
+    assert str(Signal.LOSS_RMS) == Signal.LOSS_RMS.value == f"{Signal.LOSS_RMS}" == "loss-rms"
+    assert {"loss-rms": 1}[Signal.LOSS_RMS] == 1
+    assert sorted([Signal.LOSS, Signal.KEPT]) == [Signal.KEPT, Signal.LOSS]
+    assert pickle.loads(pickle.dumps(Signal.LOSS)) is copy.deepcopy(Signal.LOSS) is Signal.LOSS
+    with pytest.raises(ValueError, match="no-such-signal"):
+        Signal("no-such-signal")
+    assert len({(s.known, s.by, s.how, s.meaning) for s in Signal}) == len(Signal)
+
+
+def test_kinds_follow_from_the_objects() -> None:
+    assert {Signal.SIZES, Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS} == TABLE_SIGNALS
+    assert {Signal.LOSS_QUERY, Signal.TRIAL_QUERY} == QUERY_SIGNALS
+    assert set(Signal) - TABLE_SIGNALS - QUERY_SIGNALS - {Signal.LOSS_CHANGE} == REPORT_SIGNALS
+    assert {
+        Signal.LOSS,
+        Signal.LOSS_RMS,
+        Signal.VALIDATION_LOSS,
+        Signal.ROBUST_LOSS,
+        Signal.PSEUDO_LOSS,
+    } == LOSS_SIGNALS
+    assert {Signal.KEPT, Signal.DURATION, Signal.SERVER_LOSS, *vectors_of(Signal, "update")} == UNAIDED_SIGNALS
+    after = losses_of(Signal, "own")
+    assert {same_of_received(s).value + "-after" for s in after} == {s.value for s in after}
+    assert {s for s in Signal if s.held_out} == {Signal.VALIDATION_LOSS}
+
+
+def test_costs_follow_from_how_it_is_computed() -> None:
+    assert Signal.LOSS.passes == Signal.ROBUST_LOSS.passes == {Pass("received", "train")}
+    assert Signal.LOSS_AFTER.passes == {Pass("own", "train")}
+    assert Signal.VALIDATION_LOSS.passes == {Pass("received", "validation")}
+    assert Signal.GRADIENT_NORM.passes == Signal.GRADIENT_DISTANCE.passes == {GRADIENT_PASS}
+    assert (Pass("own", "train").weight, GRADIENT_PASS.weight) == (1.0, 3.0)
+    sent = {s: (s.numbers_sent(10), s.models_sent) for s in REPORT_SIGNALS}
+    assert {s for s, cost in sent.items() if cost == (0, 0)} == UNAIDED_SIGNALS
+    assert sent[Signal.GRADIENT_NORM] == (1, 0) and sent[Signal.GRADIENT_DISTANCE] == (0, 1)
+
+
+def test_the_new_signals_say_everything_about_themselves() -> None:
+    assert Signal.LOSS_RMS.how == LossOf(Measure(mean="root-mean-square"))
+    assert (Signal.LOSS_RMS.by, Signal.LOSS_RMS.known, Signal.LOSS_RMS.width) == (Party.CLIENT, Known.REPORT, None)
+    assert Signal.OUTPUT_BIAS_UPDATE.how == VectorOf("update", "output-bias")
+    assert (Signal.OUTPUT_BIAS_UPDATE.by, Signal.OUTPUT_BIAS_UPDATE.width) == (Party.SERVER, "classes")
+    assert (Signal.UPDATE_SKETCH.by, Signal.UPDATE_SKETCH.width) == (Party.SERVER, 64)

@@ -1,0 +1,47 @@
+"""Every example in the documentation runs."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
+PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_examples_run(page):
+    # In a process of its own: a page may register things by name.
+    script = (
+        "import doctest, re, sys\n"
+        "text = re.sub(r'^```.*$', '', open(sys.argv[1]).read(), flags=re.M)\n"
+        "test = doctest.DocTestParser().get_doctest(text, {}, sys.argv[1], sys.argv[1], 0)\n"
+        f"runner = doctest.DocTestRunner(optionflags={FLAGS})\n"
+        "runner.run(test)\n"
+        "sys.exit(runner.failures)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(page)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_example_runs():
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert blocks, "the README shows no example"
+    for block in blocks:
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            # The reference is written when the site is built; a link to a page it does not get fails there.
+            if not re.match(r"[a-z]+:", target) and not re.search(r"(^|/)reference/\w+\.md$", target):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"

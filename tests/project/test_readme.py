@@ -1,0 +1,76 @@
+"""The commands that the README prints work as printed, in order; those that take long are made smaller, not other."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LINES = [
+    line.removeprefix("$ ").split(" #")[0].strip()
+    for block in re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    for line in block.replace("\\\n", " ").splitlines()
+]
+COMMANDS = [line for line in LINES if line.startswith("fedcohort ")]
+SMALLER = {
+    "fedcohort compare --data fashion-mnist": "--data synthetic -s data.samples=2000 --model logistic "
+    "--rounds 2 --seeds 1",
+    "fedcohort compare": "--seeds 1 --rounds 38",
+}
+
+
+def environment():
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
+
+
+def served(line, folder):
+    """Start a server, read its page, stop it."""
+    process = subprocess.Popen(
+        f"exec {line} --port 0", shell=True, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        address = process.stdout.readline().strip()
+        with urllib.request.urlopen(address, timeout=30) as page:
+            return page.read().decode()
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def test_commands_work_as_printed_in_order(tmp_path):
+    for line in COMMANDS:
+        if line.startswith("fedcohort dashboard"):
+            assert "fedcohort" in served(line, tmp_path)
+            continue
+        smaller = next((flags for start, flags in SMALLER.items() if line.startswith(start)), "")
+        done = subprocess.run(
+            f"{line} {smaller}",
+            shell=True,
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        assert done.stdout.strip(), line
+
+
+def test_every_other_line_is_known():
+    """What is installed by hand or run by continuous integration names things that exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    makefile = (ROOT / "Makefile").read_text()
+    for line in LINES:
+        if line.startswith("make "):
+            assert re.search(rf"^{line.split()[1]}:", makefile, re.M)
+        elif line.startswith("pip install"):
+            (named,) = re.findall(r"\[([a-z,]+)\]", line)
+            assert set(named.split(",")) <= set(extras)
+            assert (ROOT / re.search(r"-c (\S+)", line)[1]).exists()
+        else:
+            assert line.startswith(("fedcohort ", "python3 -m venv .venv", ". .venv/bin/activate")), line
+    assert {"compare", "report", "explain", "extend", "dashboard"} <= {line.split()[1] for line in COMMANDS}

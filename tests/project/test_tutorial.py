@@ -1,0 +1,58 @@
+"""The tutorial notebook runs as it stands, in a kernel of its own, and progress is drawn in it."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from fedcohort.simulate.rounds.notebook import NotebookProgress
+from fedcohort.simulate.store.results import RunInfo
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "tutorial.ipynb"
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """The outputs of each code cell."""
+    folder = tmp_path_factory.mktemp("notebook")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        patch.setenv("TMPDIR", str(folder))
+        notebook = nbformat.read(NOTEBOOK, as_version=4)
+        NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def html_of(cell):
+    return "".join(out.data.get("text/html", "") for out in cell if "data" in out)
+
+
+def test_progress_ends_where_the_experiment_does(outputs):
+    (drawn,) = [out for out in outputs[0] if out.output_type == "display_data"]
+    assert "finished: 270 of 270 rounds" in drawn.data["text/html"]
+    assert "<td style='text-align:left'>balanced</td><td>30</td>" in drawn.data["text/html"]
+
+
+def test_results_and_pictures_show_themselves(outputs):
+    pages = [html_of(cell) for cell in outputs]
+    assert "Gain over uniform" in pages[1].replace("&#8209;", "-")
+    assert any("<iframe" in page or "<svg" in page for page in pages[4:6])
+    assert any("fedcbs exploration=10" in page for page in pages)
+    assert "fedcor" in pages[-2]
+
+
+def test_the_notebook_is_kept_without_outputs():
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
+def test_outside_a_notebook_it_prints_a_line(capsys):
+    progress = NotebookProgress()
+    runs = [RunInfo(f"uniform-s{seed}", "uniform", "uniform", seed) for seed in range(2)]
+    progress.on_start(runs, 0, 10)
+    ended = RunInfo("uniform-s0", "uniform", "uniform", 0, rounds_done=1, state="diverged")
+    progress.on_round(ended, {"accuracy": 0.5})
+    progress.on_end("interrupted")
+    assert capsys.readouterr().out.startswith("interrupted: 1 of 6 rounds, ")
+    assert "<td>0</td><td>50.0%</td>" in progress._repr_html_()

@@ -1,0 +1,102 @@
+"""Groups that stand on data of the past, by brute force."""
+
+import numpy as np
+import pytest
+
+from fedcohort import LabelCounts, LabelFactor, LabelGram
+from fedcohort.selectors.numerics.class_balance import Past, balancing_rates, centred, group_of, mix_qcid
+
+
+def imbalance(total):
+    return float(((total / total.sum() - 1 / len(total)) ** 2).sum())
+
+
+def in_form(form, counts):
+    classes = counts.shape[1]
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(classes, classes)))[0]
+    return {
+        "counts": lambda: LabelCounts(counts),
+        "factor": lambda: LabelFactor(counts @ rotation, classes),
+        "gram": lambda: LabelGram(counts @ counts.T, classes),
+    }[form]()
+
+
+@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
+@pytest.mark.parametrize("candidates", [None, np.array([1, 2, 5, 6])])
+@pytest.mark.parametrize("scale", [1.0, 2.0**450])
+def test_the_past_is_in_every_sum_but_in_that_of_the_members_alone(form, candidates, scale):
+    rng = np.random.default_rng(4)
+    counts = rng.integers(1, 30, (8, 3)).astype(float) * scale
+    labels = in_form(form, counts)
+    past = Past(np.array([3, 6]), np.array([0.5, 0.25]))
+    before = past.weights @ counts[past.clients]
+    who = np.arange(8) if candidates is None else candidates
+    group = group_of(labels, counts.sum(1), candidates, past)
+
+    def check(members):
+        total = counts[who[members]].sum(0)
+        assert group.qcid() == pytest.approx(imbalance(before + total), abs=1e-12)
+        assert group.alone() == pytest.approx(imbalance(total) if members else 2 / 3, abs=1e-12)
+        extended = group.extended(np.empty(len(who)))
+        chance = group.extended_by_chance()
+        for position, client in enumerate(who):
+            if position not in members:
+                whole = before + total + counts[client]
+                assert extended[position] == pytest.approx(imbalance(whole), abs=1e-12)
+                assert chance[position] == pytest.approx(2 / 3 / whole.sum())
+
+    check([])
+    group.add(2)
+    check([2])
+    group.add(0)
+    check([2, 0])
+    group.remove(2)
+    check([0])
+
+
+@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
+def test_rates_that_balance_the_federation_are_those_of_the_linear_system(form):
+    rng = np.random.default_rng(4)
+    counts = np.array([rng.multinomial(50, share) for share in rng.dirichlet([0.2, 0.2, 0.2, 0.05], size=40)], float)
+    labels = in_form(form, counts)
+    off = (counts - counts.sum(1, keepdims=True) / 4) / counts.sum()
+    wanted = np.linalg.solve(40 * off @ off.T + 0.02 * np.eye(40), np.ones(40))
+    found = balancing_rates(labels, counts.sum(1), 0.02)
+    np.testing.assert_allclose(found, wanted / wanted.mean(), atol=2e-6)
+    assert imbalance(found @ counts) < 0.2 * imbalance(counts.sum(0))
+
+
+def test_rates_of_nobody_of_nothing_and_of_no_inner_products():
+    assert balancing_rates(LabelCounts(np.zeros((0, 3))), np.zeros(0), 0.02).shape == (0,)
+    assert balancing_rates(LabelCounts(np.zeros((2, 3))), np.zeros(2), 0.02).tolist() == [1.0, 1.0]
+    impossible = LabelGram(np.array([[1.0, 90.0], [90.0, 1.0]]), 2)
+    assert np.isfinite(balancing_rates(impossible, np.array([5.0, 9.0]), 0.02)).all()
+
+
+@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
+def test_centred_labels_measure_the_distance_to_the_mix_of_all(form):
+    rng = np.random.default_rng(2)
+    counts = rng.integers(0, 40, (7, 5)) * np.array([9.0, 3.0, 1.0, 1.0, 1.0])
+    mix = counts.sum(0) / counts.sum()
+    sizes = counts.sum(1)
+    group = group_of(centred(in_form(form, counts), sizes), sizes)
+    for position in (4, 1, 6):
+        group.add(position)
+        total = counts[group.members].sum(0)
+        assert group.qcid() == pytest.approx(((total / total.sum() - mix) ** 2).sum(), rel=1e-9, abs=1e-12)
+    for position in (0, 2, 3, 5):
+        group.add(position)
+    assert group.qcid() == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
+def test_the_imbalance_of_all_clients_at_given_rates(form):
+    counts = np.random.default_rng(3).integers(1, 40, (7, 5)).astype(float)
+    rates = np.linspace(0.5, 1.5, 7)
+    found = mix_qcid(in_form(form, counts), counts.sum(1), rates)
+    assert found == pytest.approx(imbalance(rates @ counts), rel=1e-9)
+
+
+def test_nothing_is_centred_where_nobody_has_samples():
+    empty = LabelCounts(np.zeros((2, 3)))
+    assert centred(empty, np.zeros(2)) is empty

@@ -1,0 +1,141 @@
+"""How many clients carry the training, and who says so when they are too few."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import RoundReport, RoundRequest
+from fedcohort.selectors import Uniform
+from fedcohort.session import Session
+from fedcohort.session.coverage import FEWEST_ROUNDS, Tally
+
+
+def play(session, rounds, size, available=None):
+    for _ in range(rounds):
+        cohort = session.ask(RoundRequest(size=size, available=available))
+        session.tell(RoundReport(cohort.ticket, cohort.clients))
+
+
+def counted(clients, rounds, size, among, seed=0):
+    rng = np.random.default_rng(seed)
+    tally = Tally(clients)
+    for round_ in range(rounds):
+        tally.add(round_, rng.choice(among, size, replace=False))
+    return tally.coverage()
+
+
+def test_uniform_cohorts_reach_what_is_expected_of_them():
+    found = [counted(200, 60, 10, 200, seed) for seed in range(20)]
+    assert all(coverage.warning is None for coverage in found)
+    assert np.mean([c.recent for c in found]) == pytest.approx(found[0].expected_recent, rel=0.02)
+    assert np.mean([c.never for c in found]) == pytest.approx(found[0].expected_never, abs=2)
+
+
+def test_the_last_rounds_are_those_with_two_turns_for_everybody():
+    assert counted(200, 100, 10, 200).since == 60
+    assert counted(10, 100, 5, 10).since == 100 - FEWEST_ROUNDS
+
+
+def test_a_small_circle_is_named_with_its_numbers():
+    found = counted(539, 148, 10, 12)
+    assert (found.recent, found.never, found.since) == (12, 527, 40)
+    assert found.warning.startswith("12 of 539 clients did all the training since round 40")
+
+
+def test_a_wide_beginning_does_not_hide_a_narrow_end():
+    tally = Tally(100)
+    tally.add(0, np.arange(100))
+    for round_ in range(1, 60):
+        tally.add(round_, np.arange(10))
+    found = tally.coverage()
+    assert found.never == 0
+    assert found.narrow and not found.starved
+    assert "never" not in found.warning
+
+
+def test_nothing_is_said_about_few_rounds_or_a_federation_where_everybody_trains():
+    assert counted(1000, FEWEST_ROUNDS - 1, 2, 2).warning is None
+    assert counted(1000, FEWEST_ROUNDS, 2, 2).warning is not None
+    assert counted(5, 50, 5, 5).warning is None
+    assert Tally(5).coverage().warning is None
+
+
+def test_a_million_clients_are_judged_before_everybody_had_a_turn():
+    assert counted(1_000_000, 40, 10, 1_000_000).warning is None
+    assert counted(1_000_000, 40, 10, 30).recent == 30
+    assert counted(1_000_000, 40, 10, 30).warning is not None
+
+
+def test_picks_given_flat_count_as_cohorts_do():
+    rng = np.random.default_rng(3)
+    cohorts = [np.sort(rng.choice(40, size, replace=False)) for size in rng.integers(0, 5, 50)]
+    one = Tally.of(40, enumerate(cohorts)).coverage()
+    flat = np.repeat(np.arange(50), [len(c) for c in cohorts]), np.concatenate(cohorts)
+    assert Tally.of_picks(40, np.arange(50), *flat).coverage() == one
+
+
+def test_a_session_logs_once_when_it_begins(caplog):
+    session = Session(Uniform(), ClientTable(n=60), seed=1)
+    with caplog.at_level(logging.WARNING, logger="fedcohort"):
+        play(session, 40, 3)
+        assert not caplog.records
+        play(session, 100, 3, available=[1, 2, 3, 4])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("selector 'uniform': ")
+    assert "of 60 clients did all the training since round" in record.getMessage()
+    assert session.coverage().recent == 4
+
+
+def test_members_that_left_do_not_count_and_those_that_join_do():
+    session = Session(Uniform(), ClientTable(n=40), seed=1)
+    session.leave(list(range(4, 40)))
+    play(session, 30, 2)
+    assert session.coverage().warning is None
+    session.join(ClientTable(n=60))
+    play(session, 30, 2, available=[0, 1])
+    assert (session.coverage().clients, session.coverage().never) == (64, 60)
+    assert session.coverage().warning is not None
+
+
+def test_a_session_opened_again_knows_what_was_before(tmp_path):
+    with Session(Uniform(), ClientTable(n=50), journal=tmp_path / "j.sqlite") as session:
+        play(session, 35, 2, available=[5, 6, 7])
+        before = session.coverage()
+        assert session.explain(34).coverage == before.warning
+        assert session.explain(10).coverage is None
+    with Session.open(tmp_path / "j.sqlite") as session:
+        assert session.coverage() == before
+        assert before.warning is not None
+
+
+def test_the_guard_changes_no_choice(tmp_path):
+    sessions = [Session(Uniform(), ClientTable(n=30), seed=4) for _ in range(2)]
+    for _ in range(60):
+        first, second = (s.ask(RoundRequest(size=2, available=[0, 1, 2, 3])) for s in sessions)
+        sessions[0].coverage()
+        assert first.clients.tolist() == second.clients.tolist()
+        for session, cohort in zip(sessions, (first, second), strict=True):
+            session.tell(RoundReport(cohort.ticket, cohort.clients))
+
+
+def test_explain_report_and_dashboard_say_it(tmp_path):
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from fedcohort.cli.app import app
+    from fedcohort.report.dashboard.watcher import Watcher
+
+    with Session(Uniform(), ClientTable(n=50), journal=tmp_path / "live.sqlite") as session:
+        play(session, 40, 2, available=[5, 6, 7])
+    shown = CliRunner().invoke(app, ["explain", str(tmp_path / "live.sqlite"), "--round", "39"])
+    assert "3 of 50 clients did all the training since round 0" in " ".join(shown.output.split())
+    as_json = CliRunner().invoke(app, ["explain", str(tmp_path / "live.sqlite"), "--round", "39", "--format", "json"])
+    assert "3 of 50" in json.loads(as_json.stdout)["coverage"]
+    watcher = Watcher(tmp_path)
+    watcher.poll()
+    (item,) = watcher.items.values()
+    (warning,) = item.detail()["warnings"]
+    assert warning.startswith("uniform: 3 of 50 clients did all the training")

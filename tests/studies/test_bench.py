@@ -1,0 +1,369 @@
+"""The benchmark: what it runs, what it makes of it, and that everything registered gets through it."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcohort.cli.app import app
+from fedcohort.core.errors import InputError, UnknownNameError
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Progress, SeedRow, terminal_window
+from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.store.results import load
+from fedcohort.studies.benchmark import (
+    REPORT_SEEDS,
+    TUNING_SEEDS,
+    VERSION,
+    SubmissionError,
+    check_submission,
+    score,
+    suite,
+    table,
+)
+from fedcohort.studies.benchmark.__main__ import STOPPED, main
+from fedcohort.studies.benchmark.page import markdown, page, sentences
+from fedcohort.studies.benchmark.run import every_selector
+from fedcohort.studies.benchmark.scores import Line, Scores, horizon, restricted_mean
+from fedcohort.studies.benchmark.suite import DATASETS, kinds
+
+STORED = Path(__file__).parents[2] / "bench" / "results"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Two settings, two selectors, two seeds."""
+    out = tmp_path_factory.mktemp("bench") / "small"
+    wanted = table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["1-class", "skew-slow"], rounds=15)
+    run_experiment(wanted, out, device="cpu")
+    return load(out)
+
+
+def test_a_result_says_what_it_may_be_used_for():
+    every = tuple(setting.name for setting in suite("digits"))
+
+    def purpose(seeds, rounds=60, settings=every):
+        return Scores("digits", seeds, rounds, settings, (), True).purpose
+
+    assert purpose(REPORT_SEEDS) == purpose(REPORT_SEEDS[:2]) == "report"
+    assert purpose(TUNING_SEEDS[:3]) == "tuning"
+    assert purpose((0, 100)) == purpose((7,)) == "own"
+    assert purpose(REPORT_SEEDS, rounds=20) == purpose(REPORT_SEEDS, settings=every[:3]) == "trial"
+
+
+def test_seeds_for_choosing_and_for_showing_are_apart():
+    assert not set(TUNING_SEEDS) & set(REPORT_SEEDS)
+
+
+@pytest.mark.parametrize("data", DATASETS)
+def test_every_setting_can_be_built_for_every_selector(data):
+    names = {name: {} for name in every_selector()}
+    experiment = Experiment.from_dict(table(data, names, [100]))
+    assert len(experiment.plans) == len(suite(data)) * len(names | {"uniform": {}})
+
+
+def test_gains_are_differences_of_terminal_accuracy_with_the_same_seed(small):
+    scores = score(small)
+    (line,) = scores.lines
+    window = terminal_window(15)
+    for setting in scores.settings:
+        for i, seed in enumerate(scores.seeds):
+            ends = {}
+            for run in small.runs:
+                if run.setting["name"] == setting and run.seed == seed:
+                    rounds = np.array(small.column(run, "round"))
+                    accuracy = np.array(small.column(run, "accuracy"), float)
+                    last = accuracy[rounds > rounds.max() - window]
+                    ends[run.label] = np.nanmean(last)
+            assert line.gain[setting][i] == pytest.approx(100 * (ends["balanced"] - ends["uniform"]), abs=1e-4)
+    assert line.mean == pytest.approx(np.mean([line.gain[s].mean() for s in scores.settings]))
+    assert line.worst[1] == min(line.gain[s].mean() for s in scores.settings)
+    assert scores.purpose == "trial"  # two settings and few rounds
+    assert scores.complete
+
+
+def test_pieces_are_scored_together_if_they_fit(small, tmp_path):
+    run_experiment(table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["iid"], rounds=15), tmp_path / "more")
+    both = score(small, load(tmp_path / "more"))
+    assert both.settings == ("1-class", "skew-slow", "iid")
+    np.testing.assert_array_equal(both.lines[0].gain["1-class"], score(small).lines[0].gain["1-class"])
+    with pytest.raises(InputError, match="different settings"):
+        score(small, small)
+
+
+def line(label, **gains):
+    arrays = {name: np.array(values, float) for name, values in gains.items()}
+    return Line(label, arrays, {"rounds": dict.fromkeys(gains, 1.0), "seconds": dict.fromkeys(gains, math.nan)})
+
+
+def test_the_sentence_says_where_it_helps_and_where_it_hurts():
+    mixed = line("a", one=[4.0, 6.0], two=[-2.0, -4.0], three=[0.1, 0.1])
+    assert mixed.sentence == (
+        "+0.7 points on average; gains 0.5 points or more in one, but loses in two (worst -3.0 in two)."
+    )
+    safe = line("b", one=[1.0, 1.0], two=[-0.2, 0.0])
+    assert "loses as much nowhere (worst -0.1 in two)" in safe.sentence
+    useless = line("c", one=[0.0, 0.2], two=[-1.0, -1.0])
+    assert "gains half a point nowhere, but loses in two" in useless.sentence
+
+
+def test_the_interval_is_over_seeds():
+    # Means over the settings are 1 and 3 for the two seeds: 2 +- 12.706 * sqrt(2) / sqrt(2).
+    assert line("a", one=[0.0, 2.0], two=[2.0, 4.0]).interval == pytest.approx(12.706, abs=1e-3)
+    assert math.isnan(line("a", one=[1.0]).interval)
+
+
+def test_nothing_that_takes_no_time_is_faster():
+    one = line("a", one=[0.0, 2.0])
+    assert one.speed("rounds") == 1.0
+    assert math.isnan(one.speed("seconds"))
+
+
+def test_names_are_not_markup_on_the_page():
+    every = tuple(setting.name for setting in suite("digits"))
+    scores = Scores("digits", (7,), 60, every, (line("<b>&", **{name: [1.0] for name in every}),), False)
+    text = page(scores)
+    assert "<b>&" not in text
+    assert "&lt;b&gt;&amp;" in text
+    assert "Not all runs have ended" in text
+    assert "own seeds" in text
+    assert "| `<b>&`" not in markdown(scores)
+
+
+def test_the_command_writes_page_and_submission(tmp_path):
+    arguments = [
+        "bench",
+        "--quick",
+        "--settings",
+        "iid,noise",
+        "--selectors",
+        "balanced",
+        "-q",
+        "-o",
+        str(tmp_path / "b"),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    submission = json.loads((tmp_path / "b" / "bench.json").read_text())
+    assert submission["purpose"] == "trial"
+    assert submission["seeds"] == [100]
+    assert [entry["label"] for entry in submission["selectors"]] == ["balanced"]
+    assert set(submission["selectors"][0]["gains"]) == {"iid", "noise"}
+    assert "balanced" in (tmp_path / "b" / "bench.html").read_text()
+    again = CliRunner().invoke(app, ["bench", "--resume", str(tmp_path / "b"), "-q"])  # nothing left to do
+    assert again.exit_code == 0
+    assert json.loads((tmp_path / "b" / "bench.json").read_text()) == submission
+
+
+def test_unknown_names_are_named(tmp_path):
+    with pytest.raises(UnknownNameError, match="no setting 'nois'"):
+        table("digits", {}, [0], settings=["nois"])
+    with pytest.raises(UnknownNameError, match="no benchmark of 'digit'"):
+        table("digit", {}, [0])
+    done = CliRunner().invoke(app, ["bench", "--seeds", "some"])
+    assert done.exit_code != 0
+
+
+def board_of(**runs):
+    """Return a board of uniform and others: of each run the rounds to the target or None, its length and its state."""
+    rows = []
+    for label, ends in runs.items():
+        seeds = tuple(
+            SeedRow(
+                seed=seed, state=state, rounds=made, rounds_to=(to,), seconds_to=(None if to is None else 10.0 * to,),
+                megabytes_to=(None if to is None else 2.0 * to,), best=0.5, early_stop=0.5, terminal=0.5, window=1,
+                qcid=math.nan, megabytes=2.0 * made, query_megabytes=0.0, clock=10.0 * made,
+            )
+            for seed, (to, made, state) in enumerate(ends)
+        )  # fmt: skip
+        rows.append(LeaderRow(label, label, label == "uniform", seeds, (), math.nan, None))
+    return Leaderboard("toy", (0.5,), "", 1, "", "uniform", None, tuple(rows), Progress(1, 1, None, 0))
+
+
+def times(board, label, measure="rounds"):
+    row = next(row for row in board.rows if row.label == label)
+    return restricted_mean(row, measure, horizon(board, measure))
+
+
+def test_never_arriving_is_no_way_to_be_fast():
+    """A run that ends early without arriving takes as long as anybody was watched, not until its own end."""
+    quits = [(None, 10, "diverged"), (None, 10, "failed")]
+    board = board_of(uniform=[(40, 60, "finished"), (50, 60, "finished")], quits=quits)
+    for measure, unit in (("rounds", 1), ("seconds", 10), ("bytes", 2)):
+        assert horizon(board, measure) == 60 * unit
+        assert times(board, "quits", measure) == 60 * unit > times(board, "uniform", measure) == 45 * unit
+
+
+def test_nobody_is_watched_longer_than_the_others():
+    board = board_of(uniform=[(40, 60, "finished"), (None, 30, "stopped")], ours=[(20, 60, "finished")] * 2)
+    assert horizon(board, "rounds") == 30  # all that is known of everybody
+    assert (times(board, "uniform"), times(board, "ours")) == (30, 20)
+
+
+def test_settings_that_differ_in_time_alone_count_once():
+    gains = {"noise": [0.0, 0.0], "skew-noise": [3.0, 3.0], "skew-noise-slow": [3.0, 3.0]}
+    grouped = kinds("digits", list(gains))
+    assert grouped == (("noise",), ("skew-noise", "skew-noise-slow"))
+    one = Line("a", {name: np.array(values) for name, values in gains.items()}, kinds=grouped)
+    assert one.mean == 1.5
+    assert kinds("digits", ["skew-slow", "skew-failures"]) == (("skew-slow",), ("skew-failures",))
+    scores = Scores("digits", (1, 2), 60, tuple(gains), (one,), True)
+    assert scores.ranking.blocks == 2 and scores.ranking.over == "setting"
+
+
+def test_columns_of_speed_say_how_many_settings_they_cover():
+    gains = {name: np.ones(2) for name in ("x", "y")}
+    some = Line("a", gains, {"rounds": {"x": 2.0, "y": math.nan}}, {"x": 1.0, "y": 0.0})
+    assert (some.speed("rounds"), some.covers("rounds"), some.arrived) == (2.0, 1, 0.5)
+    text = markdown(Scores("digits", (1, 2), 60, ("x", "y"), (some,), True))
+    assert "2.00×" in text and "in 1" in text and "50%" in text
+
+
+def test_scores_without_times_say_so():
+    old = Line("a", {"x": np.ones(2), "y": np.ones(2)})
+    scores = Scores("digits", (1, 2), 60, ("x", "y"), (old,), True)
+    assert "of an earlier version" in page(scores) and "of an earlier version" in markdown(scores)
+
+
+def test_bytes_count_questions_to_clients(small):
+    scores = score(small)
+    (line,) = scores.lines
+    for board in small.leaderboards():
+        spent, ends = {}, []
+        for run in small.runs:
+            if run.setting["name"] == board.setting:
+                names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+                total = np.cumsum(sum(np.array(small.column(run, name), float) for name in names))
+                accuracy = np.round(np.array(small.column(run, "accuracy"), float), 6)
+                reached = np.flatnonzero(accuracy >= board.target)
+                spent.setdefault(run.label, []).append(total[reached[0]] if len(reached) else np.inf)
+                ends.append(total[-1])
+        means = {label: np.minimum(values, min(ends)).mean() for label, values in spent.items()}
+        assert line.faster["bytes"][board.setting] == pytest.approx(means["uniform"] / means["balanced"])
+    assert "times its bytes" in line.sentence
+
+
+def test_ranks_are_means_over_settings_with_an_interval_over_seeds():
+    one = line("a", x=[1.0, 1.0], y=[2.0, -1.0])
+    two = line("b", x=[0.5, 2.0], y=[-1.0, -2.0])
+    scores = Scores("digits", (1, 2), 60, ("x", "y"), (one, two), True)
+    # x: a 1st, 2nd; b 2nd, 1st; uniform 3rd, 3rd. y: a 1st, 2nd; b 3rd, 3rd; uniform 2nd, 1st.
+    assert {label: rank for label, (rank, _) in scores.ranks.items()} == {"a": 1.5, "b": 2.25, "uniform": 2.25}
+    assert scores.ranks["a"][1] == pytest.approx(12.706 * np.std([1, 2], ddof=1) / np.sqrt(2), abs=1e-3)
+
+
+def test_never_worse_than_is_the_worst_setting_and_not_below_zero():
+    assert line("a", x=[1.0, 1.0], y=[-1.0, -2.0]).shortfall == 1.5
+    assert line("a", x=[1.0, 1.0], y=[-1.0, -2.0]).worst_run == -2.0
+    assert line("a", x=[1.0, 1.0]).shortfall == 0.0
+
+
+@pytest.fixture
+def submission(tmp_path):
+    """The files of a whole benchmark whose gains are made up."""
+    from fedcohort.simulate.config.toml import to_toml
+
+    wanted = Experiment.from_dict(table("digits", {"balanced": {}}, REPORT_SEEDS[:2])).table
+    every = tuple(setting.name for setting in suite("digits"))
+    gains = {name: [1.0 + i, 2.0 - i] for i, name in enumerate(every)}
+    mine = replace(line("balanced", **gains), kinds=kinds("digits", every))
+    scores = Scores("digits", REPORT_SEEDS[:2], 60, every, (mine,), True)
+    (tmp_path / "config.toml").write_text(to_toml(wanted))
+    (tmp_path / "bench.json").write_text(json.dumps(scores.to_dict()))
+    return tmp_path
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_a_submission_is_checked_and_copied(submission, tmp_path):
+    done = CliRunner().invoke(app, ["bench", "--submit", str(submission), "-o", str(tmp_path / "mine")])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.suffix for path in (tmp_path / "mine").iterdir()) == [".json", ".toml"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "why"),
+    [
+        ("config.toml", "rounds = 60", "rounds = 61", "run.rounds is not the suite's 60"),
+        ("config.toml", "lr = 0.1", "lr = 0.2", "[local] is not the suite's"),
+        ("config.toml", "[100, 101]", "[0, 1]", "are not for reports"),
+        ("bench.json", '"benchmark": 1', '"benchmark": 0', "version 0"),
+        ("bench.json", '"complete": true', '"complete": false', "not all runs had ended"),
+        ("bench.json", '"mean_gain": 1.5', '"mean_gain": 9.5', "do not follow from its gains"),
+        ("bench.json", '"label": "balanced"', '"label": "other"', "different selectors"),
+        ("bench.json", '"gains"', '"gain"', "damaged"),
+    ],
+)
+def test_what_is_no_submission_is_refused_with_the_reason(submission, file, old, new, why):
+    change(submission / file, old, new)
+    with pytest.raises(SubmissionError, match=re.escape(why)):
+        check_submission(submission / "config.toml", submission / "bench.json")
+
+
+@pytest.mark.parametrize("path", sorted(STORED.glob("benchmark_*.json")), ids=lambda path: path.stem)
+def test_stored_scores_follow_from_their_gains(path):
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == VERSION
+    assert found["purpose"] == "report"
+    scores = Scores.from_dict(found)
+    for entry, one in zip(found["selectors"], scores.lines, strict=True):
+        assert entry["mean_gain"] == pytest.approx(one.mean)
+        assert entry["never_worse_than_uniform_by_more_than"] == pytest.approx(one.shortfall)
+        assert entry["mean_rank"] == pytest.approx(scores.ranks[one.label][0])
+        assert entry["use"] == one.sentence
+
+
+def test_scores_survive_being_written_and_read(small):
+    scores = score(small)
+    again = Scores.from_dict(json.loads(json.dumps(scores.to_dict())))
+    assert [line.label for line in again.lines] == [line.label for line in scores.lines]
+    assert again.ranks == scores.ranks
+    assert markdown(again) == markdown(scores)
+    assert page(again) == page(scores)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in STORED.glob("benchmark_*.json")))
+def test_the_documentation_has_the_tables_of_the_stored_scores(name, capsys):
+    assert main(["--page", str(STORED / name)]) == 0
+    text = (STORED.parents[1] / "docs" / "benchmark.md").read_text()
+    begin, end = (
+        f"<!-- generated by python -m fedcohort.studies.benchmark --page bench/results/{name} -->\n",
+        "<!-- end -->",
+    )
+    start = text.index(begin) + len(begin)
+    assert text[start : text.index(end, start)].strip() == capsys.readouterr().out.strip()
+
+
+def test_the_selectors_page_has_the_sentences_of_the_stored_scores():
+    found = json.loads((STORED / "benchmark_fashion_mnist.json").read_text())
+    text = (STORED.parents[1] / "docs" / "selectors" / "index.md").read_text()
+    begin, end = "<!-- sentences of bench/results/benchmark_fashion_mnist.json -->\n", "<!-- end -->"
+    assert text[text.index(begin) + len(begin) : text.index(end)].strip() == sentences(found)
+
+
+def test_a_page_of_what_is_no_result_says_so(tmp_path, capsys):
+    (tmp_path / "other.json").write_text("{}")
+    assert main(["--page", str(tmp_path / "other.json")]) == 1
+    assert "holds no scores of the benchmark" in capsys.readouterr().err
+    assert main(["--page", str(tmp_path / "none.json")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--quick"])
+
+
+def test_without_the_terminal_it_stops_and_goes_on(tmp_path, capsys):
+    words = ["--quick", "--settings", "iid", "--selectors", "balanced", "--device", "cpu", "--out", str(tmp_path / "b")]
+    assert main([*words, "--minutes", "0"]) == STOPPED
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("balanced: ")
+    assert json.loads((tmp_path / "b" / "bench.json").read_text())["purpose"] == "trial"
+    assert main(["--seeds", "some", "--out", str(tmp_path / "c")]) == 1
