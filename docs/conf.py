@@ -39,44 +39,43 @@ nitpicky = False
 suppress_warnings = ["ref.python"]  # a name that several modules have
 
 GENERATED = HERE / "reference"
-PACKAGES = {
-    "core": ("Sessions and protocol", ""),
-    "selectors": ("Selectors", "fedcohort.selectors"),
-    "numerics": ("Shared mathematics", "fedcohort.selectors.numerics"),
-    "filters": ("Filters", "fedcohort.training.filters"),
-    "aggregators": ("Aggregators", "fedcohort.training.aggregators"),
-    "scenario": ("Scenarios", "fedcohort.scenario"),
-    "journal": ("Journal", "fedcohort.journal"),
-    "simulate": ("Simulator", "fedcohort.simulate"),
-    "benchmark": ("Benchmark", "fedcohort.studies.benchmark"),
-    "reproduce": ("Reproductions", "fedcohort.studies.papers"),
-    "report": ("Reports", "fedcohort.report"),
-    "flower": ("Flower", "fedcohort.hosts.flower"),
-    "privacy": ("Privacy", "fedcohort.privacy"),
-    "testing": ("Testing", "fedcohort.testing"),
+# The packages in the order in which a reader meets them. Commands describe themselves with --help.
+PAGES = {
+    "core": "Protocol and foundations",
+    "session": "Sessions",
+    "selectors": "Selectors",
+    "training": "Aggregators, filters and local training",
+    "scenario": "Scenarios",
+    "simulate": "Simulator",
+    "report": "Reports",
+    "hosts": "Hosts",
+    "journal": "Journal",
+    "audit": "Audit",
+    "privacy": "Privacy",
+    "studies": "Benchmark and reproductions",
+    "testing": "Testing",
 }
+UNDOCUMENTED = {"cli"}
 
 
-def _modules(package: str) -> list[str]:
-    """Return the public modules of a package, itself first; those of the top level for an empty name."""
-    root = importlib.import_module(package or "fedcohort")
-    names = [] if not package else [package]
-    for found in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
-        inside = found.name.removeprefix(f"{root.__name__}.")
-        if any(part.startswith("_") for part in inside.split(".")) or (not package and (found.ispkg or "." in inside)):
-            continue
-        names.append(found.name)
-    return names
+def _public_modules(package: str) -> list[str]:
+    """Return the public modules of a package, itself first."""
+    root = importlib.import_module(package)
+    found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    return [package, *(name for name in found if not any(part.startswith("_") for part in name.split(".")))]
 
 
 def write_reference(app: Any) -> None:
-    """Write a page for every package: all its public modules, so that no public name is missing."""
+    """Write a page for every package, with all its public modules, so that no public name is missing."""
+    packages = {module.name for module in pkgutil.iter_modules(fedcohort.__path__) if module.ispkg}
+    if packages != PAGES.keys() | UNDOCUMENTED:
+        raise ValueError(f"docs/conf.py must give each package a page: {packages ^ (PAGES.keys() | UNDOCUMENTED)}")
     shutil.rmtree(GENERATED, ignore_errors=True)
     GENERATED.mkdir()
-    for name, (title, package) in PACKAGES.items():
+    for name, title in PAGES.items():
         blocks = [f"# {title}\n"]
-        for module in _modules(package):
-            # What a package takes from its modules is described there, once.
+        for module in _public_modules(f"fedcohort.{name}"):
+            # Names that a package re-exports from its modules are described in those modules only.
             directive = f".. automodule:: {module}\n   :members:\n   :ignore-module-all:"
             blocks.append(f"```{{eval-rst}}\n{module}\n{'-' * len(module)}\n\n{directive}\n```\n")
         (GENERATED / f"{name}.md").write_text("\n".join(blocks))
