@@ -72,31 +72,27 @@ def markdown(found: dict[str, Any]) -> str:
 
 def picture(found: dict[str, Any], path: Path) -> None:
     """Draw the mean gain by epsilon, and what other facts give as lines."""
-    import plotly.graph_objects as go
+    import matplotlib.pyplot as plt
 
     def mean(label: str) -> tuple[float, float]:
         gains = np.mean(list(found["facts"][label]["gains"].values()), axis=0)
         return float(gains.mean()), half_interval(gains)
 
     private = [mean(f"epsilon {e:g}") for e in EPSILONS]
-    figure = go.Figure(
-        go.Scatter(
-            x=EPSILONS, y=[m for m, _ in private], error_y={"array": [h for _, h in private]}, mode="lines+markers",
-            name="counts with noise", line={"color": "#1f77b4"},
-        )
+    figure, axes = plt.subplots(figsize=(7.6, 4.2), layout="constrained")
+    axes.errorbar(
+        EPSILONS, [m for m, _ in private], [h for _, h in private], marker="o", color="#1f77b4",
+        label="counts with noise",
     )  # fmt: skip
-    dashes = {"counts": "solid", "directions": "dashdot", "turns": "dot"}
-    for label, dash in dashes.items():
-        figure.add_trace(
-            go.Scatter(
-                x=[EPSILONS[0], EPSILONS[-1]], y=[mean(label)[0]] * 2, name=label, mode="lines",
-                line={"color": "#d95f02", "dash": dash, "width": 1.5},
-            )
-        )  # fmt: skip
-    figure.update_xaxes(type="log", title="epsilon of one release", tickvals=EPSILONS)
-    figure.update_yaxes(title="accuracy above uniform, points", rangemode="tozero")
-    figure.update_layout(template="plotly_white", width=760, height=420, margin={"t": 20, "b": 50, "l": 60, "r": 20})
-    figure.write_image(path, scale=2)
+    for label, style in {"counts": "-", "directions": "-.", "turns": ":"}.items():
+        axes.axhline(mean(label)[0], color="#d95f02", linestyle=style, label=label)
+    axes.set_xscale("log")
+    axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS], minor=False)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("epsilon of one release")
+    axes.set_ylabel("accuracy above uniform, points")
+    axes.legend()
+    figure.savefig(path, dpi=200)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.runner import Simulation
@@ -82,31 +80,27 @@ def measured(folder: str | None, rounds: int, seeds: int) -> dict[str, dict[str,
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    figure = make_subplots(rows=1, cols=2, subplot_titles=("QCID of the cohorts (lower is better)", "accuracy"))
-    colours = ("#1f77b4", "#d95f02")
-    for (title, labels), colour in zip(found.items(), colours, strict=True):
-        for column, place in ((1, 0), (2, 1)):
+    import matplotlib.pyplot as plt
+
+    figure, (balance, accuracy) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    for (title, labels), colour in zip(found.items(), ("#1f77b4", "#d95f02"), strict=True):
+        for place, axes in enumerate((balance, accuracy)):
             values = [labels[f"epsilon {e}"][place] for e in EPSILONS]
-            figure.add_trace(
-                go.Scatter(
-                    x=EPSILONS, y=[np.mean(v) for v in values], name=title, legendgroup=title, showlegend=column == 1,
-                    error_y={"array": [np.std(v) for v in values]}, line={"color": colour}, mode="lines+markers",
-                ),
-                row=1, col=column,
+            axes.errorbar(
+                EPSILONS, [np.mean(v) for v in values], [np.std(v) for v in values], marker="o", color=colour,
+                label=title,
             )  # fmt: skip
-            for label, dash in (("exact", "dash"), ("blind", "dashdot"), ("uniform", "dot")):
-                figure.add_trace(
-                    go.Scatter(
-                        x=[EPSILONS[0], EPSILONS[-1]], y=[np.mean(labels[label][place])] * 2, name=f"{label}",
-                        legendgroup=title, showlegend=column == 1, mode="lines",
-                        line={"color": colour, "dash": dash, "width": 1.5},
-                    ),
-                    row=1, col=column,
-                )  # fmt: skip
-    figure.update_xaxes(type="log", title="epsilon", tickvals=EPSILONS)
-    figure.update_yaxes(type="log", row=1, col=1)
-    figure.update_layout(template="plotly_white", width=1100, height=460, margin={"t": 50, "b": 50, "l": 60, "r": 20})
-    figure.write_image(path, scale=2)
+            for label, style in (("exact", "--"), ("blind", "-."), ("uniform", ":")):
+                axes.axhline(np.mean(labels[label][place]), color=colour, linestyle=style, label=label)
+    for axes in (balance, accuracy):
+        axes.set_xscale("log")
+        axes.set_xticks(EPSILONS, [str(e) for e in EPSILONS], minor=False)
+        axes.set_xlabel("epsilon")
+    balance.set_title("QCID of the cohorts (lower is better)")
+    balance.set_yscale("log")
+    balance.legend()
+    accuracy.set_title("accuracy")
+    figure.savefig(path, dpi=200)
 
 
 def page(found: dict[str, Any], rounds: int, seeds: int) -> str:

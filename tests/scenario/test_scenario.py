@@ -238,7 +238,7 @@ def test_global_generator_is_left_alone():
 def test_importing_scenarios_needs_no_optional_package():
     code = (
         "import sys, fedcohort.scenario; "
-        "print([m for m in ('torch', 'sklearn', 'quadprog', 'plotly', 'pyarrow', 'flwr') if m in sys.modules])"
+        "print([m for m in ('torch', 'sklearn', 'quadprog', 'pyarrow', 'flwr') if m in sys.modules])"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

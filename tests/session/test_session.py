@@ -424,7 +424,7 @@ def test_two_processes_two_hash_seeds_one_trace():
 def test_the_core_is_light():
     script = (
         "import sys, fedcohort, fedcohort.selectors\n"
-        "print([m for m in ('torch', 'flwr', 'plotly', 'cryptography', 'pyarrow') if m in sys.modules])"
+        "print([m for m in ('torch', 'flwr', 'cryptography', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,6 +1,7 @@
 """Configurations: every key is checked, and what is written can be read back."""
 
 import re
+import time
 import tomllib
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_runs_are_settings_times_selectors_times_seeds():
     assert by_id["uniform-iid-s3"].scenario.partition.name == "iid"
     assert by_id["uniform-as-it-is-s3"].scenario.partition.clients == 10
     assert by_id["uniform-iid-s3"].setting == {"scenario.partition.name": "iid", "run.rounds": 3}
+
+
+def test_as_many_runs_as_are_allowed_are_checked_in_seconds():
+    """It took ten minutes while each run was compared with every other."""
+    start = time.perf_counter()
+    runs = Experiment.from_dict({"seeds": 50_000, "selectors": {"uniform": {}, "oort": {}}}).plans
+    assert len(runs) == 100_000
+    assert time.perf_counter() - start < 60
 
 
 def test_a_selector_brings_its_own_local_training_and_filter():

@@ -48,7 +48,6 @@ EXTRAS = {
     "fastapi": "report",
     "flwr": "flower",
     "pandas": "notebook",
-    "plotly": "report",
     "pyarrow": "sim",
     "ray": "ray",
     "safetensors": "flower",

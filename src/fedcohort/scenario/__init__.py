@@ -23,7 +23,7 @@ from fedcohort.scenario.given import Custom, Natural
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
-from fedcohort.scenario.picture import picture, text_picture
+from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
 
@@ -63,7 +63,6 @@ __all__ = [
     "ShiftedExponential",
     "Skewness",
     "UniformShare",
-    "picture",
     "preset",
     "text_picture",
 ]

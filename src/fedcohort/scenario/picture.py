@@ -1,90 +1,21 @@
-"""The class-by-client picture of a federation, for a browser and for a terminal."""
+"""A federation as text: which classes each client has."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedcohort.core.arrays import IntArray
-from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError
 from fedcohort.scenario.federation import Federation
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _SHADES = " ░▒▓█"
 
 
-def picture(
-    federation: Federation,
-    *,
-    kind: Literal["bars", "bubbles"] = "bars",
-    class_names: Sequence[str] | None = None,
-    limit: int = 200,
-    true: bool = False,
-) -> Figure:
-    """Draw how many samples of each class every client has.
-
-    Parameters
-    ----------
-    federation : Federation
-        The clients.
-    kind : {"bars", "bubbles"}
-        A stacked bar per client, or a bubble per client and class with an area in proportion to the samples.
-    class_names : sequence of str, optional
-        Names of the classes.
-    limit : int
-        At most so many clients are drawn, evenly spaced, and the title says so.
-    true : bool
-        The dataset's labels instead of those the clients see.
-
-    Returns
-    -------
-    plotly.graph_objects.Figure
-    """
-    try:
-        import plotly.graph_objects as go
-    except ImportError as error:
-        raise MissingExtraError(
-            "Pictures need plotly, which is not installed.", hint='pip install "fedcohort[report]"'
-        ) from error
-    if kind not in ("bars", "bubbles"):
-        raise InputError(f"The 'kind' of a picture must be 'bars' or 'bubbles'. Got {kind!r}.")
-    shown = _spaced(len(federation), limit)
-    counts = federation.label_counts(part="all", true=true)[shown]
-    names = [federation.names[k] for k in shown]
-    labels = _class_names(federation, class_names)
-    title = f"{len(federation):,} clients, {len(federation.indices):,} samples"
-    if len(shown) < len(federation):
-        title += f" ({len(shown):,} clients shown)"
-    figure = go.Figure()
-    if kind == "bars":
-        for c, label in enumerate(labels):
-            figure.add_bar(x=names, y=counts[:, c], name=label)
-        figure.update_layout(barmode="stack", yaxis_title="samples", bargap=0.1)
-    else:
-        client, row = np.nonzero(counts)
-        figure.add_scatter(
-            x=[names[k] for k in client],
-            y=[labels[i] for i in row],
-            mode="markers",
-            marker={
-                "size": counts[client, row],
-                "sizemode": "area",
-                "sizeref": 2.0 * max(int(counts.max(initial=1)), 1) / 24.0**2,
-                "color": row,
-            },
-            text=[f"{n:,} samples" for n in counts[client, row]],
-        )
-        figure.update_layout(yaxis_title="class", yaxis={"type": "category"})
-    figure.update_layout(title=title, xaxis_title="client", xaxis={"type": "category"}, template="plotly_white")
-    return figure
-
-
 def text_picture(federation: Federation, *, limit: int = 40, true: bool = False) -> str:
     """Return a line per client and a column per class, darker where more of the client's samples are.
+
+    At most ``limit`` clients are shown, evenly spaced. With ``true``, the labels are those of the dataset instead of
+    those that the clients see.
 
     >>> print(text_picture(Federation.of([[0, 1, 2, 3], [4, 5]], labels=[0, 0, 0, 1, 2, 2], classes=3)))
     client  classes 0 to 2
@@ -116,11 +47,3 @@ def _spaced(clients: int, limit: int) -> IntArray:
     if clients <= limit:
         return np.arange(clients)
     return np.linspace(0, clients - 1, limit).round().astype(np.int64)
-
-
-def _class_names(federation: Federation, names: Sequence[str] | None) -> list[str]:
-    if names is None:
-        return [str(c) for c in range(federation.classes)]
-    if len(names) != federation.classes:
-        raise InputError(f"There are {federation.classes} classes and {len(names)} class names.")
-    return list(names)

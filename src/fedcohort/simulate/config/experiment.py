@@ -390,11 +390,14 @@ def _build(table: Mapping[str, Any]) -> Experiment:
             plans += _runs_of(
                 changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flat(change)
             )
-    plans = [replace(plan, shadows=_shadows(plan, plans)) for plan in plans]
-    ids = [plan.id for plan in plans]
-    twice = next((i for i in ids if ids.count(i) > 1), None)
-    if twice:
-        raise ConfigError(f"Two runs would both be called {twice!r}.", hint="give settings and selectors other names")
+    plans = _with_shadows(plans)
+    ids: set[str] = set()
+    for plan in plans:
+        if plan.id in ids:
+            raise ConfigError(
+                f"Two runs would both be called {plan.id!r}.", hint="give settings and selectors other names"
+            )
+        ids.add(plan.id)
     _check_targets(options.targets, _task(base.get("task", {})))
     known_labels = list(selectors)
     if options.baseline is not None and options.baseline not in known_labels:
@@ -463,17 +466,26 @@ def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any], plans: Seq
     return tuple(dict.fromkeys(notes))
 
 
-def _shadows(plan: RunPlan, plans: Sequence[RunPlan]) -> dict[str, Selector[Any]]:
-    """Return the selectors that shadow a run: those of other labels in its setting."""
-    others = {p.label: p.selector for p in plans if p.setting_name == plan.setting_name}
+def _with_shadows(plans: Sequence[RunPlan]) -> list[RunPlan]:
+    """Give each run its shadows: the selectors of other labels in its own setting."""
+    by_setting: dict[str, dict[str, Selector[Any]]] = {}
+    for plan in plans:
+        by_setting.setdefault(plan.setting_name, {})[plan.label] = plan.selector
+    return [
+        replace(plan, shadows=_shadows(plan, by_setting[plan.setting_name])) if plan.options.shadows else plan
+        for plan in plans
+    ]
+
+
+def _shadows(plan: RunPlan, selectors: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]]:
     for label in plan.options.shadows:
-        if label not in others:
-            near = nearest(label, list(others))
+        if label not in selectors:
+            near = nearest(label, list(selectors))
             raise ConfigError(
-                f"The shadow {label!r} is no label of a selector. Known: {', '.join(others)}.",
+                f"The shadow {label!r} is no label of a selector. Known: {', '.join(selectors)}.",
                 hint=f"did you mean {near!r}?" if near else None,
             )
-    return {label: others[label] for label in plan.options.shadows if label != plan.label}
+    return {label: selectors[label] for label in plan.options.shadows if label != plan.label}
 
 
 def _check_setting(title: str, change: Mapping[str, Any]) -> None:

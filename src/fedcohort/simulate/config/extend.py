@@ -84,9 +84,10 @@ def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]
                 f"The experiment has {len(present)} seeds, which cannot become {seeds}.",
                 hint="seeds can be added, not taken away; a list such as 7,8 adds these",
             )
-        fresh = (seed for seed in itertools.count() if seed not in present)
+        taken = set(present)
+        fresh = (seed for seed in itertools.count() if seed not in taken)
         return [*present, *itertools.islice(fresh, seeds - len(present))]
-    return [*present, *(seed for seed in seeds if seed not in present)]
+    return list(dict.fromkeys([*present, *seeds]))
 
 
 def _entry(table: Mapping[str, Any], label: str, entry: Any) -> Any:

@@ -98,9 +98,11 @@ def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
             )
         if not isinstance(values, list) or not values:
             raise ConfigError(f"The sweep over {label}.{parameter} must be a list of values. Got {values!r}.")
-        twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
-        if twice is not None:
-            raise ConfigError(f"The sweep over {label}.{parameter} has the value {twice!r} twice.")
+        seen: set[str] = set()
+        for text in map(_plain, values):
+            if text in seen:
+                raise ConfigError(f"The sweep over {label}.{parameter} has the value {text} twice.")
+            seen.add(text)
 
 
 def _name(label: str, raw: Any) -> str:
