@@ -16,7 +16,7 @@ from fedcohort.cli.output import Terminal, print_error, say, table
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
-from fedcohort.core.text import OneLine, in_html, in_label, printable
+from fedcohort.core.text import OneLine, escape_html, escape_label, printable
 from fedcohort.journal.exposition import exposition
 from fedcohort.session import Session
 from fedcohort.session.rules import Rules
@@ -68,7 +68,7 @@ def test_printable_keeps_what_people_write():
     for name in ("anna", "Zoë", "東京 3", "a\u00a0b", "naïve [1]"):
         assert printable(name) == name
     assert printable("a\nb") == "a\\x0ab" and printable("a\nb", lines=True) == "a\nb"
-    assert in_html("<i>\x1b") == "&lt;i&gt;\\x1b" and in_label('a"\\\n') == 'a\\"\\\\\\\\x0a'
+    assert escape_html("<i>\x1b") == "&lt;i&gt;\\x1b" and escape_label('a"\\\n') == 'a\\"\\\\\\\\x0a'
 
 
 @pytest.fixture(scope="module")

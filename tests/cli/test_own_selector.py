@@ -173,12 +173,12 @@ def test_it_is_resumed_by_another_process_in_another_folder(own, tmp_path_factor
 
 
 def test_a_journal_whose_file_is_gone_says_so(own):
-    from fedcohort.core.selector_spec import rebuilt
+    from fedcohort.core.selector_spec import rebuild_selector
 
     folder, _ = own
     spec = {"name": "long-gone", "class": "m:Mine", "reference": f"{folder}/gone.py:Mine", "params": {}}
     with pytest.raises(JournalError, match=r"gone\.py:Mine"):
-        rebuilt(spec, None, folder / "x.sqlite")
+        rebuild_selector(spec, None, folder / "x.sqlite")
 
 
 def test_a_flower_app_takes_the_file_along(own, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from fedcohort.core.errors import SignalError
 from fedcohort.core.signals import Signal, VectorOf, vectors_of
-from fedcohort.core.vectors import needs_output_bias, output_bias, taken
+from fedcohort.core.vectors import needs_output_bias, output_bias, vector_signal
 
 ROWS = np.random.default_rng(0).normal(size=(5, 70_000))  # more than two chunks of a sketch
 SOUND = np.array([True, True, False, True, True])
@@ -21,35 +21,41 @@ SOUND = np.array([True, True, False, True, True])
 def test_arrays_and_tensors_give_the_same(take: str) -> None:
     how = VectorOf("update", take)  # type: ignore[arg-type]
     samples = np.array([1.0, 5.0, 100.0, 0.0, 2.0])
-    ours = taken(how, ROWS, SOUND, slice(7, 10), samples)
-    theirs = taken(how, torch.as_tensor(ROWS), SOUND, slice(7, 10), samples)
+    ours = vector_signal(how, ROWS, SOUND, slice(7, 10), samples)
+    theirs = vector_signal(how, torch.as_tensor(ROWS), SOUND, slice(7, 10), samples)
     assert isinstance(theirs, torch.Tensor)
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-10, atol=1e-10)
-    single = taken(how, torch.as_tensor(ROWS, dtype=torch.float32), SOUND, slice(7, 10), samples)
+    single = vector_signal(how, torch.as_tensor(ROWS, dtype=torch.float32), SOUND, slice(7, 10), samples)
     np.testing.assert_allclose(ours, single.numpy(), rtol=1e-3, atol=1e-3)
 
 
 def test_by_hand() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
     sound = np.array([True, True, False])
-    np.testing.assert_allclose(taken(VectorOf("update", "norm"), rows, sound, None), [5, 0, np.sqrt(162)])
+    np.testing.assert_allclose(vector_signal(VectorOf("update", "norm"), rows, sound, None), [5, 0, np.sqrt(162)])
     # the mean of the sound ones is (1.5, 2)
-    distances = taken(VectorOf("gradient", "distance"), rows, sound, None)
+    distances = vector_signal(VectorOf("gradient", "distance"), rows, sound, None)
     np.testing.assert_allclose(distances, [2.5, 2.5, np.hypot(7.5, 7)])
-    assert np.isnan(taken(VectorOf("gradient", "distance"), rows, np.zeros(3, bool), None)).all()
-    np.testing.assert_array_equal(taken(VectorOf("update", "output-bias"), rows, sound, slice(1, 2)), rows[:, 1:])
+    assert np.isnan(vector_signal(VectorOf("gradient", "distance"), rows, np.zeros(3, bool), None)).all()
+    np.testing.assert_array_equal(
+        vector_signal(VectorOf("update", "output-bias"), rows, sound, slice(1, 2)), rows[:, 1:]
+    )
 
 
 def test_the_weighted_mean_by_hand() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
     sound, how = np.array([True, True, False]), VectorOf("gradient", "weighted-distance")
     # of the sound ones, the first counts four times: (2.4, 3.2)
-    distances = taken(how, rows, sound, None, np.array([40.0, 10.0, 500.0]))
+    distances = vector_signal(how, rows, sound, None, np.array([40.0, 10.0, 500.0]))
     np.testing.assert_allclose(distances, [1, 4, np.hypot(6.6, 5.8)])
     equal, plain = VectorOf("gradient", "weighted-distance"), VectorOf("gradient", "distance")
-    np.testing.assert_allclose(taken(equal, rows, sound, None, np.full(3, 7.0)), taken(plain, rows, sound, None))
-    np.testing.assert_allclose(taken(equal, rows, sound, None, np.zeros(3)), taken(plain, rows, sound, None))
-    assert np.isnan(taken(how, rows, np.zeros(3, bool), None, np.ones(3))).all()
+    np.testing.assert_allclose(
+        vector_signal(equal, rows, sound, None, np.full(3, 7.0)), vector_signal(plain, rows, sound, None)
+    )
+    np.testing.assert_allclose(
+        vector_signal(equal, rows, sound, None, np.zeros(3)), vector_signal(plain, rows, sound, None)
+    )
+    assert np.isnan(vector_signal(how, rows, np.zeros(3, bool), None, np.ones(3))).all()
 
 
 def test_a_sketch_keeps_lengths_distances_and_angles() -> None:
@@ -57,10 +63,10 @@ def test_a_sketch_keeps_lengths_distances_and_angles() -> None:
     how = VectorOf("update", "sketch")
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(600, 500)) * rng.exponential(size=500)
-    sketch = taken(how, rows, np.ones(600, bool), None)
+    sketch = vector_signal(how, rows, np.ones(600, bool), None)
     assert sketch.shape == (600, 64)
     # The projection is linear and its signs are those of a fixed matrix; this is that matrix.
-    signs = taken(how, np.eye(500), np.ones(500, bool), None) * 8
+    signs = vector_signal(how, np.eye(500), np.ones(500, bool), None) * 8
     assert set(np.unique(signs)) == {-1.0, 1.0}
     np.testing.assert_allclose(sketch, rows @ signs / 8, rtol=1e-9, atol=1e-9)
     gram = signs @ signs.T / 64
@@ -74,12 +80,13 @@ def test_a_sketch_keeps_lengths_distances_and_angles() -> None:
 
 def test_a_sketch_is_the_same_in_every_process() -> None:
     code = (
-        "import numpy as np; from fedcohort.core.signals import Signal; from fedcohort.core.vectors import taken;"
+        "import numpy as np; from fedcohort.core.signals import Signal;"
+        "from fedcohort.core.vectors import vector_signal; rows = np.arange(40_000.0)[None];"
         "import sys; assert 'torch' not in sys.modules;"
-        "print(taken(Signal.UPDATE_SKETCH.how, np.arange(40_000.0)[None], np.ones(1, bool), None)[0, :3].tolist())"
+        "print(vector_signal(Signal.UPDATE_SKETCH.how, rows, np.ones(1, bool), None)[0, :3].tolist())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    here = taken(Signal.UPDATE_SKETCH.how, np.arange(40_000.0)[None], np.ones(1, bool), None)[0, :3].tolist()
+    here = vector_signal(Signal.UPDATE_SKETCH.how, np.arange(40_000.0)[None], np.ones(1, bool), None)[0, :3].tolist()
     assert out.strip() == str(here)
 
 

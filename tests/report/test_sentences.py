@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort import SELECTORS
-from fedcohort.core.plots import Record
+from fedcohort.core.plots import SelectorRun
 from fedcohort.report import figures
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
 from fedcohort.simulate.leaderboard import Options, Own
@@ -163,7 +163,7 @@ def shown(selector, state, *, noise=None, counts=None, notes=(), running=False):
     """The sentence of a selector's own picture."""
     (picture,) = SELECTORS.get(selector).pictures
     return picture.view(
-        Record(
+        SelectorRun(
             label="ours",
             seed=3,
             rounds=30,

@@ -16,7 +16,7 @@ from fedcohort import Answer, ClientTable, LabelCounts, LabelGram, RoundReport, 
 from fedcohort.core.clients import LabelFactor
 from fedcohort.core.errors import JournalError, ParameterError, SignalError
 from fedcohort.core.protocol import Cohort
-from fedcohort.core.selector_spec import describe, rebuilt
+from fedcohort.core.selector_spec import describe, rebuild_selector
 from fedcohort.selectors import Bounded
 from fedcohort.selectors.ours.bounded import said_quantiles
 from fedcohort.testing.host import ScriptedHost
@@ -162,11 +162,11 @@ def test_what_was_recorded_without_a_limit_on_places_goes_on_without():
     """Version 0.2 had none."""
     old = describe(create("bounded", of="active-fl"))
     del old["params"]["most"]
-    found = rebuilt(old, None, None)
+    found = rebuild_selector(old, None, None)
     assert found == create("bounded", of="active-fl", most=None)
-    assert rebuilt(old, create("bounded", of="active-fl"), None) == found  # nobody has asked for the limit
+    assert rebuild_selector(old, create("bounded", of="active-fl"), None) == found  # nobody has asked for the limit
     with pytest.raises(JournalError, match=r"cannot be continued with .*'most': 3.0"):
-        rebuilt(old, create("bounded", of="active-fl", most=3.0), None)
+        rebuild_selector(old, create("bounded", of="active-fl", most=3.0), None)
     assert not hasattr(Session(found, ClientTable(sizes=[1.0] * 4)).state, "bounded_places")
 
 

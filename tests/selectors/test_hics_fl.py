@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.plots import Record
+from fedcohort.core.plots import SelectorRun
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.baselines.hics_fl import (
@@ -129,10 +129,11 @@ def test_clients_nothing_is_known_of_have_the_mean_entropy():
 
 def test_the_picture_says_what_was_estimated():
     state = balanced_first()
-    record = Record("hics", 0, 5, {"known": state.known, "vectors": state.vectors, "asked": state.asked})
+    record = SelectorRun("hics", 0, 5, {"known": state.known, "vectors": state.vectors, "asked": state.asked})
     view = HicsFL.pictures[0].view(record)
     assert view.middle[0] > view.middle[10]
     assert "1.61" in view.text  # ln 5
     assert (
-        HicsFL.pictures[0].view(Record("hics", 0, 0, {"known": np.empty(0, int), "vectors": np.empty((0, 0))})) is None
+        HicsFL.pictures[0].view(SelectorRun("hics", 0, 0, {"known": np.empty(0, int), "vectors": np.empty((0, 0))}))
+        is None
     )

@@ -7,7 +7,7 @@ import pytest
 
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import SignalError
-from fedcohort.core.plots import Record
+from fedcohort.core.plots import SelectorRun
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
 from fedcohort.selectors import Oort
@@ -137,12 +137,12 @@ def test_pacer_relaxes_when_a_window_brings_less_than_the_one_before():
 
 def test_the_picture_of_the_pacer_says_what_happened():
     (picture,) = Oort.pictures
-    assert picture.view(Record("mine", 0, 2, {}, [(0, {"preferred seconds": 0.0})])) is None
+    assert picture.view(SelectorRun("mine", 0, 2, {}, [(0, {"preferred seconds": 0.0})])) is None
     notes = [(t, {"preferred seconds": s}) for t, s in enumerate((0.0, 2.0, 2.0, 4.0, 6.0))]
-    view = picture.view(Record("mine", 0, 5, {}, notes))
+    view = picture.view(SelectorRun("mine", 0, 5, {}, notes))
     assert view.lines["preferred"] == ((1, 2, 3, 4), (2.0, 2.0, 4.0, 6.0))
     assert "take 2 s at first; the pacer relaxed that 2 times, to 6 s" in view.text
-    assert "never relaxed" in picture.view(Record("mine", 0, 3, {}, notes[:3])).text
+    assert "never relaxed" in picture.view(SelectorRun("mine", 0, 3, {}, notes[:3])).text
 
 
 def test_the_blacklist_leaves_out_and_comes_back_where_too_few_remain():

@@ -6,7 +6,7 @@ import pytest
 from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
-from fedcohort.core.selector_spec import describe, rebuilt
+from fedcohort.core.selector_spec import describe, rebuild_selector
 from fedcohort.core.signals import SKETCH_WIDTH
 from fedcohort.selectors import E3CS
 from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState
@@ -161,5 +161,5 @@ def test_older_journals_go_on_by_the_rule_they_began_with(name, later):
     spec = describe(create(name))
     del spec["params"][later]
     for given in (None, create(name)):
-        assert getattr(rebuilt(spec, given, None), later) is False
-    assert getattr(rebuilt(describe(create(name)), None, None), later) is True
+        assert getattr(rebuild_selector(spec, given, None), later) is False
+    assert getattr(rebuild_selector(describe(create(name)), None, None), later) is True

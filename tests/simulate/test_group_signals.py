@@ -10,7 +10,7 @@ from fedcohort.core.errors import SignalError
 from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.rng import stream
 from fedcohort.core.signals import REPORT_SIGNALS, Signal
-from fedcohort.core.vectors import taken
+from fedcohort.core.vectors import vector_signal
 from fedcohort.session import Session
 
 from .lockstep import Probe, group, rows
@@ -54,7 +54,7 @@ def test_every_signal_equals_its_definition(plain_client):
         Signal.OUTPUT_BIAS_UPDATE: torch.stack(
             [clients[0].output_bias(w) - clients[0].output_bias(old) for w in after]
         ),
-        Signal.UPDATE_SKETCH: taken(Signal.UPDATE_SKETCH.how, updates.numpy(), np.ones(3, bool), None),
+        Signal.UPDATE_SKETCH: vector_signal(Signal.UPDATE_SKETCH.how, updates.numpy(), np.ones(3, bool), None),
         Signal.GRADIENT_NORM: gradients.norm(dim=1),
         Signal.GRADIENT_DISTANCE: (gradients - gradients.mean(0)).norm(dim=1),
         Signal.WEIGHTED_GRADIENT_DISTANCE: (gradients - weights @ gradients).norm(dim=1),

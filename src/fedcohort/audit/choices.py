@@ -26,7 +26,7 @@ from fedcohort.core.errors import InputError, JournalError
 from fedcohort.core.files import read_file
 from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Selector, Status
-from fedcohort.core.selector_spec import rebuilt, selector_name
+from fedcohort.core.selector_spec import rebuild_selector, selector_name
 from fedcohort.journal import Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, VERSION, Link, joined, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
@@ -149,7 +149,7 @@ def confirm(
             "leaves out scores, notes, numbers and times.",
             hint="audit it with the version that wrote it",
         )
-    audit = _Audit(journal, meta, rebuilt(meta["selector"], selector, journal.path))
+    audit = _Audit(journal, meta, rebuild_selector(meta["selector"], selector, journal.path))
     return audit.run(seed, receipts or {}, public)
 
 

@@ -19,7 +19,7 @@ from fedcohort.core.arrays import AnyArray
 from fedcohort.core.clients import ClientTable, LabelGram, LabelGramRows
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest, Selector
-from fedcohort.core.selector_spec import rebuilt
+from fedcohort.core.selector_spec import rebuild_selector
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyBlock
 from fedcohort.journal.codec import state_fields
@@ -136,7 +136,7 @@ class Replay:
 
     def change_selector(self, body: Mapping[str, Any]) -> None:
         """Let the selector of an event go on."""
-        self.playing.change_selector(rebuilt(body["to"], None, self.journal.path))
+        self.playing.change_selector(rebuild_selector(body["to"], None, self.journal.path))
 
 
 def newcomers(table: ClientTable, before: int) -> ClientTable:
@@ -192,7 +192,7 @@ def check(journal: Journal) -> Outcome:
         return Outcome(False, 0, why)
     meta = journal.meta()
     try:
-        replay = Replay(journal, meta, rebuilt(meta["selector"], None, journal.path))
+        replay = Replay(journal, meta, rebuild_selector(meta["selector"], None, journal.path))
         steps = list(_steps(journal, replay))
     except JournalError as error:
         return Outcome(False, 0, error.message)
@@ -235,7 +235,7 @@ def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int]
     for at, body in journal.timed_events(CHANGED):
         yield (at, 0), lambda body=body: replay.change_rules(body)  # type: ignore[misc]
     for at, body in journal.timed_events(SELECTOR):
-        selectors.append(rebuilt(body["to"], None, journal.path))
+        selectors.append(rebuild_selector(body["to"], None, journal.path))
         yield (at, 0), lambda body=body: replay.change_selector(body)  # type: ignore[misc]
     asking = [selector for selector in selectors if type(selector).query is not Selector.query]
     if asking:

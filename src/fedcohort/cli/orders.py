@@ -17,7 +17,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import parameters
 from fedcohort.core.registry import nearest
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.presence import planned, run_state
@@ -117,7 +117,7 @@ def _rules_in(file: Path) -> dict[str, Any]:
     found = read_table(file)
     inner = found.get("rules", found)
     if not isinstance(inner, dict):
-        raise InputError(f"The rules in {file} must be a table. Got {shown(inner)}.")
+        raise InputError(f"The rules in {file} must be a table. Got {short_repr(inner)}.")
     known = [info.name for info in parameters(Rules)]
     for key in inner:
         if key not in known:

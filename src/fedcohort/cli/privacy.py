@@ -20,7 +20,7 @@ from fedcohort.cli.options import (
 from fedcohort.cli.output import Format, err, out, print_json, say, table
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 
 if TYPE_CHECKING:
     from fedcohort.privacy.meter import Audit
@@ -173,7 +173,9 @@ def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:
         except ValueError:
             if number == 1:
                 continue  # a line of titles
-            raise InputError(f"Line {number} of {path} must be a name and whole counts. Got {shown(line)}.") from None
+            raise InputError(
+                f"Line {number} of {path} must be a name and whole counts. Got {short_repr(line)}."
+            ) from None
         names.append(line[0])
     if len(rows) < 2 or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         raise InputError(f"{path} must have at least two clients with equally many counts, at least two each.")

@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.files import open_file
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """What an archive may hold in all, unpacked: twice the label counts of ten million clients with ten classes."""
 DAMAGE = (ValueError, KeyError, TypeError, OverflowError, OSError, EOFError, RuntimeError, NotImplementedError,
           MemoryError, SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error)  # fmt: skip
@@ -30,7 +30,7 @@ class ArchiveError(ValueError):
     """An archive is damaged, holds something else than plain arrays, or says that it holds too much."""
 
 
-def shapes(path: Path, most: int = MOST_BYTES) -> dict[str, tuple[int, ...]]:
+def array_shapes(path: Path, most: int = MAX_BYTES) -> dict[str, tuple[int, ...]]:
     """Return the shape of every array of an archive, from the headers alone.
 
     Parameters
@@ -73,9 +73,9 @@ def _shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, ...]:
     return tuple(int(length) for length in shape)
 
 
-def read_arrays(path: Path, most: int = MOST_BYTES) -> dict[str, AnyArray]:
-    """Return every array of an archive that :func:`shapes` accepts."""
-    names = shapes(path, most)
+def read_arrays(path: Path, most: int = MAX_BYTES) -> dict[str, AnyArray]:
+    """Return every array of an archive that :func:`array_shapes` accepts."""
+    names = array_shapes(path, most)
     try:
         with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}

@@ -13,10 +13,10 @@ BoolArray = NDArray[np.bool_]
 AnyArray = NDArray[Any]
 
 
-def frozen(array: ArrayLike, dtype: Any = None) -> AnyArray:
+def read_only(array: ArrayLike, dtype: Any = None) -> AnyArray:
     """Return ``array`` as a read-only array that nobody else can write to, copying only when needed.
 
-    >>> frozen([1, 2]).flags.writeable
+    >>> read_only([1, 2]).flags.writeable
     False
     """
     result = np.asarray(array, dtype=dtype)

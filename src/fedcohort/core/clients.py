@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, frozen
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, read_only
 from fedcohort.core.errors import InputError, SignalError, UnknownNameError
 from fedcohort.core.guard import guarded
 from fedcohort.core.registry import nearest
@@ -48,7 +48,7 @@ def _matrix(name: str, values: ArrayLike) -> FloatArray:
         ) from None
     if array.ndim != 2:
         raise InputError(f"{name} must be a matrix with one row per client. Got an array of shape {array.shape}.")
-    return frozen(array, np.float64) if array is values else frozen(array)
+    return read_only(array, np.float64) if array is values else read_only(array)
 
 
 @guarded
@@ -197,14 +197,14 @@ class ClientTable:
             given["names"] = len(name_tuple)
         size_array: FloatArray | None = None
         if sizes is not None:
-            size_array = frozen(sizes, np.float64)
+            size_array = read_only(sizes, np.float64)
             if size_array.ndim != 1:
                 raise InputError(f"sizes must be one number per client. Got shape {size_array.shape}.")
             _finite_non_negative("sizes", size_array)
             given["sizes"] = len(size_array)
         elif isinstance(labels, LabelCounts):
             with np.errstate(over="ignore"):
-                size_array = frozen(labels.counts.sum(axis=1))
+                size_array = read_only(labels.counts.sum(axis=1))
             _finite_non_negative("sums of label counts", size_array)
         if labels is not None:
             given["labels"] = len(label_rows(labels))
@@ -338,8 +338,8 @@ class ClientTable:
             if self._names is not None:
                 known = self._index
                 with contextlib.suppress(KeyError):  # a name nobody has is looked up again below, for its error
-                    return frozen([known[str(c)] for c in clients], np.int64)
-            return frozen([self.index(str(c)) for c in clients], np.int64)
+                    return read_only([known[str(c)] for c in clients], np.int64)
+            return read_only([self.index(str(c)) for c in clients], np.int64)
         array = np.asarray(clients)
         if array.size and array.dtype.kind not in "iu":
             raise InputError(f"Clients are names or whole-number indices. Got dtype {array.dtype}.")
@@ -347,7 +347,7 @@ class ClientTable:
         if array.size and (array.min() < 0 or array.max() >= self.n):
             wrong = int(array[(array < 0) | (array >= self.n)][0])
             raise UnknownNameError(f"There is no client {wrong}; the federation has clients 0 to {self.n - 1}.")
-        return frozen(array)
+        return read_only(array)
 
     def differing(self, other: ClientTable) -> IntArray:
         """Return the clients about whom two tables of one federation say different things."""

@@ -45,7 +45,7 @@ def read_file(path: Path) -> bytes:
             raise OSError(errno.EFBIG, "it is larger than the memory", str(path)) from None
 
 
-def no_links(path: str, flags: int) -> int:
+def refuse_links(path: str, flags: int) -> int:
     """Open a file, but not through a symbolic link in its place; for the ``opener`` of :func:`open`.
 
     A link that somebody put where a program keeps a file of its own would let it write into any file of its user.

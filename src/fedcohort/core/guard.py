@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, overload
 import numpy as np
 
 from fedcohort.core.errors import FedcohortError, InputError
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 
 T = TypeVar("T")
 _FEW = 1000  # items of a collection that are looked at
@@ -111,10 +111,10 @@ def _told(
         if found is not None:
             path, part, kind = found
             text = wanted.annotation if path == key and isinstance(wanted.annotation, str) else _named(kind)
-            return InputError(f"The '{path}' argument of {name} must be {text}. Got {shown(part)}.")
+            return InputError(f"The '{path}' argument of {name} must be {text}. Got {short_repr(part)}.")
     if plugins:
         return None
-    return InputError(f"{name} cannot use its arguments: {shown(error)}.")
+    return InputError(f"{name} cannot use its arguments: {short_repr(error)}.")
 
 
 def _resolved(annotation: Any, function: Any) -> Any:

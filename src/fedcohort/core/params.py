@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedcohort.core.errors import ParameterError
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 
 Closed = Literal["both", "left", "right", "neither"]
 
@@ -245,7 +245,7 @@ def param(default: Any, constraint: Constraint, meaning: str) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _admitted(constraint: Constraint, value: object) -> bool:
+def _is_admitted(constraint: Constraint, value: object) -> bool:
     try:
         return constraint.admits(value)
     except Exception:  # a value that cannot even be compared or counted
@@ -258,10 +258,10 @@ class Parameterized:
     def __post_init__(self) -> None:
         for info in parameters(type(self)):
             value = getattr(self, info.name)
-            if not _admitted(info.constraint, value):
+            if not _is_admitted(info.constraint, value):
                 raise ParameterError(
                     f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
-                    f"Got {shown(value)}."
+                    f"Got {short_repr(value)}."
                 )
             if isinstance(value, list):
                 object.__setattr__(self, info.name, tuple(value))

@@ -1,8 +1,8 @@
-"""What a selector wants shown of what it learned: declared next to its state, as data, and drawn by the report.
+"""Describe, as data, the plots a selector offers of what it has learned; the report draws them.
 
-A selector class lists its :class:`Picture` objects in ``pictures``. Each has a function that reads the :class:`Record`
-of one run and returns a view: intervals per client, a map of clients, or lines over the rounds, with a sentence built
-from the same numbers. Nothing here draws.
+A selector class lists its :class:`Picture` objects in ``pictures``. Each has a function that reads a
+:class:`SelectorRun` and returns a view: intervals per client, a map of clients, or lines over the rounds, with a
+sentence built from the same numbers. Nothing here draws.
 
 >>> from dataclasses import dataclass
 >>> import numpy as np
@@ -11,7 +11,7 @@ from the same numbers. Nothing here draws.
 ...     longest = int(since.argmax())
 ...     return Intervals(since, since, since, text=f"Client {longest} has waited longest.")
 >>> picture = Picture("waits", "How long clients have waited", "rounds", waits)
->>> picture.view(Record("mine", 0, 5, {"since": np.array([4.0, 1.0])})).text
+>>> picture.view(SelectorRun("mine", 0, 5, {"since": np.array([4.0, 1.0])})).text
 'Client 1 has waited longest.'
 """
 
@@ -28,7 +28,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class SelectorRun:
     """One run of a selector, as its journal has it.
 
     Attributes
@@ -63,7 +63,7 @@ class Record:
     def opening(self) -> str:
         """How a sentence about this run begins: with whom, and that it is not at its end.
 
-        >>> Record("mine", 0, 5, {}).opening, Record("mine", 0, 5, {}, running=True).opening
+        >>> SelectorRun("mine", 0, 5, {}).opening, SelectorRun("mine", 0, 5, {}, running=True).opening
         ('With mine (seed 0)', 'After 5 rounds, with mine (seed 0)')
         """
         so_far = f"After {self.rounds:,} rounds, with" if self.running else "With"
@@ -141,7 +141,7 @@ class Picture:
     quantity : str
         What the vertical axis shows; empty for a map.
     view : callable
-        From a :class:`Record` to what is shown of it; None where there is nothing to show yet.
+        From a :class:`SelectorRun` to what is shown of it; None where there is nothing to show yet.
     share : bool
         Whether the quantity is a share, shown in percent.
     """
@@ -149,7 +149,7 @@ class Picture:
     name: str
     title: str
     quantity: str
-    view: Callable[[Record], View | None]
+    view: Callable[[SelectorRun], View | None]
     share: bool = False
 
 
@@ -159,29 +159,29 @@ class Picture:
 WEAK = 0.2  # a rank correlation nearer to 0 says nothing
 
 
-def number(value: float) -> str:
+def number_text(value: float) -> str:
     """Return a number with three significant digits.
 
-    >>> number(0.081234), number(1234567.0), number(-2.0)
+    >>> number_text(0.081234), number_text(1234567.0), number_text(-2.0)
     ('0.0812', '1,234,567', '−2')
     """
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return text.replace("-", "−")
 
 
-def counted(what: str, part: float, whole: float) -> str:
+def count_text(what: str, part: float, whole: float) -> str:
     """Return how often something happened, as it was counted.
 
-    >>> counted("kept", 0.0, 1.0), counted("kept", 3.0, 12.0)
+    >>> count_text("kept", 0.0, 1.0), count_text("kept", 3.0, 12.0)
     ('kept 0 of 1 time', 'kept 3 of 12 times')
     """
-    return f"{what} {number(part)} of {number(whole)} time{'s' * (whole != 1)}"
+    return f"{what} {number_text(part)} of {number_text(whole)} time{'s' * (whole != 1)}"
 
 
-def agreement(correlation: float, *, perfect: int, good: str, bad: str, none: str) -> str:
+def agreement_text(correlation: float, *, perfect: int, good: str, bad: str, none: str) -> str:
     """Return whether a rank correlation is what it should be, in words, with the number and what would be perfect.
 
-    >>> agreement(-0.9, perfect=-1, good="as it should be", bad="the wrong way round", none="says little")
+    >>> agreement_text(-0.9, perfect=-1, good="as it should be", bad="the wrong way round", none="says little")
     'as it should be (rank correlation −0.90, −1 would be perfect)'
     """
     if math.isnan(correlation):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, frozen
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, read_only
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.guard import guarded
@@ -34,7 +34,7 @@ def _indices(clients: Any, what: str) -> IntArray:
     array = np.asarray(clients)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InputError(f"{what} must be a list of whole numbers. Got {array.dtype} of shape {array.shape}.")
-    return frozen(array, np.int64)
+    return read_only(array, np.int64)
 
 
 class Status(IntEnum):
@@ -170,7 +170,7 @@ class Answer:
             if array.shape[: len(shape)] != shape:
                 raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {array.shape}.")
             array[~np.isfinite(array)] = np.nan
-            clean[signal] = frozen(array)
+            clean[signal] = read_only(array)
         object.__setattr__(self, "values", MappingProxyType(clean))
 
     def __getitem__(self, signal: Signal) -> FloatArray:
@@ -222,7 +222,7 @@ class Cohort:
         for name in ("weights", "work"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, frozen(value, np.float64))
+                object.__setattr__(self, name, read_only(value, np.float64))
         object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
         object.__setattr__(self, "notes", MappingProxyType(dict(self.notes)))
 

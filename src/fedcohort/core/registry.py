@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar, cast
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError, RegistryError, UnknownNameError
 from fedcohort.core.guard import guarded
 from fedcohort.core.params import parameters
-from fedcohort.core.text import named
+from fedcohort.core.text import error_text
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -62,7 +62,7 @@ def is_reference(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def own_code(what: str, name: str) -> Iterator[None]:
+def user_code_errors(what: str, name: str) -> Iterator[None]:
     """Turn whatever code of somebody's own raises into an :class:`InputError`; a mistake of ours stays what it is.
 
     Parameters
@@ -79,10 +79,10 @@ def own_code(what: str, name: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if not is_reference(name):
             raise
-        raise InputError(f"{what}: {named(error)}.") from error
+        raise InputError(f"{what}: {error_text(error)}.") from error
 
 
-def referenced(reference: str) -> tuple[Any, str]:
+def resolve_reference(reference: str) -> tuple[Any, str]:
     """Return what a reference names, and the reference in a form that is good from any folder.
 
     Parameters
@@ -125,7 +125,7 @@ def _module_of_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(f"The file {path} cannot be imported: {named(error)}.") from error
+        raise InputError(f"The file {path} cannot be imported: {error_text(error)}.") from error
     return module
 
 
@@ -256,7 +256,7 @@ class Registry(Generic[T]):
 
     def _referenced(self, reference: str) -> Callable[..., T]:
         assert self.base is not None
-        item, whole = referenced(reference)
+        item, whole = resolve_reference(reference)
         if not isinstance(item, type) or not issubclass(item, self.base):
             what = "the class" if isinstance(item, type) else f"a {type(item).__name__}:"
             raise InputError(
@@ -297,7 +297,7 @@ class Registry(Generic[T]):
                         f"The {self.kind} {name!r} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
                         hint=f"did you mean {near!r}?" if near else None,
                     )
-        with own_code(f"The {self.kind} {name!r} cannot be made", name):
+        with user_code_errors(f"The {self.kind} {name!r} cannot be made", name):
             return item(**params)
 
     def __contains__(self, name: str) -> bool:

@@ -44,7 +44,7 @@ def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
     return found if isinstance(found, type) else None
 
 
-def untrusted(spec: Mapping[str, Any]) -> str | None:
+def untrusted_reference(spec: Mapping[str, Any]) -> str | None:
     """Return what a description names that would have to be imported first, if anything; see :func:`class_of`."""
     if class_of(spec) is None:
         return str(spec.get("reference") or spec["class"])
@@ -63,10 +63,10 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
+def rebuild_selector(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
     """Return the selector a journal was written with, from the registry or checked against ``given``."""
     if given is None:
-        lacking = untrusted(spec)
+        lacking = untrusted_reference(spec)
         if lacking is not None:
             raise JournalError(
                 f"The journal {path} was written with the selector {lacking}, which is not one of fedcohort's; code is "
@@ -78,12 +78,12 @@ def rebuilt(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | N
         assert known is not None
         _check_version(spec, known, path)
         return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known) or "",
-                                **_as_then(known, spec["params"], spec["params"]))  # fmt: skip
+                                **_as_recorded(known, spec["params"], spec["params"]))  # fmt: skip
     now, recorded = describe(given), spec["params"]
     if spec["name"] == now["name"]:
         _check_version(spec, type(given), path)
-        then = _as_then(type(given), recorded, now["params"])
-        recorded = _as_then(type(given), recorded, recorded)
+        then = _as_recorded(type(given), recorded, now["params"])
+        recorded = _as_recorded(type(given), recorded, recorded)
         if then != now["params"]:
             given = dataclasses.replace(given, **then)  # type: ignore[type-var]
             now = describe(given)
@@ -109,7 +109,7 @@ def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path
         )
 
 
-def _as_then(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _as_recorded(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters as the version had them that wrote ``recorded``: without defaults that came later."""
     defaults = {info.name: info.default for info in parameters(cls)}
     later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]

@@ -33,17 +33,17 @@ def printable(text: object, *, lines: bool = False) -> str:
     if found.isprintable():
         return found
     allowed = "\n\t" if lines else ""
-    return "".join(c if c.isprintable() or c in allowed or category(c) == "Zs" else _written(ord(c)) for c in found)
+    return "".join(c if c.isprintable() or c in allowed or category(c) == "Zs" else _escape(ord(c)) for c in found)
 
 
-def _written(code: int) -> str:
+def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def shown(value: object, most: int = 300) -> str:
+def short_repr(value: object, most: int = 300) -> str:
     """Return what ``repr`` says, shortened, for a message; of something whose ``repr`` fails, its type.
 
-    >>> shown([1, "a"])
+    >>> short_repr([1, "a"])
     "[1, 'a']"
     """
     try:
@@ -53,10 +53,10 @@ def shown(value: object, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def named(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the type of an error and what it says; somebody's own may not even be able to say it.
 
-    >>> named(ValueError("no")), named(ValueError())
+    >>> error_text(ValueError("no")), error_text(ValueError())
     ('ValueError: no', 'ValueError')
     """
     kind = type(error).__name__
@@ -67,19 +67,19 @@ def named(error: BaseException) -> str:
     return f"{kind}: {said}" if said else kind
 
 
-def in_html(text: object) -> str:
+def escape_html(text: object) -> str:
     """Return ``text`` as it stands in HTML, between tags or in a quoted attribute.
 
-    >>> in_html("<b>'a'")
+    >>> escape_html("<b>'a'")
     '&lt;b&gt;&#x27;a&#x27;'
     """
     return html.escape(printable(text, lines=True))
 
 
-def in_label(text: object) -> str:
+def escape_label(text: object) -> str:
     r"""Return ``text`` as it stands between the quotes of a Prometheus label.
 
-    >>> print(in_label('a"b'))
+    >>> print(escape_label('a"b'))
     a\"b
     """
     return printable(text).replace("\\", "\\\\").replace('"', '\\"')

@@ -24,13 +24,13 @@ def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) ->
         return np.empty(0, np.int64)
     if np.isnan(scores.max()):
         scores = np.where(np.isnan(scores), -np.inf, scores)
-    chosen = np.arange(n) if k == n else _largest(scores, k, rng)
+    chosen = np.arange(n) if k == n else _k_largest(scores, k, rng)
     if rng is not None:
         chosen = rng.permutation(chosen)
     return np.asarray(chosen[np.argsort(-scores[chosen], kind="stable")], dtype=np.int64)
 
 
-def _largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> IntArray:
+def _k_largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> IntArray:
     """Return the positions of the ``k`` largest of more than ``k`` scores, in no order.
 
     Bandits give most clients of a large federation one and the same score, and partitioning is an order of magnitude
@@ -48,15 +48,15 @@ def _largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> Int
         else:
             equal = np.flatnonzero(scores == guess)
             if len(above) + len(equal) >= k:
-                return _filled(above, equal, k, rng)
+                return _fill_with_ties(above, equal, k, rng)
     if len(part) == k:
         return part
     values = scores[part]
     threshold = np.partition(values, len(part) - k)[len(part) - k]
-    return _filled(part[values > threshold], part[values == threshold], k, rng)
+    return _fill_with_ties(part[values > threshold], part[values == threshold], k, rng)
 
 
-def _filled(above: IntArray, tied: IntArray, k: int, rng: np.random.Generator | None) -> IntArray:
+def _fill_with_ties(above: IntArray, tied: IntArray, k: int, rng: np.random.Generator | None) -> IntArray:
     """Return ``above`` and as many of ``tied`` as are wanted."""
     wanted = k - len(above)
     if len(tied) > wanted and rng is not None:

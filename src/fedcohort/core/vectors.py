@@ -21,7 +21,9 @@ _SKETCH_SEED = 20_260_101
 _CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
 
 
-def taken(how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None = None) -> Any:
+def vector_signal(
+    how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None = None
+) -> Any:
     """Return what a signal takes from vectors.
 
     Parameters

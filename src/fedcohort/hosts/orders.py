@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.files import open_file
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.journal.events import CHANGED, REFUSED
 from fedcohort.journal.lock import ORDERS, sync_folder, target
 from fedcohort.session.rules import Rules
@@ -205,9 +205,9 @@ def _read(data: bytes) -> Order | None:
         order = Order(**body)
         for names in (getattr(order, key) for key in _LISTS):
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise InputError(f"An order names clients in lists of texts. Got {shown(names)}.")
+                raise InputError(f"An order names clients in lists of texts. Got {short_repr(names)}.")
         if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
-            raise InputError(f"An order pauses clients for so many rounds. Got {shown(order.pause)}.")
+            raise InputError(f"An order pauses clients for so many rounds. Got {short_repr(order.pause)}.")
         return order
     except (ValueError, TypeError, AttributeError, RecursionError):  # InputError is a ValueError
         return None

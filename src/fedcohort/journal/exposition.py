@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcohort.core.protocol import Status
-from fedcohort.core.text import in_label
+from fedcohort.core.text import escape_label
 from fedcohort.journal.events import ABANDONED
 from fedcohort.journal.presence import STATES, RunState, planned, run_state, run_state_before
 from fedcohort.journal.store import Journal, read_journal
@@ -150,7 +150,7 @@ def _samples(journal: Journal) -> Iterator[_Number]:
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{key}="{in_label(value)}"' for key, value in labels.items())
+    return ",".join(f'{key}="{escape_label(value)}"' for key, value in labels.items())
 
 
 def _number(value: float) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcohort.core.errors import JournalError
-from fedcohort.core.files import no_links, open_file
+from fedcohort.core.files import open_file, refuse_links
 
 try:
     import fcntl
@@ -119,7 +119,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = no_links(str(_lock_file(path)), os.O_RDWR | os.O_CREAT)
+            self._file = refuse_links(str(_lock_file(path)), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise JournalError(
                 f"The journal {path} cannot be written: {error.strerror or error} ({_lock_file(path)}).",

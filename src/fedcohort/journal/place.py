@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 
 from fedcohort.core.errors import JournalError
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 
 
 def place(journal: str | Path) -> Path:
@@ -17,9 +17,9 @@ def place(journal: str | Path) -> Path:
     fedcohort.core.errors.JournalError: A journal is named by the path of a file. Got ''.
     """
     if not isinstance(journal, (str, PurePath)) or not Path(journal).name or "\0" in str(journal):
-        raise JournalError(f"A journal is named by the path of a file. Got {shown(journal)}.")
+        raise JournalError(f"A journal is named by the path of a file. Got {short_repr(journal)}.")
     try:
         Path(journal).exists()
     except OSError as error:
-        raise JournalError(f"There can be no journal at {shown(str(journal))}: {error.strerror}.") from error
+        raise JournalError(f"There can be no journal at {short_repr(str(journal))}: {error.strerror}.") from error
     return Path(journal)

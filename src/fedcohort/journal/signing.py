@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import InputError, MissingExtraError
-from fedcohort.core.files import no_links, read_file
+from fedcohort.core.files import read_file, refuse_links
 
 _PURPOSE = b"fedcohort journal head\0"
 _MAKE_ONE = "`fedcohort journal keygen FILE` makes one"
@@ -89,7 +89,7 @@ def generate(path: str | Path) -> Path:
             (path, private),
             (public, key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)),
         ):
-            handle = no_links(str(file), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            handle = refuse_links(str(file), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(handle, "wb") as stream:
                 if file == path:
                     path.chmod(0o600)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Progress, Ranking, ranking
@@ -67,7 +67,7 @@ class Figure:
 
         page = html.escape(figure_html(self), quote=True)
         return (
-            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{in_html(self.title)}" '
+            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{escape_html(self.title)}" '
             'style="width:100%;height:520px;border:0"></iframe>'
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import FedcohortError, JournalError, MissingExtraError
-from fedcohort.core.plots import Intervals, Lines, Picture, Points, Record, View
+from fedcohort.core.plots import Intervals, Lines, Picture, Points, SelectorRun, View
 from fedcohort.core.selector_spec import class_of
 from fedcohort.journal import read_journal
 from fedcohort.report import palette
@@ -61,7 +61,7 @@ def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[P
             return []
         facts = setting.federations.get(run.federation)
         noise = None if facts is None or not (facts.noise_rate > 0).any() else facts.noise_rate
-        record = Record(
+        record = SelectorRun(
             label=group.label,
             seed=run.seed,
             rounds=journal.last()[0] + 1,

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.journal import read_journal
 from fedcohort.report import palette
 from fedcohort.report.account import Account, Past, account
@@ -132,15 +132,17 @@ def ending(found: Account) -> list[str]:
 
 
 def _ending(found: Account) -> str:
-    lines = "".join(f"<p>{in_html(line)}</p>" for line in ending(found))
-    return f'<section class="card"><h2>{in_html(found.name)}</h2>{lines}</section>'
+    lines = "".join(f"<p>{escape_html(line)}</p>" for line in ending(found))
+    return f'<section class="card"><h2>{escape_html(found.name)}</h2>{lines}</section>'
 
 
 def _rules(found: Account) -> str:
     if found.proof is None or found.proof.rules is None:
         return '<section class="card"><h2>Rules</h2><p>The run had no rules.</p></section>'
     rules = found.proof.rules.to_dict()
-    rows = "".join(f"<tr><th scope='row'>{in_html(k)}</th><td>{in_html(str(v))}</td></tr>" for k, v in rules.items())
+    rows = "".join(
+        f"<tr><th scope='row'>{escape_html(k)}</th><td>{escape_html(str(v))}</td></tr>" for k, v in rules.items()
+    )
     proof = found.proof
     held = " ".join([
         proof.verdict,
@@ -150,10 +152,10 @@ def _rules(found: Account) -> str:
     excluded: Counter[str] = Counter()
     for past in found.rounds:
         excluded.update(past.excluded)
-    told = "".join(f"<li>{in_html(reason)}: {count} times</li>" for reason, count in excluded.most_common(20))
+    told = "".join(f"<li>{escape_html(reason)}: {count} times</li>" for reason, count in excluded.most_common(20))
     listed = f"<p>Kept out of a round:</p><ul>{told}</ul>" if told else ""
     return (
-        f'<section class="card"><h2>Rules</h2><p>{in_html(held)}</p><div class="table"><table><tbody>{rows}</tbody>'
+        f'<section class="card"><h2>Rules</h2><p>{escape_html(held)}</p><div class="table"><table><tbody>{rows}</tbody>'
         f"</table></div>{listed}</section>"
     )
 

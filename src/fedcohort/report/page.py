@@ -14,7 +14,7 @@ from typing import Any
 import fedcohort
 from fedcohort.core.errors import UnknownNameError
 from fedcohort.core.registry import nearest
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.report import palette
 from fedcohort.report.data import Bundle, Setting, boards, load_bundle
 from fedcohort.report.figures import Figure, general_figures
@@ -199,12 +199,12 @@ def build_page(
             data["figures"][f"{number}-{figure.name}"] = _drawn(figure, pane.name if len(panes) > 1 else None)
         data["explanations"][str(number)] = pane.explanations
     return string.Template(asset("report.html")).substitute(
-        title=in_html(title),
-        theme=f' data-theme="{in_html(theme)}"' if theme else "",
+        title=escape_html(title),
+        theme=f' data-theme="{escape_html(theme)}"' if theme else "",
         styles=styles(),
         summary="".join(f"<li><b>{n:,}</b> {word}{'s' if n != 1 else ''}</li>" for n, word in facts),
-        remarks="".join(f"<p>{in_html(text)}</p>" for text in remarks),
-        warnings="".join(f'<p class="warning">{in_html(text)}</p>' for text in warnings),
+        remarks="".join(f"<p>{escape_html(text)}</p>" for text in remarks),
+        warnings="".join(f'<p class="warning">{escape_html(text)}</p>' for text in warnings),
         tabs=_tabs(panes),
         sections="".join(_pane(pane, number, len(panes) > 1) for number, pane in enumerate(panes)),
         setup=setup,
@@ -218,7 +218,7 @@ def figure_html(figure: Figure) -> str:
     """Return one figure as a page of its own."""
     spec = {"title": figure.title, "sentence": figure.sentence, "file": figure.name, **figure.spec}
     return string.Template(asset("figure.html")).substitute(
-        title=in_html(figure.title),
+        title=escape_html(figure.title),
         styles=styles(),
         figure=figure_block(figure, 0),
         data=embedded({"figures": {f"0-{figure.name}": spec}, "explanations": {}}),
@@ -255,7 +255,7 @@ def _tabs(panes: Sequence[Pane]) -> str:
         return ""
     buttons = "".join(
         f'<button role="tab" aria-selected="{"false" if i else "true"}" data-setting="{i}">'
-        f"{in_html(pane.name)}</button>"
+        f"{escape_html(pane.name)}</button>"
         for i, pane in enumerate(panes)
     )
     return f'<nav class="settings" role="tablist" aria-label="settings">{buttons}</nav>'
@@ -263,7 +263,7 @@ def _tabs(panes: Sequence[Pane]) -> str:
 
 def _pane(pane: Pane, number: int, several: bool) -> str:
     hidden = " hidden" if number else ""
-    heading = f'<h2 class="setting">{in_html(pane.name)}</h2>' if several else ""
+    heading = f'<h2 class="setting">{escape_html(pane.name)}</h2>' if several else ""
     return f'<div class="pane" data-pane="{number}"{hidden}>{heading}{"".join(pane.blocks)}</div>'
 
 
@@ -283,22 +283,22 @@ def _blocks(section: Section, number: int) -> list[str]:
 def table_block(table: Table) -> str:
     """Return a table as a card, with a button that saves its cells."""
     return (
-        f'<section class="card"><h2>{in_html(table.title)}</h2><div class="downloads">'
-        f'<button type="button" data-table="{table.name}.csv" aria-label="Save {in_html(table.title)} as CSV">CSV'
+        f'<section class="card"><h2>{escape_html(table.title)}</h2><div class="downloads">'
+        f'<button type="button" data-table="{table.name}.csv" aria-label="Save {escape_html(table.title)} as CSV">CSV'
         f"</button></div>{to_html(table)}</section>"
     )
 
 
 def figure_block(figure: Figure, number: int, extra: str = "") -> str:
     """Return a figure of pane ``number`` as a card."""
-    title = in_html(figure.title)
+    title = escape_html(figure.title)
     buttons = "".join(
         f'<button type="button" data-save="{form}" aria-label="Save {title} as {form.upper()}">{form.upper()}</button>'
         for form in ("csv", "svg", "png")
     )
     return (
         f'<figure class="card" id="{number}-{figure.name}"><figcaption><h2>{title}</h2>'
-        f'<p>{in_html(figure.sentence)}</p></figcaption><div class="downloads">{buttons}</div>'
+        f'<p>{escape_html(figure.sentence)}</p></figcaption><div class="downloads">{buttons}</div>'
         f'<div class="chart" data-figure="{number}-{figure.name}"></div>{extra}</figure>'
     )
 

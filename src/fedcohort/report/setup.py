@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.report.data import Bundle
 from fedcohort.scenario import Scenario
 from fedcohort.simulate.config.toml import to_toml
@@ -144,9 +144,9 @@ def setup_html(bundle: Bundle) -> str:
     parts = []
     for number, (path, config, meta) in enumerate(zip(bundle.paths, bundle.configs, bundle.metas, strict=True)):
         rows = "".join(
-            f"<dt>{in_html(name)}</dt><dd>{in_html(text)}</dd>" for name, text in facts(config, meta).items()
+            f"<dt>{escape_html(name)}</dt><dd>{escape_html(text)}</dd>" for name, text in facts(config, meta).items()
         )
-        heading = f"<h3>{in_html(path.resolve().name)}</h3>" if len(bundle.paths) > 1 else ""
+        heading = f"<h3>{escape_html(path.resolve().name)}</h3>" if len(bundle.paths) > 1 else ""
         parts.append(
             f'{heading}<dl class="setup">{rows}</dl>'
             f'<button type="button" data-copy="toml-{number}">Copy as TOML</button>'

@@ -24,7 +24,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, TicketError
 from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
-from fedcohort.core.selector_spec import describe, rebuilt, selector_name
+from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, is_blank
 from fedcohort.journal.chain import new_nonce
@@ -268,7 +268,7 @@ class Session(Standing):
             selector, adapted = watchers.adapted(selector, shadows or {}, table, self._signals)
             shadows = None if shadows is None else adapted
         changes = journal.events(SELECTOR)
-        self._selector = rebuilt(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
+        self._selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
         self._shadows = {}
         self._blind = {}
         self._set_membership_to(Membership(table, active))

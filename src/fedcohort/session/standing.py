@@ -15,9 +15,9 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError
 from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Cohort, Selector, is_per_client
-from fedcohort.core.selector_spec import describe, rebuilt, untrusted
+from fedcohort.core.selector_spec import describe, rebuild_selector, untrusted_reference
 from fedcohort.core.signals import REPORT_SIGNALS, Signal
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import sealed_state, state_fields
 from fedcohort.journal.events import ABANDONED, CHANGED, EXCLUDED, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
@@ -92,15 +92,17 @@ class Standing:
             if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
                 self._drop_shadow(name, "removed", "the session was opened without it")
                 continue
-            if wanted is None and untrusted(spec) is not None:
+            if wanted is None and untrusted_reference(spec) is not None:
                 raise JournalError(
-                    f"The journal {self._journal.path} has the shadow {name!r}, which is {untrusted(spec)}; code is "
-                    "not imported because a journal names it.",
-                    hint=f"if you trust it, name it yourself: --selector {untrusted(spec)} on the command line, "
-                    "Session.open(path, shadows={...}) in Python; shadows={} goes on without",
+                    f"The journal {self._journal.path} has the shadow {name!r}, which is {untrusted_reference(spec)}; "
+                    "code is not imported because a journal names it.",
+                    hint=f"if you trust it, name it yourself: --selector {untrusted_reference(spec)} on the command "
+                    "line, Session.open(path, shadows={...}) in Python; shadows={} goes on without",
                 )
             try:
-                self._shadows[name] = rebuilt(spec, None if wanted is None else wanted[name], self._journal.path)
+                self._shadows[name] = rebuild_selector(
+                    spec, None if wanted is None else wanted[name], self._journal.path
+                )
                 self._set_membership_to(self._membership)
                 self._states[name] = self._resumed(name, self._shadows[name])
             except Exception as error:
@@ -478,16 +480,16 @@ class Standing:
 def _said(client: str, facts: Attributes) -> dict[str, str | float | int | bool]:
     """Return what a client says about itself in the form in which a journal gives it back."""
     if not isinstance(client, str):
-        raise InputError(f"Attributes are those of a client by its name, a text. Got {shown(client)}.")
+        raise InputError(f"Attributes are those of a client by its name, a text. Got {short_repr(client)}.")
     found = {}
     for key, value in facts.items():
         if not isinstance(key, str):
-            raise InputError(f"The name of an attribute must be a text. Got {shown(key)} of client {client!r}.")
+            raise InputError(f"The name of an attribute must be a text. Got {short_repr(key)} of client {client!r}.")
         plain = value.item() if isinstance(value, np.generic) else value
         if not isinstance(plain, str | float | int):  # a bool is an int
             raise InputError(
-                f"The attribute {shown(key)} of client {client!r} must be a text, a number, true or false. "
-                f"Got {shown(value)}.",
+                f"The attribute {short_repr(key)} of client {client!r} must be a text, a number, true or false. "
+                f"Got {short_repr(value)}.",
                 hint="give several facts names of their own, or leave out what is not known",
             )
         found[key] = plain

@@ -16,7 +16,7 @@ from fedcohort.core.errors import DuplicateReportError, InputError, SelectorErro
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
 from fedcohort.core.selector_spec import selector_name
 from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.journal import ReplyBlock, ReplyRow
 
 _STATUSES = frozenset(int(status) for status in Status)
@@ -77,7 +77,7 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
             f"The selector {who} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
         )
     if cohort.stop is not None and not isinstance(cohort.stop, str):
-        raise SelectorError(f"The selector {who} must say in words why it stops. Got {shown(cohort.stop)}.")
+        raise SelectorError(f"The selector {who} must say in words why it stops. Got {short_repr(cohort.stop)}.")
     lengths = {"score": cohort.score, **cohort.parts}
     for name, values in lengths.items():
         if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
@@ -99,16 +99,20 @@ def check_query(selector: Selector[Any], query: object, n: int) -> None:
         case Trial():
             asked = query.cohorts
         case _:
-            raise SelectorError(f"The selector {who} must ask with Losses or Trial, or nothing. Got {shown(query)}.")
+            raise SelectorError(
+                f"The selector {who} must ask with Losses or Trial, or nothing. Got {short_repr(query)}."
+            )
     if not asked:
         raise SelectorError(f"The selector {who} asks to try no cohort at all.")
     for clients in asked:
         if len(clients) and not 0 <= clients.min() <= clients.max() < n:
             raise SelectorError(
-                f"The selector {who} asks about clients that are not in [0, {n}): {shown(clients.tolist())}."
+                f"The selector {who} asks about clients that are not in [0, {n}): {short_repr(clients.tolist())}."
             )
         if len(np.unique(clients)) != len(clients):
-            raise SelectorError(f"The selector {who} asks about a client more than once: {shown(clients.tolist())}.")
+            raise SelectorError(
+                f"The selector {who} asks about a client more than once: {short_repr(clients.tolist())}."
+            )
 
 
 def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: Answer | None) -> None:
@@ -252,7 +256,7 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
             )
         return column
     if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, str) or getattr(values, "ndim", 1) == 0:
-        raise InputError(f"The metric '{signal}' must have one row of numbers per client. Got {shown(values)}.")
+        raise InputError(f"The metric '{signal}' must have one row of numbers per client. Got {short_repr(values)}.")
     rows = [np.atleast_1d(_numbers(signal, row)) for row in values]
     if len(rows) != count or any(row.ndim != 1 for row in rows):
         raise InputError(
@@ -285,7 +289,7 @@ def _numbers(signal: Signal, values: Any) -> FloatArray:
             return np.array(array, np.float64)
         raise TypeError("complex numbers")
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"The metric '{signal}' must be numbers, one per client. Got {shown(values)}.") from None
+        raise InputError(f"The metric '{signal}' must be numbers, one per client. Got {short_repr(values)}.") from None
 
 
 def _statuses(report: RoundReport, count: int) -> AnyArray:
@@ -300,6 +304,6 @@ def _statuses(report: RoundReport, count: int) -> AnyArray:
     if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
         raise InputError(
             f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "
-            f"{count} reported clients. Got {shown(report.status)}."
+            f"{count} reported clients. Got {short_repr(report.status)}."
         )
     return status.astype(np.int8)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedcohort.core.errors import InputError
-from fedcohort.core.registry import Registry, is_reference, referenced
+from fedcohort.core.registry import Registry, is_reference, resolve_reference
 
 MODELS: Registry[nn.Module] = Registry("model", references=True)
 
@@ -75,7 +75,7 @@ def build_model(
 
 
 def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
-    cls, _ = referenced(name)
+    cls, _ = resolve_reference(name)
     if not callable(cls) or (isinstance(cls, type) and not issubclass(cls, nn.Module)):
         what = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
         raise InputError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.params import Boolean, Optional, Parameterized, Text, param
-from fedcohort.core.registry import Registry, is_reference, nearest, referenced
+from fedcohort.core.registry import Registry, is_reference, nearest, resolve_reference
 from fedcohort.simulate.data.dataset import Target
 from fedcohort.simulate.metrics import Metric
 
@@ -49,13 +49,13 @@ class Task(Parameterized):
         for name in ("loss", "metric"):
             value = getattr(self, name)
             if is_reference(value):
-                object.__setattr__(self, name, referenced(value)[1])  # good from any folder
+                object.__setattr__(self, name, resolve_reference(value)[1])  # good from any folder
         self._check_loss()
         self._check_metric()
 
     def _check_loss(self) -> None:
         if is_reference(self.loss):
-            if not callable(referenced(self.loss)[0]):
+            if not callable(resolve_reference(self.loss)[0]):
                 raise InputError(f"The loss {self.loss!r} is no function of (outputs, targets).")
             return
         import torch.nn.functional as F
@@ -70,7 +70,7 @@ class Task(Parameterized):
 
     def _check_metric(self) -> None:
         if is_reference(self.metric):
-            if not callable(referenced(self.metric)[0]):
+            if not callable(resolve_reference(self.metric)[0]):
                 raise InputError(f"The metric {self.metric!r} is no function of (outputs, targets).")
             if self.higher_is_better is None:
                 raise ParameterError(
@@ -121,7 +121,7 @@ class Task(Parameterized):
         import torch
 
         if is_reference(self.loss):
-            values = referenced(self.loss)[0](outputs, targets)
+            values = resolve_reference(self.loss)[0](outputs, targets)
         else:
             import torch.nn.functional as F
 
@@ -139,7 +139,7 @@ class Task(Parameterized):
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
         """Return the metric of a model from its outputs on the test set, and its losses there (n,)."""
         if is_reference(self.metric):
-            value = referenced(self.metric)[0](outputs, targets)
+            value = resolve_reference(self.metric)[0](outputs, targets)
             try:
                 return float(value)
             except (TypeError, ValueError, RuntimeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.studies.diagnose import Diagnosis
 
 _WIDTH, _HEIGHT, _EDGE = 240.0, 170.0, 34.0
@@ -65,6 +65,6 @@ def _polyline(x: FloatArray, y: FloatArray) -> str:
 def _frame(title: str, left: str, right: str) -> str:
     return (
         f'<path d="M0 0V{_HEIGHT:.0f}H{_WIDTH:.0f}" fill="none" stroke="{_INK}"/>'
-        f'<text x="0" y="-10">{in_html(title)}</text><text x="0" y="{_HEIGHT + 16:.0f}">{in_html(left)}</text>'
-        f'<text x="{_WIDTH:.0f}" y="{_HEIGHT + 16:.0f}" text-anchor="end">{in_html(right)}</text>'
+        f'<text x="0" y="-10">{escape_html(title)}</text><text x="0" y="{_HEIGHT + 16:.0f}">{escape_html(left)}</text>'
+        f'<text x="{_WIDTH:.0f}" y="{_HEIGHT + 16:.0f}" text-anchor="end">{escape_html(right)}</text>'
     )

@@ -18,7 +18,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import SignalError
 from fedcohort.core.protocol import Cohort, Outcome, Selector, Slate, Status, per_client
 from fedcohort.core.signals import Signal, VectorOf
-from fedcohort.core.vectors import taken
+from fedcohort.core.vectors import vector_signal
 from fedcohort.hosts.flower import cohort_client
 from fedcohort.hosts.flower.client import torch_answers
 from fedcohort.journal import read_journal
@@ -97,7 +97,7 @@ def test_vectors_reach_the_selector_and_the_journal(empty_fleet: Any, kit: Any, 
     c[BROKEN] = np.nan
     np.testing.assert_allclose(heard.bias, np.outer(c, [1, 2, 3]), rtol=1e-6)
     updates = np.hstack([np.repeat(c[:, None], 12, axis=1), np.outer(c, [1, 2, 3])])
-    expected = taken(VectorOf("update", "sketch"), updates, np.ones(4, np.bool_), None)
+    expected = vector_signal(VectorOf("update", "sketch"), updates, np.ones(4, np.bool_), None)
     np.testing.assert_allclose(heard.sketch, expected, rtol=1e-5, atol=1e-5)
     net = torch.nn.Linear(4, 3)
     net.load_state_dict(model.to_torch_state_dict())

@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from flwr.app import MetricRecord
 
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 
 _LARGEST = 1e30  # beyond it sums overflow, and one client's number would make everybody's infinite
 _NAMED = 3  # metrics of one client that are named
@@ -47,10 +47,10 @@ def evened(records: Mapping[str, MetricRecord], key: str) -> tuple[dict[str, Met
         said.setdefault(client, []).append(text)
 
     for name, sent in every.items():
-        called = shown(name, 80)
+        called = short_repr(name, 80)
         usable = {client: value for client, value in sent.items() if _form(value) is not None}
         for client in [client for client in sent if client not in usable]:
-            left_out(client, f"its metric {called} is {shown(sent[client], 40)} and is left out")
+            left_out(client, f"its metric {called} is {short_repr(sent[client], 40)} and is left out")
         if 2 * len(sent) < len(records):
             for client in usable:
                 left_out(client, f"its metric {called} is left out: most replies have none")

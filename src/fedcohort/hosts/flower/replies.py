@@ -21,7 +21,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
-from fedcohort.core.vectors import output_bias, taken
+from fedcohort.core.vectors import output_bias, vector_signal
 from fedcohort.hosts.flower.exchange import Reply
 from fedcohort.hosts.flower.metrics import evened
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, converted, is_float, numbers, to_array, unreadable
@@ -364,7 +364,7 @@ class Measures:
         if isinstance(signal.how, VectorOf):
             rows = self.updates if signal.how.vector == "update" else self._gradients
             bias = bias_of(self._model) if signal.how.take == "output-bias" else None
-            values = np.asarray(taken(signal.how, rows, self.ok, bias, self._samples), np.float64)
+            values = np.asarray(vector_signal(signal.how, rows, self.ok, bias, self._samples), np.float64)
         else:
             found = [reply.values.get(signal) if reply.status is _OK else None for reply in self._replies]
             if any(value is None for value in found):

@@ -32,7 +32,7 @@ from fedcohort.core.params import Boolean, Constraint, Interval, Optional
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.logs import written_to
@@ -203,7 +203,7 @@ class CohortStrategy(Strategy):
         for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
             if value is not None and not isinstance(value, kind):
                 raise ParameterError(
-                    f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {shown(value)}.",
+                    f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {short_repr(value)}.",
                     hint=f"pass {name}={kind.__name__}(...)",
                 )
         self.selector = _made("selector", selector, Selector, SELECTORS)

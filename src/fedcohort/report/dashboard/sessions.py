@@ -13,7 +13,7 @@ from typing import Any
 from fedcohort.core.arrays import BoolArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, InputError, JournalError
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
 from fedcohort.journal.presence import RunState, planned, run_state, run_state_before
 from fedcohort.report.account import Past, account, duration_of
@@ -158,7 +158,7 @@ class JournalItem:
             run = live_run(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
             found["warnings"] = list(run.warnings)
             found["sections"] = [{"name": "session", "figures": [drawn(figure) for figure in run.figures]}]
-            said = "".join(f"<p>{in_html(line)}</p>" for line in ending(run.account))
+            said = "".join(f"<p>{escape_html(line)}</p>" for line in ending(run.account))
             found["blocks"] = [{"name": "account", "title": "So far", "html": said}]
             found["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in run.tables]
         return {**self.overview(), **found, "table": [self._line()]}

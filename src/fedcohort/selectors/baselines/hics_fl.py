@@ -14,7 +14,7 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Either, Interval, OneOf, Optional, param
-from fedcohort.core.plots import Intervals, Picture, Record, number
+from fedcohort.core.plots import Intervals, Picture, SelectorRun, number_text
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.groups import angles, ward_groups
@@ -31,7 +31,7 @@ class HicsState(RecentVectors):
     asked: BoolArray = per_client()  # (N,) not in S_0 any more
 
 
-def _entropies(record: Record) -> Intervals | None:
+def _entropies(record: SelectorRun) -> Intervals | None:
     """Show the estimated label entropy of each client."""
     known, vectors = record.state["known"], record.state["vectors"]
     if len(known) < 2:
@@ -41,8 +41,9 @@ def _entropies(record: Record) -> Intervals | None:
     middle = np.full(len(record.state["asked"]), float(estimate.mean()))
     middle[known] = estimate
     text = (
-        f"{record.opening} the entropy estimated of clients' labels lies between {number(float(estimate.min()))} and "
-        f"{number(float(estimate.max()))}, where balanced labels would have {number(float(np.log(vectors.shape[1])))}; "
+        f"{record.opening} the entropy estimated of clients' labels lies between {number_text(float(estimate.min()))} "
+        f"and {number_text(float(estimate.max()))}, where balanced labels would have "
+        f"{number_text(float(np.log(vectors.shape[1])))}; "
         f"clients of which nothing is known are shown at the mean."
     )
     return Intervals(middle, middle, middle, text=text)

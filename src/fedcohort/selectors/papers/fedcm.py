@@ -17,14 +17,23 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.plots import Intervals, Picture, Record, agreement, beta_interval, counted, number, rank_correlation
+from fedcohort.core.plots import (
+    Intervals,
+    Picture,
+    SelectorRun,
+    agreement_text,
+    beta_interval,
+    count_text,
+    number_text,
+    rank_correlation,
+)
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 from fedcohort.selectors.numerics.thompson import beta_draws
 
 
-def _arms(record: Record) -> Intervals:
+def _arms(record: SelectorRun) -> Intervals:
     """Show each client's estimated chance to be kept: by UCB with the width of its bound, by Thompson with 90%."""
     state = record.state
     if "kept" in state:
@@ -32,7 +41,7 @@ def _arms(record: Record) -> Intervals:
         middle = good / (good + bad)
         low, high = beta_interval(good, bad)
         notes = [
-            counted("kept", g - 1, g + b - 2) if g + b > 2 else "never asked"
+            count_text("kept", g - 1, g + b - 2) if g + b > 2 else "never asked"
             for g, b in zip(good.tolist(), bad.tolist(), strict=True)
         ]
     else:
@@ -40,7 +49,7 @@ def _arms(record: Record) -> Intervals:
         width = np.sqrt(1.5 * math.log(record.rounds + 1) / state["pulls"])
         low, high = np.maximum(middle - width, 0), np.minimum(middle + width, 1)
         asked = (state["pulls"] - 1).tolist()  # one pull is imaginary
-        notes = [f"asked {number(n)} time{'s' * (n != 1)}" if n else "never asked" for n in asked]
+        notes = [f"asked {number_text(n)} time{'s' * (n != 1)}" if n else "never asked" for n in asked]
     best, worst = int(middle.argmax()), len(middle) - 1 - int(middle[::-1].argmin())
     if middle[best] == middle[worst]:
         text = f"{record.opening} every client has the same estimated chance to be kept"
@@ -50,7 +59,7 @@ def _arms(record: Record) -> Intervals:
             f"({notes[best]}), and client {worst} the lowest, {middle[worst]:.0%} ({notes[worst]})"
         )
     if record.noise is not None:
-        text += "; " + agreement(
+        text += "; " + agreement_text(
             rank_correlation(middle, record.noise),
             perfect=-1,
             good="clients with more wrong labels get lower estimates, as they should",

@@ -69,9 +69,9 @@ from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.guard import guarded
 from fedcohort.core.params import Interval, Text, parameters
 from fedcohort.core.protocol import SELECTORS, Selector
-from fedcohort.core.registry import Registry, is_reference, nearest, own_code, referenced
+from fedcohort.core.registry import Registry, is_reference, nearest, resolve_reference, user_code_errors
 from fedcohort.core.signals import Signal
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.scenario import Scenario
 from fedcohort.selectors import Uniform
 from fedcohort.session.rules import Rules
@@ -231,7 +231,7 @@ def _table(where: str, value: Any, hint: str | None = None) -> dict[str, Any]:
         return {"name": value}
     if not isinstance(value, Mapping):
         plain = value is None or isinstance(value, (bool, int, float))
-        got = shown(value) if plain else f"something of the type {type(value).__name__}"
+        got = short_repr(value) if plain else f"something of the type {type(value).__name__}"
         raise ConfigError(f"{where} must be a table or a name. Got {got}.", hint=hint)
     return dict(value)
 
@@ -246,7 +246,7 @@ def _section(name: str, value: Any) -> Any:
             raise _unknown(f"The section [{name}]", key, known)
     if kind is ModelOptions and isinstance(values.get("name"), str) and is_reference(values["name"]):
         try:
-            values["name"] = referenced(values["name"])[1]  # good from any folder
+            values["name"] = resolve_reference(values["name"])[1]  # good from any folder
         except (InputError, UnknownNameError) as error:
             raise ConfigError(f"In the section [model]: {error.message}", hint=error.hint) from error
     if kind is LocalTraining and not any(length in values for length in LENGTHS):
@@ -313,7 +313,7 @@ def _scenario(value: Any, data: DataOptions | None = None) -> Scenario:
     """Build a scenario; without a partition, clients that ``data`` name are the federation's."""
     table = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
-        raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {shown(value)}.")
+        raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {short_repr(value)}.")
     if data is not None and _takes_clients(table, data):
         table = {**table, "partition": {"name": "natural"}}
     try:
@@ -351,7 +351,7 @@ def _seeds(value: Any) -> list[int]:
         return list(value)
     raise ConfigError(
         f"'seeds' must be a list of whole numbers from 0 to {MOST_SEED}, or how many, at most {MOST_RUNS:,}. "
-        f"Got {shown(value)}."
+        f"Got {short_repr(value)}."
     )
 
 
@@ -363,11 +363,13 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     seeds = _seeds(table.get("seeds", [0]))
     selectors = table.get("selectors") or {"uniform": {}}
     if not isinstance(selectors, Mapping):
-        raise ConfigError(f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {shown(selectors)}.")
+        raise ConfigError(
+            f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {short_repr(selectors)}."
+        )
     selectors = expanded(selectors, table.get("sweep", {}))
     settings = table.get("settings", [])
     if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
-        raise ConfigError(f"'settings' must be tables, [[settings]]. Got {shown(settings)}.")
+        raise ConfigError(f"'settings' must be tables, [[settings]]. Got {short_repr(settings)}.")
     count = max(len(settings), 1) * len(selectors) * len(seeds)
     if count > MOST_RUNS:
         raise ConfigError(
@@ -538,7 +540,7 @@ def _runs_of(
     }
     stem = _slug(label) + (f"-{_slug(title)}" if title else "")
     if len(stem) > _LONGEST:
-        named = " and ".join(shown(name, 60) for name in (label, title) if name)
+        named = " and ".join(short_repr(name, 60) for name in (label, title) if name)
         raise ConfigError(
             f"Files are named after a selector's label and its setting's name, which have {len(stem)} characters "
             f"together; at most {_LONGEST} are allowed. Got {named}.",
@@ -551,11 +553,11 @@ def _runs_of(
 
 
 def _check_requires(selector: Selector[Any], name: str) -> None:
-    with own_code(f"The selector {name!r} cannot say what it requires", name):
+    with user_code_errors(f"The selector {name!r} cannot say what it requires", name):
         found: object = selector.requires
     if not isinstance(found, frozenset) or not all(isinstance(signal, Signal) for signal in found):
         raise ConfigError(
-            f"The selector {name!r} must require a frozenset of signals. Got {shown(found)}.",
+            f"The selector {name!r} must require a frozenset of signals. Got {short_repr(found)}.",
             hint="for example frozenset({Signal.LOSS})",
         )
 
@@ -585,7 +587,7 @@ def _placed(section: str, value: Any) -> Any:
     value = copy.deepcopy(value)
     name = value.get("name") if isinstance(value, Mapping) else value
     if section in ("data", "model", "aggregator", "filter") and isinstance(name, str) and is_reference(name):
-        whole = referenced(name)[1]
+        whole = resolve_reference(name)[1]
         return {**value, "name": whole} if isinstance(value, Mapping) else whole
     return value
 

@@ -14,7 +14,7 @@ from typing import Any
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.files import read_file
 from fedcohort.core.registry import nearest
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 
 _DEEPEST = 30  # tables and lists inside each other; ours need five
 _TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
@@ -136,7 +136,7 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
         if not equals or not all(path):
             raise ConfigError(f"An override must be key=value with a dotted key. Got {item!r}.")
         if len(path) > _DEEPEST:
-            raise ConfigError(f"The key of the override {shown(item)} has {len(path)} parts: {_TOO_DEEP}.")
+            raise ConfigError(f"The key of the override {short_repr(item)} has {len(path)} parts: {_TOO_DEEP}.")
         try:
             value = parse_toml(f"value = {text.strip()}")["value"]
         except tomllib.TOMLDecodeError:

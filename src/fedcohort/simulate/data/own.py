@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedcohort.core.archives import DAMAGE, ArchiveError, read_arrays, shapes
+from fedcohort.core.archives import DAMAGE, ArchiveError, array_shapes, read_arrays
 from fedcohort.core.arrays import AnyArray, BoolArray
 from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError
 from fedcohort.core.guard import guarded
 from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
 from fedcohort.core.registry import nearest
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.sources import DATASETS, Source
@@ -133,7 +133,7 @@ class OwnFile(Source):
         if path.is_dir():
             return (path / "clients.npy").is_file()
         try:
-            return path.suffix == ".npz" and "clients" in shapes(path, sys.maxsize)
+            return path.suffix == ".npz" and "clients" in array_shapes(path, sys.maxsize)
         except (ArchiveError, OSError, FedcohortError):
             return False
 
@@ -247,7 +247,7 @@ def from_pandas(
     Dataset('frame', train=8, test=2, shape=(1,), classes=2)
     """
     if target not in ("class", "number"):
-        raise InputError(f"The 'target' of a frame must be 'class' or 'number'. Got {shown(target)}.")
+        raise InputError(f"The 'target' of a frame must be 'class' or 'number'. Got {short_repr(target)}.")
     frames = [frame] if test is None else [frame, test]
     tables = [_Table.of_frame(one, said) for one, said in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)]
     chosen = (features,) if isinstance(features, str) else tuple(features)
@@ -437,7 +437,7 @@ class _Table:
         odd = next((name for name in frame.columns if not isinstance(name, str)), None)
         if odd is not None:
             raise InputError(
-                f"The columns of a frame must be named by texts. Got {shown(odd)}.",
+                f"The columns of a frame must be named by texts. Got {short_repr(odd)}.",
                 hint="frame.columns = frame.columns.astype(str)",
             )
         try:
@@ -449,7 +449,7 @@ class _Table:
             )
         except (pa.ArrowException, TypeError, ValueError) as error:  # among them a column of several kinds
             raise InputError(
-                f"{said} cannot be read as a table: {shown(' '.join(map(str, error.args)))}.",
+                f"{said} cannot be read as a table: {short_repr(' '.join(map(str, error.args)))}.",
                 hint="a column has values of one kind: numbers or texts",
             ) from error
 

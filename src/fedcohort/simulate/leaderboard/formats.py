@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedcohort.core.errors import ParameterError
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 
 DASHES = ("", "7 4", "2 3")  # of a line: solid, dashed, dotted
 _GAP = 2  # blanks between columns of text
@@ -68,7 +68,7 @@ def swatch(color: int, dash: int) -> str:
 def to_html(table: Table) -> str:
     """Return the table as HTML; on a narrow screen it scrolls inside its own box, by keyboard too."""
     head = "".join(
-        f'<th scope="col"{_wrap_class(table, i)}>{in_html(column).replace("-", "&#8209;")}</th>'
+        f'<th scope="col"{_wrap_class(table, i)}>{escape_html(column).replace("-", "&#8209;")}</th>'
         for i, column in enumerate(table.columns)
     )
     body = []
@@ -76,16 +76,16 @@ def to_html(table: Table) -> str:
         cells = []
         for i, cell in enumerate(row):
             line = "" if cell.color is None else swatch(cell.color, cell.dash)
-            text = f"<b>{in_html(cell.text)}</b>" if cell.best else in_html(cell.text)
-            note = f' <span class="note">{in_html(cell.note)}</span>' if cell.note else ""
+            text = f"<b>{escape_html(cell.text)}</b>" if cell.best else escape_html(cell.text)
+            note = f' <span class="note">{escape_html(cell.note)}</span>' if cell.note else ""
             tag = "th" if i == 0 else "td"
             scope = ' scope="row"' if i == 0 else ""
             cells.append(f"<{tag}{scope}{_wrap_class(table, i)}>{line}{text}{note}</{tag}>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{in_html(table.title)}"><table>'
+        f'<div class="table" tabindex="0" role="region" aria-label="{escape_html(table.title)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    ) + (f'<p class="small">{in_html(table.note)}</p>' if table.note else "")
+    ) + (f'<p class="small">{escape_html(table.note)}</p>' if table.note else "")
 
 
 def _wrap_class(table: Table, column: int) -> str:
@@ -98,7 +98,7 @@ def notebook(tables: Sequence[Table]) -> str:
     for table in tables:
         rows = tuple(tuple(Cell(c.text, c.note, c.best) for c in row) for row in table.rows)
         plain = Table(table.name, table.title, table.columns, rows, table.note, table.wrap)
-        parts.append(f"<h4>{in_html(table.title)}</h4>{to_html(plain)}")
+        parts.append(f"<h4>{escape_html(table.title)}</h4>{to_html(plain)}")
     return f'{_NOTEBOOK}<div class="fedcohort">{"".join(parts)}</div>'
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import Measure, Signal, VectorOf
-from fedcohort.core.vectors import taken
+from fedcohort.core.vectors import vector_signal
 from fedcohort.scenario import Federation
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
 from fedcohort.simulate.rounds.isolate_failure import alone
@@ -167,7 +167,9 @@ class Batch:
         for i, rows, signals in zip(places, vectors, wanted, strict=True):
             turn = turns[i]
             samples = turn.run.federation.train_sizes[turn.clients].astype(np.float64)
-            parts += [(i, s, taken(how, rows, turn.sound, self._output_bias, samples)) for s, how in signals.items()]
+            parts += [
+                (i, s, vector_signal(how, rows, turn.sound, self._output_bias, samples)) for s, how in signals.items()
+            ]
         if not parts:
             return
         values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)

@@ -18,7 +18,7 @@ import torch
 import fedcohort
 from fedcohort.core.errors import DeviceError, FedcohortError, JournalError
 from fedcohort.core.registry import is_reference
-from fedcohort.core.text import named
+from fedcohort.core.text import error_text
 from fedcohort.simulate.store.results import ResultsError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _is_foreign(error: BaseException) -> bool:
 
 def fail(run: Run, part: str, error: BaseException) -> None:
     """End a run because one of its parts raised."""
-    said = error.message if isinstance(error, FedcohortError) else named(error)
+    said = error.message if isinstance(error, FedcohortError) else error_text(error)
     ours = str(Path(fedcohort.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

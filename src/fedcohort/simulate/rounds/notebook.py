@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
@@ -88,12 +88,12 @@ class NotebookProgress(Listener):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td style='text-align:left'>{in_html(name)}</td><td>{at}</td><td>{accuracy}</td></tr>"
+            f"<tr><td style='text-align:left'>{escape_html(name)}</td><td>{at}</td><td>{accuracy}</td></tr>"
             for name, at, accuracy in self._rows()
         )
         return (
             f"<div><progress value='{self._done}' max='{max(self._total, 1)}' style='width:24em' "
-            f"aria-label='rounds made'></progress> {in_html(str(self))}"
+            f"aria-label='rounds made'></progress> {escape_html(str(self))}"
             "<table><thead><tr><th style='text-align:left'>selector</th><th>round</th><th>accuracy</th></tr></thead>"
             f"<tbody>{rows}</tbody></table></div>"
         )

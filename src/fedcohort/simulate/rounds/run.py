@@ -15,9 +15,9 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS, Selector
-from fedcohort.core.registry import own_code
+from fedcohort.core.registry import user_code_errors
 from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
-from fedcohort.core.text import shown
+from fedcohort.core.text import short_repr
 from fedcohort.journal import Position
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
 from fedcohort.session.session import Session
@@ -87,10 +87,10 @@ def check_fits(plan: RunPlan) -> None:
 def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
     """Return a run's selector as it works with the signals there are."""
     name = SELECTORS.reference(type(plan.selector)) or plan.selector.name
-    with own_code(f"The selector {name!r} cannot adapt to the signals there are", name):
+    with user_code_errors(f"The selector {name!r} cannot adapt to the signals there are", name):
         found: object = plan.selector.adapted(supplied)
     if not isinstance(found, Selector):
-        raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {shown(found)}.")
+        raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {short_repr(found)}.")
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort.core.archives import ArchiveError, read_arrays, shapes
+from fedcohort.core.archives import ArchiveError, array_shapes, read_arrays
 from fedcohort.core.arrays import FloatArray
 
 
@@ -38,5 +38,5 @@ def read_facts(path: Path) -> FederationFacts:
 
 def count_clients(path: Path) -> int:
     """Return how many clients a file is about; reads no more than that."""
-    (count,) = shapes(path)["sizes"]
+    (count,) = array_shapes(path)["sizes"]
     return count

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedcohort.core.files import no_links
+from fedcohort.core.files import refuse_links
 from fedcohort.journal import Journal
 from fedcohort.journal.live import LiveRounds
 from fedcohort.simulate.rounds.listener import Listener
@@ -47,7 +47,7 @@ class LiveFeed(Listener):
         """Open the feed; a line that an earlier process could not finish stays a line of its own."""
         with disk_errors(self._out / "live.jsonl"):
             place = self._out / "live.jsonl"
-            self._file = open(place, "a+", errors="replace", opener=no_links)  # noqa: SIM115  # for as long as the run
+            self._file = open(place, "a+", errors="replace", opener=refuse_links)  # noqa: SIM115  # for as long as the run
             end = self._file.tell()
             self._file.seek(max(end - 1, 0))
             if end and self._file.read() != "\n":

@@ -37,7 +37,7 @@ from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownName
 from fedcohort.core.files import read_file
 from fedcohort.core.guard import guarded
 from fedcohort.core.registry import nearest
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.session.coverage import Coverage, Tally
 from fedcohort.simulate.config.toml import parse_toml
 from fedcohort.simulate.metrics import Curve, Metric
@@ -397,7 +397,7 @@ class Results:
         done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
         facts = [str(self.path), str(self.status.get("state", "running")), f"{len(self.runs)} runs"]
         facts += [f"{done} of {total} rounds"] if done is not None and total else []
-        text = in_html(", ".join(facts))
+        text = escape_html(", ".join(facts))
         return f"<p>{text}</p>" + notebook([leaderboard_table(board) for board in self.leaderboards()])
 
 

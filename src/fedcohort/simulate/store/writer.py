@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray
-from fedcohort.core.files import no_links, read_file, write_file
+from fedcohort.core.files import read_file, refuse_links, write_file
 from fedcohort.journal.lock import taken
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.results import (
@@ -91,7 +91,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     with disk_errors(folder / ".lock"):
-        handle = no_links(str(folder / ".lock"), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
+        handle = refuse_links(str(folder / ".lock"), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
     with os.fdopen(handle, "a"):
         if not taken(handle):
             raise ResultsError(
@@ -106,7 +106,7 @@ def shared(folder: Path) -> Iterator[None]:
     """Say that this process makes rounds for the one that holds the lock; it may outlive that one by a round."""
     import fcntl
 
-    with open(folder / ".workers", "a", opener=no_links) as file:
+    with open(folder / ".workers", "a", opener=refuse_links) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
@@ -117,7 +117,7 @@ def _wait_for_workers(folder: Path) -> None:
 
     if not (folder / ".workers").exists():
         return
-    with open(folder / ".workers", "a", opener=no_links) as file:
+    with open(folder / ".workers", "a", opener=refuse_links) as file:
         for _ in range(WORKERS_SECONDS * 10 + 1):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

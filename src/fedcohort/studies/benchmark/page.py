@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import fedcohort
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.simulate.leaderboard import Ranking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
 from fedcohort.studies.benchmark.scores import Line, Scores
@@ -113,19 +113,19 @@ def page(scores: Scores) -> str:
     }[scores.purpose]
     state = "" if scores.complete else "<p><strong>Not all runs have ended: figures so far.</strong></p>"
     lines = "".join(
-        f"<li><strong>{in_html(line.label)}</strong>: {in_html(line.sentence)}</li>" for line in scores.lines
+        f"<li><strong>{escape_html(line.label)}</strong>: {escape_html(line.sentence)}</li>" for line in scores.lines
     )
     known = {setting.name: setting for setting in suite(scores.data)}
     settings = "".join(
-        f"<li><strong>{in_html(name)}</strong>: {in_html(known[name].meaning)} "
-        f"<span class=soft>({in_html(known[name].source)})</span></li>"
+        f"<li><strong>{escape_html(name)}</strong>: {escape_html(known[name].meaning)} "
+        f"<span class=soft>({escape_html(known[name].source)})</span></li>"
         for name in scores.settings
         if name in known
     )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>fedcohort benchmark: {in_html(scores.data)}</title><style>{_STYLE}</style><main>"
-        f"<h1>Benchmark of client selection: {in_html(scores.data)}</h1>"
+        f"<title>fedcohort benchmark: {escape_html(scores.data)}</title><style>{_STYLE}</style><main>"
+        f"<h1>Benchmark of client selection: {escape_html(scores.data)}</h1>"
         f"<p class=soft>Version {VERSION}, {len(scores.settings)} settings, {len(scores.lines) + 1} selectors, "
         f"{scores.rounds} rounds, seeds {seeds} ({used}); fedcohort {fedcohort.__version__}, "
         f"{time.strftime('%Y-%m-%d')}.</p>{state}"
@@ -143,7 +143,7 @@ def page(scores: Scores) -> str:
 
 
 def _heat(scores: Scores) -> str:
-    head = "".join(f"<th scope=col>{in_html(name)}</th>" for name in scores.settings)
+    head = "".join(f"<th scope=col>{escape_html(name)}</th>" for name in scores.settings)
     body = "".join(_heat_row(line, scores) for line in scores.lines)
     return (
         f"<table><thead><tr><th scope=col>selector</th><th scope=col>mean</th><th scope=col>worst</th>"
@@ -162,11 +162,11 @@ def _heat_row(line: Line, scores: Scores) -> str:
     width = "" if math.isnan(line.interval) else f" ± {line.interval:.1f}"
     speeds = [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]
     faster = f"<td>{'–' if math.isnan(line.arrived) else f'{line.arrived:.0%}'}</td>"
-    faster += "".join(f"<td>{in_html(f'{cell.text} {cell.note}'.strip())}</td>" for cell in speeds)
+    faster += "".join(f"<td>{escape_html(f'{cell.text} {cell.note}'.strip())}</td>" for cell in speeds)
     rank, around = scores.ranks[line.label]
     ranked = f"{rank:.1f}" if math.isnan(around) else f"{rank:.1f} ± {around:.1f}"
     return (
-        f"<tr><th scope=row>{in_html(line.label)}</th><td>{line.mean:+.2f}{width}</td>"
+        f"<tr><th scope=row>{escape_html(line.label)}</th><td>{line.mean:+.2f}{width}</td>"
         f"<td>{line.worst[1]:+.1f}</td><td>{line.shortfall:.1f}</td><td>{ranked}</td>{faster}{cells}</tr>"
     )
 
@@ -194,7 +194,7 @@ def _ranks(ranking: Ranking | None) -> str:
         parts.append(
             f"<line x1={x:.1f} y1=30 x2={x:.1f} y2={y} stroke='currentColor' stroke-opacity=.25 />"
             f"<circle cx={x:.1f} cy={y} r=4 fill='currentColor' />"
-            f"<text x={x + 10:.1f} y={y + 5}>{in_html(label)} {rank:.1f}</text>"
+            f"<text x={x + 10:.1f} y={y + 5}>{escape_html(label)} {rank:.1f}</text>"
         )
     for i, group in enumerate(ranking.alike):
         y = 40 + 8 * i

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedcohort.core.text import in_html
+from fedcohort.core.text import escape_html
 from fedcohort.simulate.leaderboard.formats import Cell, Table, to_html, to_markdown
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
@@ -239,16 +239,16 @@ def html_page(exhibit: Exhibit, record: Record) -> str:
         *(f"Different from the paper: {text}" for text in exhibit.study.differences),
         *exhibit.notes,
     ]
-    body = "".join(f"<h2>{in_html(table.title)}</h2>{to_html(table)}" for table in tables_of(exhibit, record))
+    body = "".join(f"<h2>{escape_html(table.title)}</h2>{to_html(table)}" for table in tables_of(exhibit, record))
     curves = "".join(
-        f"<h2>Accuracy over rounds: {in_html(setting)}</h2>{curve_svg(exhibit, found['labels'])}"
+        f"<h2>Accuracy over rounds: {escape_html(setting)}</h2>{curve_svg(exhibit, found['labels'])}"
         for setting, found in record.settings.items()
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{in_html(title)}</title><style>{_STYLE}</style><main><h1>{in_html(title)}</h1>"
-        f"<p>{in_html(summary(judge(exhibit, record)))}</p>"
-        f"<ul>{''.join(f'<li>{in_html(item)}</li>' for item in items)}</ul>{body}{curves}</main></html>"
+        f"<title>{escape_html(title)}</title><style>{_STYLE}</style><main><h1>{escape_html(title)}</h1>"
+        f"<p>{escape_html(summary(judge(exhibit, record)))}</p>"
+        f"<ul>{''.join(f'<li>{escape_html(item)}</li>' for item in items)}</ul>{body}{curves}</main></html>"
     )
 
 
@@ -269,7 +269,7 @@ def curve_svg(exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, S
     for i, (label, curve) in enumerate(shown):
         points = " ".join(place(at, value) for at, value in zip(curve["round"], curve["accuracy"], strict=True))
         y = 24 + 20 * i
-        name = in_html(exhibit.study.names.get(label, label))
+        name = escape_html(exhibit.study.names.get(label, label))
         lines += (
             f"<polyline points='{points}' fill=none stroke='{_SERIES[i]}' stroke-width=2 />"
             f"<line x1={left + width + 15} x2={left + width + 40} y1={y - 5} y2={y - 5} stroke='{_SERIES[i]}' "
@@ -283,7 +283,7 @@ def curve_svg(exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, S
     )
     names = ", ".join(exhibit.study.names.get(label, label) for label, _ in shown)
     return (
-        f"<div class=table tabindex=0><svg role=img aria-label='Mean accuracy over rounds of {in_html(names)}' "
+        f"<div class=table tabindex=0><svg role=img aria-label='Mean accuracy over rounds of {escape_html(names)}' "
         f"width={left + width + 280} height={height + 40} font-size=14 fill='currentColor'>{axis}{lines}</svg></div>"
     )
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, frozen
+from fedcohort.core.arrays import BoolArray, read_only
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Parameterized
 from fedcohort.core.registry import Registry
@@ -59,7 +59,7 @@ class Replies:
         logits: Any | Callable[[], Any] | None = None,
         labels: Any | Callable[[], Any] | None = None,
     ) -> None:
-        self.ok: BoolArray = frozen(ok, np.bool_)
+        self.ok: BoolArray = read_only(ok, np.bool_)
         self._sources = {"updates": updates, "logits": logits, "labels": labels}
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class Verdict:
     notes: Mapping[str, str | float | int] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kept", frozen(self.kept, np.bool_))
+        object.__setattr__(self, "kept", read_only(self.kept, np.bool_))
         object.__setattr__(self, "notes", MappingProxyType(dict(self.notes)))
 
 

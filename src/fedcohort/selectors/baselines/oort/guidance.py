@@ -16,7 +16,7 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, param
-from fedcohort.core.plots import Lines, Picture, Record, number
+from fedcohort.core.plots import Lines, Picture, SelectorRun, number_text
 from fedcohort.core.protocol import Outcome, Slate, per_client
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
@@ -193,7 +193,7 @@ class Guidance(Parameterized):
         )
 
 
-def _pace(record: Record) -> Lines | None:
+def _pace(record: SelectorRun) -> Lines | None:
     """Return the preferred duration over the rounds, once there is one."""
     known = [(t, float(notes["preferred seconds"])) for t, notes in record.notes if notes.get("preferred seconds")]
     if not known:
@@ -201,10 +201,10 @@ def _pace(record: Record) -> Lines | None:
     rounds, seconds = zip(*known, strict=True)
     steps = sum(later > sooner for sooner, later in itertools.pairwise(seconds))
     text = (
-        f"{record.opening}, a round was to take {number(seconds[0])} s at first; the pacer relaxed that {steps:,} "
-        f"time{'s' * (steps != 1)}, to {number(seconds[-1])} s."
+        f"{record.opening}, a round was to take {number_text(seconds[0])} s at first; the pacer relaxed that {steps:,} "
+        f"time{'s' * (steps != 1)}, to {number_text(seconds[-1])} s."
         if steps
-        else f"{record.opening}, a round was to take {number(seconds[0])} s; the pacer never relaxed that."
+        else f"{record.opening}, a round was to take {number_text(seconds[0])} s; the pacer never relaxed that."
     )
     return Lines({"preferred": (rounds, seconds)}, text=text)
 

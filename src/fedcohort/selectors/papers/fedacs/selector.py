@@ -17,7 +17,15 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.core.plots import Intervals, Picture, Record, agreement, beta_interval, number, rank_correlation
+from fedcohort.core.plots import (
+    Intervals,
+    Picture,
+    SelectorRun,
+    agreement_text,
+    beta_interval,
+    number_text,
+    rank_correlation,
+)
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.thompson import beta_draws
@@ -39,12 +47,12 @@ class FedAcsState:
     counted: int = 0  # those whose duels counted
 
 
-def _skewness(record: Record) -> Intervals:
+def _skewness(record: SelectorRun) -> Intervals:
     """Show each client's chance to win a duel of low skewness, as its duels so far estimate it."""
     won, lost, rounds = record.state["wins"], record.state["losses"], record.state["rounds"]
     middle = (won + 1) / (won + lost + 2)
     low, high = beta_interval(won + 1, lost + 1)
-    notes = [f"duelled in {number(count)} round{'s' * (count != 1)}" for count in rounds.tolist()]
+    notes = [f"duelled in {number_text(count)} round{'s' * (count != 1)}" for count in rounds.tolist()]
 
     def record_of(client: int) -> str:
         fought = float(won[client] + lost[client])
@@ -66,7 +74,7 @@ def _judged(correlation: float) -> str:
     """Say whether winning goes with low skewness, as it should."""
     if math.isnan(correlation):
         return "but all clients are equally skewed, or all are ranked alike, so there is nothing to agree with"
-    return agreement(
+    return agreement_text(
         correlation,
         perfect=-1,
         good="the more skewed a client truly is, the fewer duels it is expected to win, as it should be",

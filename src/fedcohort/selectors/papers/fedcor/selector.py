@@ -17,7 +17,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, Optional, param
-from fedcohort.core.plots import Picture, Points, Record
+from fedcohort.core.plots import Picture, Points, SelectorRun
 from fedcohort.core.protocol import (
     Answer,
     Cohort,
@@ -53,7 +53,7 @@ class CorrelationState:
     trained: bool = False  # whether that round came to a new global model
 
 
-def _client_map(record: Record) -> Points | None:
+def _client_map(record: SelectorRun) -> Points | None:
     """Show the clients' embeddings (Fig. 7), coloured by each client's main class where it is known."""
     embedding = record.state["embedding"]
     if len(embedding) < 5 or not record.state["samples"]:

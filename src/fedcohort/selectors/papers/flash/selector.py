@@ -19,7 +19,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import Interval, OneOf, Optional, Sequence, param
-from fedcohort.core.plots import Lines, Picture, Record, number
+from fedcohort.core.plots import Lines, Picture, SelectorRun, number_text
 from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.flash.context import (
@@ -38,7 +38,7 @@ from fedcohort.selectors.papers.flash.reward import READINGS, Reading, rate
 _THETA = "theta "  # a cohort's notes have the fitted coefficients under this and the element's name
 
 
-def _coefficients(record: Record) -> Lines | None:
+def _coefficients(record: SelectorRun) -> Lines | None:
     """Show the fitted coefficient of each context element over the rounds."""
     lines: dict[str, tuple[list[int], list[float]]] = {}
     for t, notes in record.notes:
@@ -53,8 +53,8 @@ def _coefficients(record: Record) -> Lines | None:
     top = max(last, key=lambda name: abs(last[name]))
     effect = "more" if last[top] > 0 else "less"
     text = (
-        f"{record.opening} the largest coefficient is that of {top}, {number(last[top])}: the higher a client's {top}, "
-        f"the {effect} reward is expected of it."
+        f"{record.opening} the largest coefficient is that of {top}, {number_text(last[top])}: the higher a client's "
+        f"{top}, the {effect} reward is expected of it."
         if last[top]
         else f"{record.opening} nothing has been learned: all coefficients are 0."
     )
