@@ -40,7 +40,7 @@ def test_rounds_equal_a_plain_loop(aggregator, plain_client):
             run = next(r for r in made.runs if r.plan.id == row["run"])
             name, plan, old = run.plan.id, run.plan, models[run.plan.id]
             cohort = row["cohort"]
-            share = run.ground.share[cohort]
+            share = run.context.share[cohort]
             trained, steps = [], []
             for client in cohort:
                 plain = plain_client(prepared, client, prepared.federation_keys[run.row])
@@ -163,7 +163,7 @@ def test_work_sets_the_number_of_local_steps(plain_client):
         plan = batch_plan(run.plan.seed, 0, client, len(plain.x), run.plan.local, steps)
         train_plain(model, plain.x, plain.y, plan, run.plan.local)
         trained.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
-    share = run.ground.share[:3]
+    share = run.context.share[:3]
     expected = torch.as_tensor(share / share.sum(), dtype=torch.float32) @ torch.stack(trained)
     torch.testing.assert_close(made.models[0], expected, rtol=1e-4, atol=1e-5)
     made.close()

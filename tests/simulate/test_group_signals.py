@@ -18,9 +18,9 @@ from .lockstep import Probe, group, rows
 
 def server_loss(made, prepared, model):
     """Mean cross-entropy on the server's samples, from its definition."""
-    (ground,) = {run.ground.index: run.ground for run in made.runs}.values()
+    (context,) = {run.context.index: run.context for run in made.runs}.values()
     (dataset,) = prepared.datasets.values()
-    positions = ground.federation.server_validation.astype(np.int64)
+    positions = context.federation.server_validation.astype(np.int64)
     (logits,) = made.engine.logits(model[None], positions)
     shares = torch.softmax(logits.double(), 1)[np.arange(len(positions)), np.asarray(dataset.y_train)[positions]]
     return float(-shares.log().mean())
@@ -149,14 +149,14 @@ def test_a_trial_is_trained_averaged_and_forgotten(plain_client):
     for number, cohort in enumerate(cohorts):
         seed = int(stream(run.plan.seed, "trial", 0, number).integers(1 << 62))
         trained = torch.stack([everyone[c].train(old, run.plan.local, seed, 0) for c in cohort])
-        share = run.ground.share[cohort]
+        share = run.context.share[cohort]
         average = torch.as_tensor(share / share.sum(), dtype=torch.float32) @ trained
         expected = [client.loss(average) - client.loss(old) for client in everyone]
         np.testing.assert_allclose(change[number], expected, rtol=1e-3, atol=1e-5)
     # the round itself starts from the old model, with batches of its own
     row = rows(made)[0][0]
     own = [everyone[c].train(old, run.plan.local, run.plan.seed, 0) for c in row["cohort"]]
-    share = run.ground.share[row["cohort"]]
+    share = run.context.share[row["cohort"]]
     expected = torch.as_tensor(share / share.sum(), dtype=torch.float32) @ torch.stack(own)
     torch.testing.assert_close(made.models[0], expected, rtol=1e-4, atol=1e-5)
     size = 4 * made.engine.n_params

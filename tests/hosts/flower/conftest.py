@@ -21,7 +21,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import Answers, CohortStrategy, Facts, cohort_client
-from fedcohort.hosts.flower.loopback import Loopback
+
+from .loopback import Loopback
 
 
 class Clock:

@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 from fedcohort.cli.app import app as cli
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flower import failures
-from fedcohort.hosts.flower.loopback import Certificates
 from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.presence import Presence, RunState, run_state
 from fedcohort.report.account import read_account
 from fedcohort.session.participation import verify
+
+from .loopback import Certificates
 
 # On a busy machine whoever is sound may be slow: only where a test is about lateness is the deadline short.
 _CONFIG = {

@@ -68,7 +68,7 @@ def fleet_of(kit: Any, count: int, odd: ClientApp) -> Any:
 def said(journal: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for correction in corrections(journal):
-        found.setdefault(correction.client, []).append(correction.what)
+        found.setdefault(correction.client, []).append(correction.reason)
     return found
 
 

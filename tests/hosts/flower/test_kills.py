@@ -6,6 +6,7 @@ every part of one; once on a deployment of real processes, where most of them fa
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import time
 from collections import Counter
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
 from safetensors.numpy import load_file
 
 from fedcohort.hosts.flower import cohort_client, failures
@@ -24,50 +25,21 @@ from fedcohort.journal import is_blank, read_journal
 
 NODES, COHORT = 3, 2
 _FOREVER = 1_000_000
-# Noise is drawn anew after a kill; without it a private run can be compared as well.
-STRATEGIES = {
-    "adam": lambda: FedAdam(fraction_evaluate=0.0),
-    "private": lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 0.5, COHORT),
-}
 _CONFIG = {"rounds": 1, "journal": "", "strategy": ""}
-_SERVER = f"""
-import torch
-from flwr.app import ArrayRecord, Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg
-from fedcohort.hosts.flower import CohortStrategy
-from small.client import module
 
-app = ServerApp()
 
-STRATEGIES = {{
-    "adam": lambda: FedAdam(fraction_evaluate=0.0),
-    "private": lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 0.5, {COHORT}),
-}}
+def strategy_of(name: str) -> Strategy:
+    # Noise is drawn anew after a kill; without it a private run can be compared as well.
+    if name == "private":
+        return DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 0.5, COHORT)
+    return FedAdam(fraction_evaluate=0.0)
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    config = context.run_config
-    torch.manual_seed(0)
-    strategy = CohortStrategy(
-        "uniform", STRATEGIES[config["strategy"]](), journal=config["journal"], seed=3, cohort_size={COHORT},
-        wait_for={NODES}, deadline=900.0, patience=900.0, tries={_FOREVER},
-    )
-    strategy.start(grid, ArrayRecord(module().state_dict()), num_rounds=config["rounds"])
-"""
-_CLIENT = """
-import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from fedcohort.hosts.flower.client import cohort_client
 
-app = ClientApp()
-
-def module():
+def module() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
+
+def train(message: Message, context: Context) -> RecordDict:
     net = module()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     number = int(context.node_config["partition-id"])
@@ -77,8 +49,50 @@ def train(message: Message, context: Context) -> Message:
         optimizer.zero_grad()
         net(torch.randn(16, 3, generator=draw)).square().mean().backward()
         optimizer.step()
-    metrics = MetricRecord({"num-examples": 10 * (1 + number)})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+    return RecordDict(
+        {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": 10 * (1 + number)})}
+    )
+
+
+# The apps of the deployment are made of the same functions.
+_SERVER = f"""
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
+from fedcohort.hosts.flower import CohortStrategy
+from small.client import module
+
+app = ServerApp()
+COHORT = {COHORT}
+
+{inspect.getsource(strategy_of)}
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    torch.manual_seed(0)
+    strategy = CohortStrategy(
+        "uniform", strategy_of(config["strategy"]), journal=config["journal"], seed=3, cohort_size=COHORT,
+        wait_for={NODES}, deadline=900.0, patience=900.0, tries={_FOREVER},
+    )
+    strategy.start(grid, ArrayRecord(module().state_dict()), num_rounds=config["rounds"])
+"""
+_CLIENT = f"""
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from fedcohort.hosts.flower.client import cohort_client
+
+app = ClientApp()
+
+{inspect.getsource(module)}
+
+{inspect.getsource(train)}
+
+@app.train()
+def reply(message: Message, context: Context) -> Message:
+    return Message(train(message, context), reply_to=message)
 
 app = cohort_client(app)
 """
@@ -118,25 +132,6 @@ def same_run(folder: Path, rounds: int, remembered: str) -> None:
         np.testing.assert_array_equal(array, models[1][key], err_msg=key)
 
 
-def module() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-
-
-def train(message: Any, context: Any) -> RecordDict:
-    net = module()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    number = int(context.node_config["partition-id"])
-    draw = torch.Generator().manual_seed(100 * int(message.content["config"]["server-round"]) + number)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    for _ in range(4):
-        optimizer.zero_grad()
-        net(torch.randn(16, 3, generator=draw)).square().mean().backward()
-        optimizer.step()
-    return RecordDict(
-        {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": 10 * (1 + number)})}
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("strategy", "remembered"), [("adam", "m_t"), ("private", "num_batches_tracked")])
@@ -154,7 +149,7 @@ def test_killed_in_every_part_of_a_round(strategy: str, remembered: str, kit: An
                 fleet.node(number, cohort_client(kit.client_app(train), kit.ANSWERS)), node_id=first + number
             )
         made = fleet.strategy(
-            "uniform", STRATEGIES[strategy](), journal=journal, seed=3, cohort_size=COHORT, tries=_FOREVER
+            "uniform", strategy_of(strategy), journal=journal, seed=3, cohort_size=COHORT, tries=_FOREVER
         )
         made.start(fleet.grid, ArrayRecord(module().state_dict()), rounds)
 

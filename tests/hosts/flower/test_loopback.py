@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedcohort.hosts.flower import loopback
-from fedcohort.hosts.flower.loopback import Loopback, LoopbackError
+from . import loopback
+from .loopback import Loopback, LoopbackError
 
 
 class Time:

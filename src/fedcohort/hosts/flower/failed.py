@@ -1,23 +1,22 @@
-"""Who failed in which round and why, and whose reply was corrected, read from the journal of a live federation."""
+"""Which replies failed and which were corrected, and why, read from the journal of a live federation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Status
 from fedcohort.journal import Journal, read_journal
-from fedcohort.journal.events import CORRECTED, FAILURES
+from fedcohort.journal.events import CORRECTED
 from fedcohort.session.explain import reasons_of
-
-EVENT = FAILURES
 
 
 @dataclass(frozen=True)
-class Failure:
-    """One client whose model did not enter a round's average.
+class Incident:
+    """One client's reply that failed, or that was corrected before it entered an average.
 
     Attributes
     ----------
@@ -25,7 +24,9 @@ class Failure:
         Counted from 0; Flower's own count begins with 1.
     client : str
     status : Status
+        OK for a reply that was corrected.
     reason : str
+        Why it failed, or what was corrected.
     """
 
     round: int
@@ -35,61 +36,39 @@ class Failure:
 
 
 @guarded
-def failures(journal: str | Path | Journal) -> list[Failure]:
-    """Return every failure on record, oldest first; a client that answered late at last is LATE, not MISSING."""
-    if not isinstance(journal, Journal):
-        opened = read_journal(journal)
-        try:
-            return failures(opened)
-        finally:
-            opened.close()
-    table, _ = journal.table()
-    reasons = reasons_of(journal)
-    rounds = {row.ticket: row.round for row in journal.cohorts()}
+def failures(journal: str | Path | Journal) -> list[Incident]:
+    """Return every failure on record, oldest first; a client that answered after the round closed is LATE."""
     found = []
-    for reply in journal.replies():
-        if reply.status == Status.OK:
-            continue
-        name = table.name(reply.client)
-        round_ = rounds[reply.ticket]
-        found.append(Failure(round_, name, Status(reply.status), reasons.get(reply.ticket, {}).get(name, "no answer")))
+    with _reading(journal) as record:
+        table, _ = record.table()
+        reasons = reasons_of(record)
+        rounds = {row.ticket: row.round for row in record.cohorts()}
+        for reply in record.replies():
+            if reply.status == Status.OK:
+                continue
+            name = table.name(reply.client)
+            reason = reasons.get(reply.ticket, {}).get(name, "no answer")
+            found.append(Incident(rounds[reply.ticket], name, Status(reply.status), reason))
     return found
 
 
-@dataclass(frozen=True)
-class Correction:
-    """Something that was changed about a client's reply before it entered an average.
-
-    Attributes
-    ----------
-    round : int
-        Counted from 0.
-    client : str
-    what : str
-    """
-
-    round: int
-    client: str
-    what: str
-
-
 @guarded
-def corrections(journal: str | Path | Journal) -> list[Correction]:
-    """Return what was changed about replies, oldest first: weights, lengths of updates, metrics that were left out."""
-    if not isinstance(journal, Journal):
-        opened = read_journal(journal)
-        try:
-            return corrections(opened)
-        finally:
-            opened.close()
-    return [
-        Correction(body["round"], client, text)
-        for body in journal.events(CORRECTED)
-        for client, texts in body["corrections"].items()
-        for text in texts
-    ]
+def corrections(journal: str | Path | Journal) -> list[Incident]:
+    """Return every correction on record, oldest first: smaller weights, shorter updates, metrics left out."""
+    with _reading(journal) as record:
+        return [
+            Incident(body["round"], client, Status.OK, text)
+            for body in record.events(CORRECTED)
+            for client, texts in body["corrections"].items()
+            for text in texts
+        ]
 
 
-def event(round_: int, ticket: int, reasons: dict[str, str]) -> dict[str, Any]:
-    """Return the body of the journal's event for a cohort."""
-    return {"round": round_, "ticket": ticket, "failures": reasons}
+@contextmanager
+def _reading(journal: str | Path | Journal) -> Iterator[Journal]:
+    """Yield a journal; one that is given as a path is closed afterwards."""
+    if isinstance(journal, Journal):
+        yield journal
+        return
+    with closing(read_journal(journal)) as record:
+        yield record

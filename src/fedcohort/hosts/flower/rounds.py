@@ -26,7 +26,6 @@ from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.averaging import Average, aggregated, with_integers
 from fedcohort.hosts.flower.evaluation import Evaluation, evaluated, scalars
 from fedcohort.hosts.flower.exchange import Outbox, exchange, listed, with_ttl
-from fedcohort.hosts.flower.failed import EVENT, event
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.metrics import evened
 from fedcohort.hosts.flower.population import Available, FederationTimeoutError, Population, facts_in, rules_in
@@ -58,7 +57,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     wanted,
 )
 from fedcohort.journal import is_blank
-from fedcohort.journal.events import ABANDONED, CORRECTED
+from fedcohort.journal.events import ABANDONED, CORRECTED, FAILURES
 from fedcohort.session import participation
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
@@ -386,10 +385,12 @@ class Rounds:
     def _failed_before(self, session: Session) -> set[str]:
         """Return who failed when an earlier run tried the round that is next."""
         tried = {body["ticket"] for body in session.journal.events(ABANDONED) if body["round"] == session.round}
-        return {name for body in session.journal.events(EVENT) if body["ticket"] in tried for name in body["failures"]}
+        return {
+            name for body in session.journal.events(FAILURES) if body["ticket"] in tried for name in body["failures"]
+        }
 
     def _gave_up(self, session: Session, cohort: Cohort) -> RoundError:
-        told = [body["failures"] for body in session.journal.events(EVENT) if body["ticket"] == cohort.ticket]
+        told = [body["failures"] for body in session.journal.events(FAILURES) if body["ticket"] == cohort.ticket]
         why = [f"{name}: {reason}" for failures in told for name, reason in failures.items()][:_NAMED]
         why += [body["reason"] for body in session.journal.events(ABANDONED) if body["ticket"] == cohort.ticket]
         return RoundError(
@@ -498,7 +499,7 @@ class Rounds:
                 if (debt.ticket, reply.name) not in self._written_off:
                     session.tell(RoundReport(debt.ticket, [reply.name]))
                 note = {reply.name: f"answered after {reply.seconds:.1f} s, when the round was closed"}
-                session.note(EVENT, event(debt.round, debt.ticket, note))
+                session.note(FAILURES, {"round": debt.round, "ticket": debt.ticket, "failures": note})
                 say(
                     "late", "client %r answered round %d after %.1f s", reply.name, debt.round, reply.seconds,
                     round=debt.round, ticket=debt.ticket, client=reply.name, seconds=reply.seconds,
@@ -634,7 +635,7 @@ class Rounds:
                     "client-failed", "\t> %s: %s", name, reason,
                     round=cohort.round, ticket=cohort.ticket, client=name, reason=reason,
                 )  # fmt: skip
-            session.note(EVENT, event(cohort.round, cohort.ticket, trained.reasons))
+            session.note(FAILURES, {"round": cohort.round, "ticket": cohort.ticket, "failures": trained.reasons})
         self._correct(session, cohort.round, trained.corrections)
         report = RoundReport(
             ticket=cohort.ticket,

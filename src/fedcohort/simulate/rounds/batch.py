@@ -13,7 +13,7 @@ from fedcohort.core.signals import Measure, Signal, VectorOf
 from fedcohort.core.vectors import vector_signal
 from fedcohort.scenario import Federation
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
-from fedcohort.simulate.rounds.isolate_failure import alone
+from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived
 
@@ -50,7 +50,7 @@ class Batch:
         values = self.engine.measure(
             models,
             np.repeat(np.asarray(rows, np.int64), lengths),
-            np.repeat([run.ground.index for run in runs], lengths),
+            np.repeat([run.context.index for run in runs], lengths),
             np.concatenate(clients),
             measures,
         )
@@ -64,7 +64,7 @@ class Batch:
         lengths = [len(part) for part in clients]
         jobs = Jobs(
             run=np.repeat([run.row for run in runs], lengths),
-            federation=np.repeat([run.ground.index for run in runs], lengths),
+            federation=np.repeat([run.context.index for run in runs], lengths),
             client=np.concatenate(clients),
             round=np.repeat([run.round for run in runs], lengths),
             seed=seeds,
@@ -75,7 +75,7 @@ class Batch:
             parts = []
             for run, part in zip(runs, clients, strict=True):
                 old = self.models[run.row]
-                found = alone(run, run.averager, partial(run.corrections, part, old))
+                found = isolate_failure(run, run.averager, partial(run.corrections, part, old))
                 parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
             correction = torch.cat(parts)
         return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)
@@ -115,7 +115,7 @@ class Batch:
         stacked = self.engine.client_gradients(
             self.models,
             np.repeat([turns[i].run.row for i in pulled], lengths),
-            np.repeat([turns[i].run.ground.index for i in pulled], lengths),
+            np.repeat([turns[i].run.context.index for i in pulled], lengths),
             np.concatenate([turns[i].clients for i in pulled]),
         )
         gradients = torch.split(stacked, lengths)
@@ -144,7 +144,7 @@ class Batch:
             values = self.engine.measure(
                 params[torch.as_tensor(jobs, device=params.device)],
                 np.arange(len(jobs)),
-                np.repeat([turns[i].run.ground.index for i in places], lengths),
+                np.repeat([turns[i].run.context.index for i in places], lengths),
                 np.concatenate([turns[i].clients for i in places]),
                 measures,
                 pseudo_models=received,

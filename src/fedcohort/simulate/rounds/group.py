@@ -24,14 +24,15 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.vectors import needs_output_bias, output_bias
 from fedcohort.journal import Position
 from fedcohort.scenario import Federation
+from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.metrics import imbalance
 from fedcohort.simulate.rounds.batch import Batch, client_data
 from fedcohort.simulate.rounds.costs import holders
-from fedcohort.simulate.rounds.isolate_failure import NOBODYS, alone, fail, own_parts
+from fedcohort.simulate.rounds.isolate_failure import NOBODYS, fail, isolate_failure, own_parts
 from fedcohort.simulate.rounds.queries import answer
-from fedcohort.simulate.rounds.run import Ground, Run
+from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
 from fedcohort.simulate.rounds.stages import Answered, Arrived, Asked, Averaged, Chosen, Evaluated, Test
 from fedcohort.simulate.store.checkpoint import Checkpoint
@@ -83,7 +84,9 @@ class Group:
         self._allow_other_engine = allow_other_engine
         self._journals = journals
         used = list(dict.fromkeys(keys))
-        grounds = {key: Ground.of(federations[key], i, plans[0].task.has_classes) for i, key in enumerate(used)}
+        contexts = {
+            key: FederationContext.of(federations[key], i, plans[0].task.has_classes) for i, key in enumerate(used)
+        }
         first = plans[0]
         self.engine = Engine(
             dataset.x_train,
@@ -91,7 +94,7 @@ class Group:
             dataset.x_test,
             dataset.y_test,
             classes=dataset.outputs,
-            federations=[client_data(grounds[key].federation) for key in used],
+            federations=[client_data(contexts[key].federation) for key in used],
             model=first.model.name,
             local=first.local,
             device=device,
@@ -100,15 +103,15 @@ class Group:
             task=first.task,
         )
         self._server_labels = {
-            ground.index: torch.as_tensor(
-                np.asarray(dataset.y_train, np.int64)[ground.federation.server_validation], device=self.engine.device
+            context.index: torch.as_tensor(
+                np.asarray(dataset.y_train, np.int64)[context.federation.server_validation], device=self.engine.device
             )
-            for ground in grounds.values()
-            if len(ground.federation.server_validation)
+            for context in contexts.values()
+            if len(context.federation.server_validation)
         }
         size = self.engine.n_params
         self.runs = [
-            Run(plan, i, grounds[key], size, dataset.outputs)
+            Run(plan, i, contexts[key], size, dataset.outputs)
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
@@ -119,7 +122,7 @@ class Group:
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
             begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
-            run.memory = alone(run, run.averager, begin)
+            run.memory = isolate_failure(run, run.averager, begin)
             if run.aggregator.needs_server:
                 run.server = self._server_samples(run, dataset)
         self._rows = RowBuffer()
@@ -128,7 +131,7 @@ class Group:
     def _server_samples(self, run: Run, dataset: Dataset) -> ServerSamples:
         """Return the samples a run's aggregator computes on; runs that use the same ones share them."""
         public = run.aggregator.public
-        key = (-1 if public is not None else run.ground.index, public)
+        key = (-1 if public is not None else run.context.index, public)
         if key not in self._servers:
             positions = run.federation.server_validation.astype(np.int64)
             self._servers[key] = server_samples(self.engine, dataset, positions, public)
@@ -152,8 +155,9 @@ class Group:
         """Open every run's session anew."""
         for run in self.runs:
             run.engines = ((0, self.engine.kind),)
-            run.check_supplied()
-            alone(run, run.chooser, partial(run.start_session, self._journal(run)))
+            # A configuration that withholds a signal is refused; what else goes wrong is that run's own failure.
+            check_signals(run.selector, run.table, run.signals)
+            isolate_failure(run, run.chooser, partial(run.start_session, self._journal(run)))
 
     def _journal(self, run: Run) -> Path | None:
         return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
@@ -257,7 +261,7 @@ class Group:
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
         began = time.perf_counter()
         answered = [turn for turn in answer(self.batch, self._requests(runs)) if turn.asked.run.running]
-        found = [alone(turn.asked.run, turn.asked.run.chooser, partial(_choose, turn)) for turn in answered]
+        found = [isolate_failure(turn.asked.run, turn.asked.run.chooser, partial(_choose, turn)) for turn in answered]
         chosen = [turn for turn in found if turn is not None]
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
@@ -274,14 +278,14 @@ class Group:
             available = None
             if not run.always:
                 plan = run.plan
-                key = (run.ground.index, plan.seed, plan.scenario.availability)
+                key = (run.context.index, plan.seed, plan.scenario.availability)
                 available = masks.get(key)
                 if available is None:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
             run.hear_attributes(changing=True)
             request = RoundRequest(run.size, available)
-            query = alone(run, run.chooser, partial(run.session.query, request)) if run.asks else None
+            query = isolate_failure(run, run.chooser, partial(run.session.query, request)) if run.asks else None
             if run.running:
                 turns.append(Asked(run, request, available, query))
         return turns
@@ -328,7 +332,7 @@ class Group:
                     run.rate_sums(trained.steps[come.jobs][come.sound], sure),
                     gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
-                alone(run, run.averager, learn)
+                isolate_failure(run, run.averager, learn)
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
             _averaged(come, kept, weights, found)
@@ -354,7 +358,7 @@ class Group:
             verdict = None  # of a run that failed while it trained
             if run.running:
                 judge = f"the filter {run.plan.filter.name!r}"
-                verdict = alone(run, judge, partial(self._kept, turn, params, logits.get(i)))
+                verdict = isolate_failure(run, judge, partial(self._kept, turn, params, logits.get(i)))
             kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
@@ -363,13 +367,13 @@ class Group:
                 continue
             members = turn.members(kept, steps[turn.jobs], signals[i])
             if isinstance(run.aggregator, WeightedSum):
-                mix = alone(run, run.averager, partial(run.mix, members))
+                mix = isolate_failure(run, run.averager, partial(run.mix, members))
                 if mix is not None:
                     weights[kept] = mix.weights
                 mixes.append(Mix(weights, 1.0 if mix is None else mix.old))
             else:
                 rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
-                combined = alone(run, run.averager, partial(run.combine, self.models[run.row], rows, members))
+                combined = isolate_failure(run, run.averager, partial(run.combine, self.models[run.row], rows, members))
                 if combined is not None:
                     weights[kept] = combined.weights
                     special[i] = combined.model
@@ -404,7 +408,7 @@ class Group:
         """Loss of a run's global model, as clients received it, on the server's validation set."""
         positions = run.federation.server_validation.astype(np.int64)
         (logits,) = self.engine.logits(self.models[run.row][None], positions)
-        labels = self._server_labels[run.ground.index]
+        labels = self._server_labels[run.context.index]
         return float(torch.nn.functional.cross_entropy(logits.double(), labels))
 
     def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -412,7 +416,7 @@ class Group:
         wanting: dict[int, list[int]] = {}
         for i, turn in enumerate(turns):
             if turn.run.filter is not None and Need.LOGITS in turn.run.filter.needs:
-                wanting.setdefault(turn.run.ground.index, []).append(i)
+                wanting.setdefault(turn.run.context.index, []).append(i)
         found: dict[int, torch.Tensor] = {}
         for places in wanting.values():
             stacked = torch.cat([params[turns[i].jobs] for i in places])
@@ -426,7 +430,7 @@ class Group:
         good = turn.sound
         if run.filter is None:
             return good
-        labels = None if logits is None else self._server_labels[run.ground.index]
+        labels = None if logits is None else self._server_labels[run.context.index]
         replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
         verdict = judged(run.filter, replies)
         if verdict.notes:
@@ -459,7 +463,7 @@ class Group:
                 metrics=averaged.metrics,
                 kept=averaged.kept,
             )
-            alone(run, run.chooser, partial(run.session.tell, report))
+            isolate_failure(run, run.chooser, partial(run.session.tell, report))
             if not run.running:
                 return
         sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
@@ -467,7 +471,7 @@ class Group:
         if sound is not None:
             run.session.record(cohort.round, {judged_by.name: sound.metric, "loss": sound.loss})
         run.clock += cost.seconds
-        counts = run.ground.true_counts
+        counts = run.context.true_counts
         qcid = imbalance(counts[cohort.clients].sum(0)) if len(cohort) and counts is not None else None
         row = {
             "run": run.plan.id,
@@ -530,7 +534,7 @@ def _choose(turn: Answered) -> Chosen:
     (run, request, available, _), cost = turn.asked, turn.cost
     plan = run.plan
     if run.round == 0:
-        run.costs.book_labels(cost, run.ground.told(plan.labels, plan.seed))
+        run.costs.book_labels(cost, run.context.told(plan.labels, plan.seed))
     cohort = run.session.ask(request, turn.answer)
     count = len(cohort.clients)
     if run.instant or not count:

@@ -31,7 +31,7 @@ _FAMILIAR = frozenset({"fedcohort", "numpy", "scipy", "sklearn", "torch", "pyarr
 NOBODYS = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
 
 
-def alone(run: Run, part: str, work: Callable[[], T]) -> T | None:
+def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
     """Do what is one run's business; if it raises, the run has failed, and None is returned.
 
     Parameters

@@ -14,7 +14,7 @@ from fedcohort.core.protocol import Answer, Losses, Trial
 from fedcohort.core.signals import Signal, losses_of
 from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import RoundCost
-from fedcohort.simulate.rounds.isolate_failure import alone
+from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.stages import Answered, Asked, members
 
 _TRIED = losses_of([Trial.measured], "received")
@@ -87,7 +87,7 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
             continue
         described = members(run, clients, trained.steps[start:stop], None, {})
         tried = partial(run.combine, old, trained.params[start:stop], described, trial=True)
-        combined = alone(run, run.averager, tried)
+        combined = isolate_failure(run, run.averager, tried)
         averages.append(old if combined is None else combined.model)
     after = batch.measure(torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[
         measure

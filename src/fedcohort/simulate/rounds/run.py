@@ -21,7 +21,6 @@ from fedcohort.core.text import short_repr
 from fedcohort.journal import Position
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
 from fedcohort.session.session import Session
-from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan, values_of
 from fedcohort.simulate.label_sharing import LabelSharing, Told
 from fedcohort.simulate.rounds.costs import CostModel
@@ -141,7 +140,7 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class FederationContext:
     """What all runs on one federation share."""
 
     federation: Federation
@@ -151,7 +150,7 @@ class Ground:
     _told: dict[tuple[LabelSharing, int], Told] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, federation: Federation, index: int, has_classes: bool = True) -> Ground:
+    def of(cls, federation: Federation, index: int, has_classes: bool = True) -> FederationContext:
         """Work out what is shared."""
         sizes = federation.train_sizes
         share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
@@ -178,11 +177,11 @@ class Ground:
 class Run:
     """A run's facts and everything about it that changes, except its model, which is a row of the group's tensor."""
 
-    def __init__(self, plan: RunPlan, row: int, ground: Ground, parameters: int, classes: int) -> None:
+    def __init__(self, plan: RunPlan, row: int, context: FederationContext, parameters: int, classes: int) -> None:
         self.plan = plan
         self.row = row  # of the group's models
-        self.ground = ground
-        self.federation = federation = ground.federation
+        self.context = context
+        self.federation = federation = context.federation
         self.session: Session
         self.memory: Memory | None = None
         self.server: ServerSamples | None = None  # where the aggregator computes on samples of the server's own
@@ -199,9 +198,7 @@ class Run:
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
-        self.selector = adapted(
-            plan, ground.table(plan.labels, plan.seed).signals | host_signals(federation, plan.task)
-        )
+        self.selector = adapted(plan, self.table.signals | self.signals)
         self.asks = type(self.selector).query is not Selector.query
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
@@ -240,25 +237,23 @@ class Run:
         """Whether there are rounds to make."""
         return self.state == "running"
 
-    def check_supplied(self) -> None:
-        """Refuse a configuration that withholds what the selector requires; other faults are the selector's own."""
-        table = self.ground.table(self.plan.labels, self.plan.seed)
-        signals = host_signals(self.federation, self.plan.task)
-        try:
-            selector = self.selector.adapted(table.signals | signals)
-            unsupplied = selector.requires - table.signals - signals
-        except Exception:  # somebody's own code, which ends its own run when it starts
-            return
-        if unsupplied:
-            check_signals(selector, table, signals)
+    @property
+    def table(self) -> ClientTable:
+        """What its session knows of the clients before the first round."""
+        return self.context.table(self.plan.labels, self.plan.seed)
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """What the simulator supplies in reports and answers."""
+        return host_signals(self.federation, self.plan.task)
 
     def start_session(self, journal: Path | None) -> None:
         """Start the run's session."""
         self.session = Session(
             self.selector,
-            self.ground.table(self.plan.labels, self.plan.seed),
+            self.table,
             seed=self.plan.seed,
-            signals=host_signals(self.federation, self.plan.task),
+            signals=self.signals,
             journal=journal,
             shadows=self.plan.shadows,
             rules=self.plan.rules,

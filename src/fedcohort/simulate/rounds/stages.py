@@ -138,7 +138,7 @@ class Averaged(NamedTuple):
         values = self.metrics.get(signal)
         if values is None:
             return float("nan")
-        weights = np.where(np.isnan(values), 0.0, self.run.ground.share[self.chosen.cohort.clients])
+        weights = np.where(np.isnan(values), 0.0, self.run.context.share[self.chosen.cohort.clients])
         total = weights.sum()
         return float(np.nansum(weights * values) / total) if total > 0 else float("nan")
 
@@ -180,7 +180,7 @@ def members(
     """
     return Members(
         clients=clients,
-        share=run.ground.share[clients],
+        share=run.context.share[clients],
         steps=steps.astype(np.float64),
         federation=len(run.federation),
         multiplicity=np.ones(len(clients)) if multiplicity is None else multiplicity,

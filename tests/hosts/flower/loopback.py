@@ -1,12 +1,10 @@
 """A whole Flower deployment on this machine: one SuperLink, some SuperNodes, real processes, real ports.
 
-For tests and for trying an app out before it meets other people's machines. Every process gets a Flower home of its
-own, telemetry, the update check and the installation of dependencies are off, and leaving the ``with`` block ends
-everything that was started.
+Every process gets a Flower home of its own. Telemetry, the update check and the installation of dependencies are off,
+and leaving the ``with`` block ends everything that was started::
 
->>> from fedcohort.hosts.flower.loopback import Loopback
->>> with Loopback("home", nodes=3) as federation:             # doctest: +SKIP
-...     print(federation.run("my-app", timeout=120).log)
+    with Loopback("home", nodes=3) as federation:
+        print(federation.run("my-app", timeout=120).log)
 """
 
 from __future__ import annotations
