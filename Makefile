@@ -50,7 +50,7 @@ $(VENV)/.sim: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.sim
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,flower,report,keyholder,dp,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,flower,report,keyholder,dp,attacks,dev]"
 	touch $@
 
 # The releases' locks with hashes; see CONTRIBUTING.md.

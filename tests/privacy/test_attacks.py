@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flint import fmpz_mat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,9 +39,9 @@ def dirichlet(n: int, classes: int, seed: int, alpha: float = 0.3) -> Any:
 def test_reduced_basis_generates_the_same_lattice(dimension: int, vectors: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     given_ = rng.integers(-6, 7, (vectors, dimension))
-    coefficients, gram = reduced_basis((given_ @ given_.T).tolist())
-    basis = np.array(coefficients, np.int64).reshape(-1, vectors) @ given_
-    assert np.array_equal(basis @ basis.T, np.array(gram, np.int64).reshape(len(basis), len(basis)))
+    coefficients, gram = reduced_basis(fmpz_mat((given_ @ given_.T).tolist()))
+    basis = np.array(coefficients.tolist(), np.int64).reshape(-1, vectors) @ given_
+    assert np.array_equal(basis @ basis.T, np.array(gram.tolist(), np.int64).reshape(len(basis), len(basis)))
     assert len(basis) == np.linalg.matrix_rank(given_)
     if len(basis):
         # Every given vector is an integer combination of the basis, so the lattices are the same.

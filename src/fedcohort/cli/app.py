@@ -46,6 +46,7 @@ app = typer.Typer(
 EXTRAS = {
     "cryptography": "keyholder",
     "fastapi": "report",
+    "flint": "attacks",
     "flwr": "flower",
     "pandas": "notebook",
     "pyarrow": "sim",

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from flint import fmpz, fmpz_mat
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 
-Matrix = list[list[int]]
 _STEPS = 200_000  # of a search, before it is given up
 _FACTORS = 10_000  # largest factor that all counts are tried to share
 
@@ -46,83 +46,50 @@ class Recovered:
 # -- lattices -----------------------------------------------------------------------------------------------------
 
 
-def reduced_basis(gram: Sequence[Sequence[int]], percent: int = 75) -> tuple[Matrix, Matrix]:
+def reduced_basis(gram: fmpz_mat, delta: float = 0.99) -> tuple[fmpz_mat, fmpz_mat]:
     """Return a reduced basis of the lattice that vectors with these inner products generate.
-
-    LLL in whole numbers (de Weger's variant), for vectors that may depend on each other (Pohst 1987): those that become
-    zero are dropped.
 
     Parameters
     ----------
-    gram : (m, m) whole numbers
-        Inner products of the generating vectors.
-    percent : int
-        LLL's delta: the nearer to 100, the shorter the basis and the longer it takes.
+    gram : (m, m) integer matrix
+        Inner products of the generating vectors, which may depend on each other.
+    delta : float
+        LLL's parameter, below 1: the larger, the shorter the basis and the longer it takes.
 
     Returns
     -------
-    coefficients : (r, m)
-        The basis vectors as combinations of the given ones; Python integers, of any length.
-    gram : (r, r)
+    coefficients : (r, m) integer matrix
+        The basis vectors as combinations of the given ones.
+    gram : (r, r) integer matrix
         Their inner products.
     """
-    m = len(gram)
-    u: Matrix = [[int(i == j) for j in range(m)] for i in range(m)]
-    g: Matrix = [[int(x) for x in row] for row in gram]
+    # A combination of the vectors is zero exactly where the same combination of their inner products is. Once these
+    # relations are out, the inner products of the rest are nonsingular, as FLINT's LLL on them demands.
+    basis = _relations_and_basis(gram)[1]
+    inner = basis * gram * basis.transpose()
+    if not basis.nrows():
+        return basis, inner
+    reduced, turns = inner.lll(True, delta, 0.51, "gram")
+    return turns * basis, reduced
 
-    def combine(i: int, j: int, q: int) -> None:
-        """b_i -= q b_j, in basis and products."""
-        if q:
-            u[i] = [a - q * b for a, b in zip(u[i], u[j], strict=True)]
-            g[i] = [a - q * b for a, b in zip(g[i], g[j], strict=True)]
-            for row, other in zip(g, range(len(g)), strict=True):
-                row[i] = g[i][other] if other != i else row[i] - q * row[j]
 
-    def drop(i: int) -> None:
-        del u[i], g[i]
-        for row in g:
-            del row[i]
+def _relations_and_basis(rows: fmpz_mat) -> tuple[fmpz_mat, fmpz_mat]:
+    """Return a basis of the integer combinations of ``rows`` that vanish, and combinations that generate the rest."""
+    reduced, turns = rows.lll(True)
+    zero = [not any(row) for row in reduced.tolist()]
+    coefficients = turns.tolist()
+    m = rows.nrows()
+    relations = [row for row, vanishes in zip(coefficients, zero, strict=True) if vanishes]
+    basis = [row for row, vanishes in zip(coefficients, zero, strict=True) if not vanishes]
+    return _matrix(relations, m), _matrix(basis, m)
 
-    # d[i]: determinant of the first i vectors; lam[i][j] = d[j + 1] * mu[i][j]
-    d: list[int] = [1]
-    lam: Matrix = []
-    k = 0
-    while k < len(g):
-        if g[k][k] == 0:
-            drop(k)
-            continue
-        if len(lam) <= k:
-            row: list[int] = []
-            for j in range(k + 1):
-                value = g[k][j]
-                for i in range(j):
-                    value = (d[i + 1] * value - row[i] * (lam[j][i] if j < k else row[i])) // d[i]
-                row.append(value)
-            lam.append(row[:k])
-            d.append(row[k])
-        # size reduction
-        for j in range(k - 1, -1, -1):
-            if 2 * abs(lam[k][j]) > d[j + 1]:
-                q = (2 * lam[k][j] + d[j + 1]) // (2 * d[j + 1])
-                combine(k, j, q)
-                for i in range(j):
-                    lam[k][i] -= q * lam[j][i]
-                lam[k][j] -= q * d[j + 1]
-        if g[k][k] == 0:
-            drop(k)
-            del lam[k:], d[k + 1 :]
-            continue
-        dependent = d[k + 1] == 0
-        if k > 0 and (dependent or 100 * (d[k + 1] * d[k - 1] + lam[k][k - 1] ** 2) < percent * d[k] * d[k]):
-            u[k], u[k - 1] = u[k - 1], u[k]
-            g[k], g[k - 1] = g[k - 1], g[k]
-            for r in g:
-                r[k], r[k - 1] = r[k - 1], r[k]
-            del lam[k - 1 :], d[k:]
-            k -= 1
-        else:
-            k += 1
-    return u, g
+
+def _matrix(rows: Sequence[Sequence[int | fmpz]], columns: int) -> fmpz_mat:
+    return fmpz_mat(len(rows), columns, [entry for row in rows for entry in row])
+
+
+def _floats(matrix: fmpz_mat) -> FloatArray:
+    return np.array([float(entry) for entry in matrix.entries()]).reshape(matrix.nrows(), matrix.ncols())
 
 
 def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int | None = None) -> Recovered | None:
@@ -171,27 +138,24 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int |
 class _Products:
     """S and the sizes, and what lattices of some clients tell about all of them."""
 
-    gram: Matrix
+    gram: list[list[int]]
     sizes: list[int]
 
     def solved(self, chosen: list[int]) -> FloatArray | None:
         """Return everybody's counts from the lattice of the chosen clients, or None when it does not tell."""
-        between = [[self.gram[i][j] for j in chosen] for i in chosen]
+        between = fmpz_mat([[self.gram[i][j] for j in chosen] for i in chosen])
         basis, inner = reduced_basis(between)
-        sums = [sum(c * self.sizes[i] for c, i in zip(row, chosen, strict=True)) for row in basis]
-        rank = len(basis)
+        sums = basis * _matrix([[self.sizes[i]] for i in chosen], 1)
+        rank = basis.nrows()
         # The squared length of (1, ..., 1) as far as the clients span it: r, if there are as many classes.
-        ones = np.array(sums, np.float64)
-        if abs(float(ones @ np.linalg.solve(np.array(inner, np.float64), ones)) - rank) > 1e-6:
+        ones = _floats(sums)[:, 0]
+        if abs(float(ones @ np.linalg.solve(_floats(inner), ones)) - rank) > 1e-6:
             return None
-        level = _sum_zero(basis, sums)
-        turns, inner = reduced_basis(_times(_times(level, between), _transposed(level)), percent=99)
-        level = _times(turns, level)
-        n = len(self.gram)
-        along = np.array(_times(level, [self.gram[i] for i in chosen]), np.float64).reshape(rank - 1, n)
-        quadratic: FloatArray = np.linalg.inv(np.array(inner, np.float64).reshape(rank - 1, rank - 1)).astype(
-            np.float64
-        )
+        level = _relations_and_basis(sums)[0] * basis  # vectors with sum 0
+        turns, inner = reduced_basis(level * between * level.transpose())
+        level = turns * level
+        along = _floats(level * fmpz_mat([self.gram[i] for i in chosen]))
+        quadratic: FloatArray = np.linalg.inv(_floats(inner)).astype(np.float64)
         # A class takes a whole number n of each vector of sum 0. Its axis, less what it shares with the ones, has the
         # squared length 1 - 1/r, which is n' inner^-1 n: few n have that. Where all counts share a factor, only its
         # multiples are tried, or they would be many.
@@ -221,30 +185,9 @@ class _Products:
         return columns if same and np.array_equal(columns.sum(axis=1), sizes) else None
 
 
-def _times(a: Matrix, b: Matrix) -> Matrix:
-    columns = _transposed(b)
-    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in columns] for row in a]
-
-
-def _transposed(a: Matrix) -> Matrix:
-    return [list(column) for column in zip(*a, strict=True)]
-
-
-def _sum_zero(basis: Matrix, sums: list[int]) -> Matrix:
-    """Return a basis of the combinations whose sum is 0, by Euclid's algorithm."""
-    rows = list(zip(basis, sums, strict=True))
-    while len(live := sorted((row for row in rows if row[1]), key=lambda row: abs(row[1]))) > 1:
-        vector, least = live[0]
-        for i, (other, total) in enumerate(rows):
-            if total and other is not vector:
-                q = (2 * total + least) // (2 * least)
-                rows[i] = [a - q * b for a, b in zip(other, vector, strict=True)], total - q * least
-    return [row for row, total in rows if total == 0]
-
-
-def _square_factors(gram: Matrix) -> list[int]:
+def _square_factors(gram: fmpz_mat) -> list[int]:
     """Return the whole numbers whose square divides all products, largest first: the lattice may be so much larger."""
-    content = math.gcd(*(x for row in gram for x in row))
+    content = math.gcd(*map(int, gram.entries()))
     return [m for m in range(min(math.isqrt(content), _FACTORS), 0, -1) if content % (m * m) == 0] or [1]
 
 
