@@ -129,14 +129,13 @@ def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
     """Under epsilon-DP nobody tells two neighbours apart more often than the bound; without it, always."""
     epsilon, trials = 1.0, 1500
     rng = np.random.default_rng(7)
-    below = lambda n: int(rng.integers(n))  # noqa: E731
     noise = CountNoise(epsilon=epsilon)
     a, b = np.array([20, 10, 5]), np.array([19, 11, 5])  # one sample has another label
     sybils = np.array(sybil_counts(3, 30))
     right = plain = 0
     for trial in range(trials):
         truth = a if trial % 2 else b
-        seen = noise.noisy(truth, below)
+        seen = noise.simulated(truth, rng)
         # The server forms S from what it was told, and the sybils solve for it.
         found = from_sybils(sybils @ seen, sybils).counts.reshape(-1)
         assert np.allclose(found, seen)
@@ -149,7 +148,7 @@ def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
     assert right / trials <= guess_bound(epsilon) + slack
     assert right / trials > 0.55  # the attack is not a straw man
     counts = dirichlet(40, 10, 8)
-    seen = np.array([noise.noisy(c, below) for c in counts])
+    seen = np.array([noise.simulated(c, rng) for c in counts])
     found = from_products(seen @ seen.T, counts.sum(axis=1), 10)
     assert found is None or not exact(found, counts).any()
 

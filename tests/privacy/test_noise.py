@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import threading
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcohort.core.errors import BudgetError, InputError, JournalError, ParameterError
+from fedcohort.core.errors import BudgetError, InputError, JournalError, MissingExtraError, ParameterError
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import (
     CountNoise,
     LossNoise,
     Release,
     composed,
-    discrete_gaussian,
-    discrete_laplace,
     plausible,
 )
-
-
-def seeded(seed: int) -> object:
-    rng = np.random.default_rng(seed)
-    return lambda n: int(rng.integers(n))
 
 
 def expected(weights: dict[int, float], draws: list[int]) -> float:
@@ -49,18 +41,61 @@ def expected(weights: dict[int, float], draws: list[int]) -> float:
     return float(stats.chisquare(seen, np.array(want) * sum(seen) / sum(want)).pvalue)
 
 
-@pytest.mark.parametrize("scale", [Fraction(1, 2), Fraction(7, 3)])
-def test_laplace_is_exactly_that(scale: Fraction) -> None:
-    below = seeded(1)
-    draws = [discrete_laplace(scale, below) for _ in range(4000)]
-    assert expected({y: math.exp(-abs(y) / scale) for y in range(-80, 81)}, draws) > 1e-3
+GEOMETRIC = {"loud": CountNoise(epsilon=4.0), "quiet": CountNoise(epsilon=6 / 7)}
+GAUSSIAN = {
+    "loud": CountNoise(epsilon=8.0, mechanism="gaussian", delta=1e-2),
+    "quiet": CountNoise(epsilon=1.5, mechanism="gaussian", delta=1e-5),
+}
 
 
-@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(5), Fraction(131, 10)])
-def test_gaussian_is_exactly_that(variance: Fraction) -> None:
-    below = seeded(2)
-    draws = [discrete_gaussian(variance, below) for _ in range(3000)]
-    assert expected({y: math.exp(-y * y / (2 * float(variance))) for y in range(-60, 61)}, draws) > 1e-3
+def drawn(noise: CountNoise, by: str, size: int) -> list[int]:
+    """Noise on counts of 100, as a client or a simulation draws it."""
+    counts = np.full(size, 100)
+    noisy = noise.noisy(counts) if by == "a client" else noise.simulated(counts, np.random.default_rng(1))
+    return [int(y) for y in noisy - 100]
+
+
+# A client's randomness cannot be repeated: a right distribution fails once in a million runs.
+@pytest.mark.parametrize("by", ["a client", "a simulation"])
+@pytest.mark.parametrize("loudness", GEOMETRIC)
+def test_geometric_noise_has_its_distribution(loudness: str, by: str) -> None:
+    noise = GEOMETRIC[loudness]
+    draws = drawn(noise, by, 20_000)
+    assert expected({y: math.exp(-abs(y) * noise.epsilon / 2) for y in range(-80, 81)}, draws) > 1e-6
+
+
+@pytest.mark.parametrize("by", ["a client", "a simulation"])
+@pytest.mark.parametrize("loudness", GAUSSIAN)
+def test_gaussian_noise_has_its_distribution(loudness: str, by: str) -> None:
+    noise = GAUSSIAN[loudness]
+    draws = drawn(noise, by, 20_000)
+    assert expected({y: math.exp(-y * y / (2 * noise.deviation**2)) for y in range(-60, 61)}, draws) > 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 7.0])
+def test_opendp_states_the_same_price_as_the_ledger(epsilon: float) -> None:
+    """One sample with another label: two counts differ by 1 each, or a loss by the whole bound of 2^20 steps."""
+    counts, loss = CountNoise(epsilon=epsilon), LossNoise(epsilon=epsilon)
+    for noise, distance in ((counts, 2), (loss, 1 << 20)):
+        price = composed([noise.release], 0.0)
+        assert price <= epsilon
+        assert noise.measurement.map(distance) == pytest.approx(price, rel=1e-12)
+
+
+def test_a_missing_library_is_named_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    ledger = Ledger(epsilon=3.0, path=tmp_path / "ledger")
+    with pytest.raises(MissingExtraError, match=r"fedcohort\[dp\]"):
+        ledger.counts([3, 4], CountNoise())
+    with pytest.raises(MissingExtraError, match=r"fedcohort\[dp\]"):
+        ledger.loss([0.5], LossNoise())
+    assert ledger.releases == ()
+
+
+def test_a_simulation_draws_the_same_again() -> None:
+    for noise in (*GEOMETRIC.values(), *GAUSSIAN.values()):
+        first, again, other = (noise.simulated([5, 0, 7], np.random.default_rng(seed)) for seed in (3, 3, 4))
+        assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
 def largest_ratio(noise: CountNoise, p: dict[int, float]) -> float:
@@ -187,7 +222,7 @@ def test_plausible_counts_are_the_nearest(noisy: list[int], size: int) -> None:
 def test_loss_noise_is_clipped_and_stated() -> None:
     noise = LossNoise(epsilon=0.5, bound=2.0)
     losses = np.array([0.1, 0.2, 1e9, np.nan, -3.0])
-    draws = [noise.noisy_mean(losses, seeded(i)) for i in range(2000)]
+    draws = [noise.noisy_mean(losses) for _ in range(2000)]
     assert np.median(draws) == pytest.approx((0.1 + 0.2 + 2 + 2 + 0) / 5, abs=0.15)
     assert np.mean(np.abs(np.array(draws) - np.median(draws))) == pytest.approx(2.0 / 5 / 0.5, rel=0.1)
     assert noise.release.epsilon == pytest.approx(0.5)
@@ -308,11 +343,11 @@ def test_a_ledger_is_its_users_alone_and_holds_no_secret(tmp_path: Path) -> None
     finally:
         os.umask(old)
     assert {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {"ledger": 0o600, "ledger.lock": 0o600}
-    # Of two clients with different data and the same noise drawn, the files are the same but for what was said.
+    # The files of two clients with different data are the same but for what was said.
     files = []
     for counts in ([30, 10, 0], [25, 15, 0]):
         other = tmp_path / f"other{counts[0]}"
-        Ledger(epsilon=3.0, path=other).counts(counts, CountNoise(), below=seeded(1))
+        Ledger(epsilon=3.0, path=other).counts(counts, CountNoise())
         files.append(re.sub(r'"noisy": \[[^]]*\]', "", other.read_text()))
     assert files[0] == files[1]
 
@@ -322,14 +357,19 @@ def test_a_release_is_on_disk_before_it_leaves(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = Ledger(epsilon=1.0, path=path)
 
-    def dies(n: int) -> int:
-        raise KeyboardInterrupt
+    class DyingCounts(CountNoise):
+        def noisy(self, counts: Any) -> Any:
+            raise KeyboardInterrupt
+
+    class DyingLosses(LossNoise):
+        def noisy_mean(self, losses: Any) -> float:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ledger.counts([30, 10], CountNoise(epsilon=1.0), below=dies)
+        ledger.counts([30, 10], DyingCounts(epsilon=1.0))
     assert Ledger(epsilon=1.0, path=path).releases == ()
     with pytest.raises(KeyboardInterrupt):
-        ledger.loss([0.5], LossNoise(epsilon=0.5), below=dies)
+        ledger.loss([0.5], DyingLosses(epsilon=0.5))
     assert len(Ledger(epsilon=1.0, path=path).releases) == 1
 
 

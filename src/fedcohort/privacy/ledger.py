@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import BudgetError, InputError, JournalError
 from fedcohort.core.files import read_file
 from fedcohort.core.guard import guarded
-from fedcohort.privacy.noise import Below, CountNoise, LossNoise, Release, composed, plausible
+from fedcohort.privacy.noise import CountNoise, LossNoise, Release, composed, plausible
 
 try:
     import fcntl
@@ -181,9 +180,7 @@ class Ledger:
 
     # -- releases -----------------------------------------------------------------------------------------------
 
-    def counts(
-        self, counts: ArrayLike, noise: CountNoise, *, refresh: bool = False, below: Below = secrets.randbelow
-    ) -> FloatArray:
+    def counts(self, counts: ArrayLike, noise: CountNoise, *, refresh: bool = False) -> FloatArray:
         """Return a client's label counts with noise, made plausible, and book it.
 
         Parameters
@@ -194,8 +191,6 @@ class Ledger:
             Whether to draw anew, which is a release of its own and is charged. Otherwise the counts that this noise
             was first asked about are what is answered for ever, whatever the data are now: whether an answer changes
             must not tell whether the data did. The size is public, and the answer is fitted to the size of today.
-        below : callable
-            The source of randomness.
         """
         values = np.asarray(counts)
         noise.check(values)
@@ -205,15 +200,16 @@ class Ledger:
             if noisy is None:
                 release = noise.release
                 self._cover(book, release)
-                noisy = noise.noisy(values, below).tolist()
+                noisy = noise.noisy(values).tolist()
                 answer = {"noise": question[:3], "noisy": noisy}
                 self._write([*book.lines, _entry(release, answer=answer)])
         return plausible(noisy, float(values.sum()))
 
-    def loss(self, losses: ArrayLike, noise: LossNoise, below: Below = secrets.randbelow) -> float:
+    def loss(self, losses: ArrayLike, noise: LossNoise) -> float:
         """Return the mean of a client's losses with noise, and book it; every answer is a release."""
+        noise.measurement  # noqa: B018 - where OpenDP is missing, this fails before anything is booked
         self.charge(noise.release)
-        return noise.noisy_mean(losses, below)
+        return noise.noisy_mean(losses)
 
 
 def _entry(release: Release, **more: Any) -> str:

@@ -22,7 +22,7 @@ from fedcohort.privacy.attacks import (
     sybil_counts,
     with_names,
 )
-from fedcohort.privacy.noise import Below, CountNoise, plausible
+from fedcohort.privacy.noise import CountNoise, plausible
 from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax
 
 _CLOSE = 0.1  # total variation below which shares count as known
@@ -215,9 +215,8 @@ class _Looker:
         )
 
     def noisy(self, epsilon: float) -> Exposure:
-        below: Below = lambda n: int(self.rng.integers(n))  # noqa: E731
         noise = CountNoise(epsilon=epsilon)
-        seen = np.array([noise.noisy(row, below) for row in self.truth])
+        seen = np.array([noise.simulated(row, self.rng) for row in self.truth])
         likely = np.array([plausible(row, q) for row, q in zip(seen, self.sizes, strict=True)])
         sybils = np.array(sybil_counts(self.classes, 1))
         solved = from_sybils(sybils @ seen.T, sybils).counts

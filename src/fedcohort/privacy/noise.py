@@ -1,4 +1,7 @@
-r"""Differential privacy of label counts and losses: exact discrete noise, and a ledger that refuses when it is spent.
+r"""Differential privacy of label counts and losses: exact discrete noise and what releases of it cost together.
+
+OpenDP draws the noise, from the system's secure randomness and without a floating-point number in the way, and
+dp-accounting adds up what it costs.
 
 Two data sets of a client are neighbours when one sample changes its label (the size is public: Fed-CBS needs it, and
 every strategy weights by it). One count is then higher by 1 and another lower by 1.
@@ -11,11 +14,9 @@ every strategy weights by it). One count is then higher by 1 and another lower b
 from __future__ import annotations
 
 import math
-import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -27,56 +28,8 @@ from fedcohort.core.errors import InputError, MissingExtraError
 from fedcohort.core.guard import guarded
 from fedcohort.core.params import Interval, OneOf, Parameterized, param
 
-Below = Callable[[int], int]
-"""``below(n)`` returns a uniform integer from 0 to n - 1; :func:`secrets.randbelow` unless a simulation seeds it."""
-
 _CHANGED = 2  # counts that differ, by 1 each, when one sample has another label
 _FINEST, _LONGEST = 10, 18  # binary logarithms: steps in the smallest release, and in all together
-_HAIR = 0.9995
-
-
-# -- exact samplers -----------------------------------------------------------------------------------------------
-
-
-def _bernoulli(p: Fraction, below: Below) -> bool:
-    return below(p.denominator) < p.numerator
-
-
-def _bernoulli_exp(gamma: Fraction, below: Below) -> bool:
-    """Return True with probability exp(-gamma), without a floating-point number ([Canonne2020]_, Algorithm 1)."""
-    while gamma > 1:
-        if not _bernoulli_exp(Fraction(1), below):
-            return False
-        gamma -= 1
-    k = 1
-    while _bernoulli(gamma / k, below):
-        k += 1
-    return k % 2 == 1
-
-
-def discrete_laplace(scale: Fraction, below: Below = secrets.randbelow) -> int:
-    """Return an integer y with probability proportional to ``exp(-|y| / scale)`` ([Canonne2020]_, Algorithm 2)."""
-    s, t = scale.denominator, scale.numerator
-    while True:
-        u = below(t)
-        if not _bernoulli_exp(Fraction(u, t), below):
-            continue
-        v = 0
-        while _bernoulli_exp(Fraction(1), below):
-            v += 1
-        y = (u + t * v) // s
-        negative = below(2) == 1
-        if not (negative and y == 0):
-            return -y if negative else y
-
-
-def discrete_gaussian(variance: Fraction, below: Below = secrets.randbelow) -> int:
-    """Return an integer y with probability proportional to exp(-y^2 / 2 variance) ([Canonne2020]_, Algorithm 3)."""
-    t = math.isqrt(variance.numerator // variance.denominator) + 1
-    while True:
-        y = discrete_laplace(Fraction(t), below)
-        if _bernoulli_exp((abs(y) - variance / t) ** 2 / (2 * variance), below):
-            return y
 
 
 # -- accounting ---------------------------------------------------------------------------------------------------
@@ -122,7 +75,7 @@ class Release:
 
 def _losses(releases: Iterable[Release]) -> Any:
     """Return the distribution of the privacy loss of all releases together, as dp-accounting's PLD."""
-    pld = _library()
+    pld = _accounting()
     parts: Counter[tuple[float | None, float | None]] = Counter()
     for release in releases:
         parts[release.epsilon, release.variance] += release.parts
@@ -145,13 +98,13 @@ def _losses(releases: Iterable[Release]) -> Any:
     return composed
 
 
-def _library() -> Any:
+def _accounting() -> Any:
     try:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError as error:
         raise MissingExtraError(
             f"Adding up differential privacy with a delta needs dp-accounting, which is not installed ({error}).",
-            hint="pip install 'fedcohort[dp]'; with delta 0 and geometric noise epsilons simply add up",
+            hint="pip install 'fedcohort[dp]'",
         ) from error
     return privacy_loss_distribution
 
@@ -176,26 +129,12 @@ def composed(releases: Sequence[Release], delta: float) -> float:
     return min(added, float(_losses(releases).get_epsilon_for_delta(delta)))
 
 
-def _gaussian_delta(variance: float, epsilon: float, deviations: float) -> float:
-    """Return the delta at ``epsilon`` of discrete Gaussian noise on two counts that differ by 1 each.
-
-    Exact, but for what lies more than so many deviations away.
-    """
-    width = math.ceil(deviations * math.sqrt(variance)) + 2
-    y = np.arange(-width, width + 1)
-    one = np.exp(-(y**2) / (2 * variance))
-    both = np.convolve(one / one.sum(), one / one.sum())  # of the sum of both counts' noise
-    loss = (1 - np.arange(-2 * width, 2 * width + 1)) / variance
-    return float((both * np.maximum(-np.expm1(np.minimum(epsilon - loss, 0.0)), 0.0)).sum())
-
-
 @lru_cache(maxsize=256)
-def _least_variance(epsilon: float, delta: float) -> Fraction:
-    """Return the least variance, a multiple of 1/1024, that makes noisy counts (epsilon, delta)-DP."""
+def _least_deviation(epsilon: float, delta: float) -> float:
+    """Return the least deviation, a multiple of 1/1024, that makes noisy counts (epsilon, delta)-DP."""
 
     def enough(n: int) -> bool:
-        # A hair below epsilon, because :func:`composed` rounds a little up.
-        return _gaussian_delta(n / 1024, _HAIR * epsilon, 5 + math.sqrt(-2 * math.log(delta))) <= delta
+        return composed([Release("labels", variance=(n / 1024) ** 2, parts=_CHANGED)], delta) <= epsilon
 
     high = 1024
     while not enough(high):
@@ -204,10 +143,22 @@ def _least_variance(epsilon: float, delta: float) -> Fraction:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
-    return Fraction(high, 1024)
+    return high / 1024
 
 
 # -- mechanisms ---------------------------------------------------------------------------------------------------
+
+
+def _opendp() -> Any:
+    try:
+        import opendp.prelude
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Noise on labels and losses is drawn by OpenDP, which is not installed ({error}).",
+            hint="pip install 'fedcohort[dp]'",
+        ) from error
+    opendp.prelude.enable_features("contrib")  # where OpenDP keeps its discrete noise
+    return opendp.prelude
 
 
 @guarded(methods=True)
@@ -235,18 +186,15 @@ class CountNoise(Parameterized):
     kind: ClassVar[str] = "labels"
 
     @property
-    def _variance(self) -> Fraction:
-        return _least_variance(self.epsilon, self.delta)
-
-    @property
-    def _scale(self) -> Fraction:
-        return Fraction(math.ceil(4096 * _CHANGED / self.epsilon), 4096)
+    def _scale(self) -> float:
+        # Rounded up to a multiple of 1/4096, so that the noise is never less than epsilon demands.
+        return math.ceil(4096 * _CHANGED / self.epsilon) / 4096
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the noise on one count."""
         if self.mechanism == "gaussian":
-            return math.sqrt(self._variance)
+            return _least_deviation(self.epsilon, self.delta)
         q = math.exp(-1 / self._scale)
         return math.sqrt(2 * q) / (1 - q)
 
@@ -254,8 +202,17 @@ class CountNoise(Parameterized):
     def release(self) -> Release:
         """What one release costs."""
         if self.mechanism == "gaussian":
-            return Release(self.kind, variance=float(self._variance), parts=_CHANGED)
-        return Release(self.kind, float(1 / self._scale), parts=_CHANGED)
+            return Release(self.kind, variance=self.deviation**2, parts=_CHANGED)
+        return Release(self.kind, 1 / self._scale, parts=_CHANGED)
+
+    @property
+    def measurement(self) -> Any:
+        """The mechanism as OpenDP's measurement: from counts, a list of integers, to noisy ones (extra ``dp``)."""
+        dp = _opendp()
+        counts = dp.vector_domain(dp.atom_domain(T="i64"))
+        if self.mechanism == "gaussian":
+            return dp.m.make_gaussian(counts, dp.l2_distance(T="f64"), scale=self.deviation)
+        return dp.m.make_laplace(counts, dp.l1_distance(T="i64"), scale=self._scale)
 
     @staticmethod
     def check(counts: ArrayLike) -> None:
@@ -273,17 +230,34 @@ class CountNoise(Parameterized):
                 f"{values.shape} and type {values.dtype}."
             )
 
-    def noisy(self, counts: ArrayLike, below: Below = secrets.randbelow) -> IntArray:
-        """Return (B,) whole counts with noise; some may be negative."""
+    def noisy(self, counts: ArrayLike) -> IntArray:
+        """Return (B,) whole counts with noise from the system's secure randomness; some may be negative."""
         self.check(counts)
-        values = np.asarray(counts)
-        if self.mechanism == "gaussian":
-            variance = self._variance
-            draws = [discrete_gaussian(variance, below) for _ in range(len(values))]
-        else:
-            scale = self._scale
-            draws = [discrete_laplace(scale, below) for _ in range(len(values))]
-        return values.astype(np.int64) + np.array(draws, np.int64)
+        return np.array(self.measurement(np.asarray(counts).astype(np.int64).tolist()), np.int64)
+
+    def simulated(self, counts: ArrayLike, rng: np.random.Generator) -> IntArray:
+        """Return what :meth:`noisy` might, for a simulation that can be repeated.
+
+        Nobody's labels are safe behind it: its random numbers are predictable, and rounded as floating-point numbers
+        are.
+        """
+        self.check(counts)
+        values = np.asarray(counts).astype(np.int64)
+        if self.mechanism == "geometric":
+            return values + _simulated_laplace(self._scale, len(values), rng)
+        sigma = self.deviation
+        scale = math.floor(sigma) + 1
+        draws = np.zeros(0, np.int64)
+        while len(draws) < len(values):  # rejection, [Canonne2020]_, Algorithm 3
+            y = _simulated_laplace(scale, 2 * len(values), rng)
+            chance = np.exp(-((np.abs(y) - sigma**2 / scale) ** 2) / (2 * sigma**2))
+            draws = np.append(draws, y[rng.random(len(y)) < chance])
+        return values + draws[: len(values)]
+
+
+def _simulated_laplace(scale: float, size: int, rng: np.random.Generator) -> IntArray:
+    stop = -math.expm1(-1 / scale)
+    return rng.geometric(stop, size) - rng.geometric(stop, size)
 
 
 def plausible(noisy: ArrayLike, size: float) -> FloatArray:
@@ -315,19 +289,24 @@ class LossNoise(Parameterized):
     _GRID: ClassVar[int] = 1 << 20
 
     @property
-    def _scale(self) -> Fraction:
-        return Fraction(math.ceil(self._GRID / self.epsilon))
+    def _scale(self) -> float:
+        return float(math.ceil(self._GRID / self.epsilon))
 
     @property
     def release(self) -> Release:
         """What one answer costs."""
-        return Release.pure(self.kind, float(self._GRID / self._scale))
+        return Release.pure(self.kind, self._GRID / self._scale)
 
-    def noisy_mean(self, losses: ArrayLike, below: Below = secrets.randbelow) -> float:
+    @property
+    def measurement(self) -> Any:
+        """The mechanism as OpenDP's measurement: from a sum of losses on the grid to a noisy one (extra ``dp``)."""
+        dp = _opendp()
+        return dp.m.make_laplace(dp.atom_domain(T="i64"), dp.absolute_distance(T="i64"), scale=self._scale)
+
+    def noisy_mean(self, losses: ArrayLike) -> float:
         """Return the mean of a client's (n,) losses with noise; NaN when it has none."""
         values = np.nan_to_num(np.asarray(losses, np.float64), nan=self.bound, posinf=self.bound)
         if not len(values):
             return float("nan")
         steps = np.rint(np.clip(values, 0.0, self.bound) * (self._GRID / self.bound)).astype(np.int64)
-        total = int(steps.sum()) + discrete_laplace(self._scale, below)
-        return total / self._GRID * self.bound / len(values)
+        return float(self.measurement(int(steps.sum())) / self._GRID * self.bound / len(values))

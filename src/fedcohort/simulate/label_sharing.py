@@ -102,11 +102,7 @@ class Noisy(LabelSharing):
     def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
         """Return the counts with noise, made plausible."""
         noise = CountNoise(epsilon=self.epsilon, mechanism=self.mechanism, delta=self.delta)
-
-        def below(n: int) -> int:
-            return int(rng.integers(n))
-
-        rows = [plausible(noise.noisy(row, below), float(row.sum())) for row in counts]
+        rows = [plausible(noise.simulated(row, rng), float(row.sum())) for row in counts]
         return Told(LabelCounts(rows), bytes_up=8 * counts.size)
 
 
