@@ -27,12 +27,12 @@ from fedcohort import (
     create,
 )
 from fedcohort.audit.choices import verify as audit
+from fedcohort.audit.participation import verify
 from fedcohort.core.clients import LabelGramRows
 from fedcohort.core.errors import FedcohortError, JournalError, SelectorError
 from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS
 from fedcohort.journal import Journal
 from fedcohort.journal.maintenance import prune
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 from fedcohort.testing.snapshot import differences, full_disk, recorded, standing
 

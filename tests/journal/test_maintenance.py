@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedcohort import create
 from fedcohort.audit.choices import verify as confirm
+from fedcohort.audit.participation import verify
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.clients import ClientTable
@@ -30,7 +31,6 @@ from fedcohort.journal.schema import TABLES
 from fedcohort.selectors import ActiveFL
 from fedcohort.session import Session
 from fedcohort.session.explain import explain_round
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
 from fedcohort.testing.snapshot import differences, standing

@@ -263,7 +263,7 @@ def core() -> list[Recipe]:
         Recipe("register", lambda **given: SELECTORS.get(given["name"]), lambda: {"name": "uniform"}),
         _method("Session.ask", session, "ask", request=lambda: RoundRequest(2), answer=lambda: None),
         _method("Session.query", session, "query", request=lambda: RoundRequest(2)),
-        _method("Session.verdict", session, "verdict", request=lambda: RoundRequest(2)),
+        _method("Session.eligibility", session, "eligibility", request=lambda: RoundRequest(2)),
         _method("Session.tell", lambda: asked()[0], "tell", report=lambda: RoundReport(0, [0, 1]), host=lambda: None),
         _method("Session.abandon", lambda: asked()[0], "abandon", ticket=lambda: 0, reason=lambda: "x"),
         _method("Session.record", lambda: asked()[0], "record", round_=lambda: 0, metrics=lambda: {"a": 1.0}),

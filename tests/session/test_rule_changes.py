@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort.audit import choices
+from fedcohort.audit.participation import verify
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.clients import ClientTable
@@ -21,7 +22,6 @@ from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.journal import Journal
 from fedcohort.selectors import Uniform
 from fedcohort.session import Session
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 
 

@@ -41,7 +41,7 @@ _NAMED = 12
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditResult:
     """What an audit found.
 
     Attributes
@@ -107,7 +107,7 @@ def verify(
     seed: int | None = None,
     receipts: Mapping[str, str] | None = None,
     public: str | None = None,
-) -> Verdict:
+) -> AuditResult:
     """Check a journal's chain and recompute all its cohorts.
 
     Parameters
@@ -135,7 +135,7 @@ def confirm(
     seed: int | None = None,
     receipts: Mapping[str, str] | None = None,
     public: str | None = None,
-) -> Verdict:
+) -> AuditResult:
     """Check a journal that is open; see :func:`verify`."""
     meta = journal.meta()
     if meta.get("audit") is None:
@@ -177,7 +177,7 @@ class _Audit(Replay):
         self.remarks: list[str] = []
         self.replaying = True
 
-    def run(self, seed: int | None, receipts: Mapping[str, str], public: str | None) -> Verdict:
+    def run(self, seed: int | None, receipts: Mapping[str, str], public: str | None) -> AuditResult:
         problem, wrong, tip = None, False, START
         try:
             if seed is not None and seed != self.meta["seed"]:
@@ -213,7 +213,7 @@ class _Audit(Replay):
         counts = [dict(zip(self.final.names, c.tolist(), strict=True)) for c in (self.candidate, self.picked)]
         drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
         given_up = [ticket for ticket in drawn if ticket in self.abandoned]
-        return Verdict(
+        return AuditResult(
             problem,
             self.rounds,
             tip.hex(),

@@ -167,8 +167,8 @@ def _part(table: ClientTable, rows: slice, *, joining: bool = False) -> ClientTa
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of playing a journal again.
+class ReplayResult:
+    """The result of playing a journal again.
 
     Attributes
     ----------
@@ -185,24 +185,24 @@ class Outcome:
     problem: str | None
 
 
-def check(journal: Journal) -> Outcome:
+def check(journal: Journal) -> ReplayResult:
     """Play a journal without a chain again, and compare every cohort and, at the end, the selector's state."""
     why = _obstacle(journal)
     if why is not None:
-        return Outcome(False, 0, why)
+        return ReplayResult(False, 0, why)
     meta = journal.meta()
     try:
         replay = Replay(journal, meta, rebuild_selector(meta["selector"], None, journal.path))
         steps = list(_steps(journal, replay))
     except JournalError as error:
-        return Outcome(False, 0, error.message)
+        return ReplayResult(False, 0, error.message)
     try:
         for _, step in sorted(steps, key=lambda pair: pair[0]):
             step()
         compare_states(journal, replay.playing)
     except DoesNotFollow as broken:
-        return Outcome(True, replay.rounds, str(broken))
-    return Outcome(True, replay.rounds, None)
+        return ReplayResult(True, replay.rounds, str(broken))
+    return ReplayResult(True, replay.rounds, None)
 
 
 def _obstacle(journal: Journal) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedcohort
-from fedcohort.audit import replay
+from fedcohort.audit import participation, replay
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.journal import Journal
 from fedcohort.journal.database import Database, Seal
@@ -19,7 +19,7 @@ from fedcohort.journal.integrity import file_problems, missing, row_problems, ve
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.opening import open_unchecked
 from fedcohort.journal.schema import SCHEMA_VERSION
-from fedcohort.session import participation
+from fedcohort.session.resume import next_round
 
 _SHOWN = 5  # problems of one kind that are told, of however many
 
@@ -154,7 +154,7 @@ def _order(journal: Journal) -> Finding:
     journal.attributes()  # which must be readable, too
     if picked and max(picked) >= table.n:
         wrong.append(f"client {max(picked)} was picked, and there are {table.n}")
-    rounds = f"{len(rows):,} cohorts of {participation.next_round(journal)[0]:,} rounds, {table.n:,} clients"
+    rounds = f"{len(rows):,} cohorts of {next_round(journal)[0]:,} rounds, {table.n:,} clients"
     return Finding("order", not wrong, "; ".join(wrong) or rounds)
 
 

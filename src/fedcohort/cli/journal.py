@@ -19,7 +19,7 @@ from fedcohort.journal.events import RECOVERED
 from fedcohort.journal.maintenance import copies, export, prune
 from fedcohort.journal.opening import copy
 from fedcohort.journal.signing import Signer, generate
-from fedcohort.session.participation import next_round
+from fedcohort.session.resume import next_round
 from fedcohort.session.session import Session
 from fedcohort.simulate.leaderboard.words import counted
 

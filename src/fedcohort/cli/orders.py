@@ -21,7 +21,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.presence import planned, run_state
-from fedcohort.session.participation import next_round, spent
+from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.toml import read_table, to_toml
 
@@ -150,7 +150,7 @@ def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
     settings, rounds = record.events("settings")[-1:], planned(record)
     size = settings[0].get("cohort-size") if settings else None
     if isinstance(size, int) and rounds is not None and rounds > round_:
-        rules.check_feasible(spent(record), size, rounds - round_)
+        rules.check_feasible(participations(record), size, rounds - round_)
 
 
 def _check_names(order: Order, table: ClientTable) -> None:

@@ -98,7 +98,7 @@ class Journal(Record):
         *,
         accept_loss: bool = False,
         sign: Signer | None = None,
-        fits: Callable[[Journal], None] | None = None,
+        fits: Callable[[Journal], object] | None = None,
     ) -> Journal:
         """Continue an existing journal; it must be whole, ours and of a schema that can be read.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort.audit.participation import Proof, verify
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
@@ -27,7 +28,6 @@ from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR
 from fedcohort.journal.presence import planned, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
-from fedcohort.session.participation import Proof, verify
 
 _LATE = 20  # so many of the newest cohorts are read again, because answers may still come late
 _ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})

@@ -1,4 +1,4 @@
-"""How much of a federation does the training: a guard against selectors that go round in a small circle.
+"""How much of a federation does the training: a watch for selectors that keep to a small circle of clients.
 
 A selector may starve clients on purpose, or because it met a federation it was not made for; either way whoever runs it
 should know. :class:`Coverage` compares how many distinct clients carried the last rounds, and how many ever trained,
@@ -168,7 +168,7 @@ class Tally:
         )
 
 
-class Guard:
+class CoverageMonitor:
     """Watches a session's cohorts and puts a warning into the log when too few clients carry the training.
 
     It looks at every quarter of a window, so that a round costs O(cohort) on average, and speaks when the warning

@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedcohort.core.errors import InputError
+from fedcohort.core.text import short_repr
 
 Attributes = Mapping[str, str | float | int | bool]
 _Test = Callable[[Attributes], bool]
@@ -146,3 +149,22 @@ def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:
             return lambda attributes: values
         case _:
             raise _refused(text)
+
+
+def plain_attributes(client: str, facts: Attributes) -> dict[str, str | float | int | bool]:
+    """Return what a client reports about itself, as plain values that a journal gives back unchanged."""
+    if not isinstance(client, str):
+        raise InputError(f"Attributes are given by the name of a client, a text. Got {short_repr(client)}.")
+    found = {}
+    for key, value in facts.items():
+        if not isinstance(key, str):
+            raise InputError(f"The name of an attribute must be a text. Got {short_repr(key)} of client {client!r}.")
+        plain = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(plain, str | float | int):  # a bool is an int
+            raise InputError(
+                f"The attribute {short_repr(key)} of client {client!r} must be a text, a number, true or false. "
+                f"Got {short_repr(value)}.",
+                hint="give several facts names of their own, or leave out what is not known",
+            )
+        found[key] = plain
+    return found

@@ -1,4 +1,4 @@
-"""Who is in a federation, and who of them can be picked now."""
+"""The members of a federation, and which of them can be picked now."""
 
 from __future__ import annotations
 
@@ -15,34 +15,59 @@ _NOTHING = np.empty(0, "V1")  # of a kind nobody asks with
 
 
 class Membership:
-    """A client table and who of it is a member; both are replaced, never changed.
+    """A client table, and which of its clients are members now. Replaced, never changed.
 
     Parameters
     ----------
     table : ClientTable
     active : (N,) bool array
-        Who is a member now.
+        Whether each client is a member; one that left keeps its row.
+
+    Examples
+    --------
+    >>> members = Membership.of(ClientTable(names=["anna", "ben"]))
+    >>> after, who = members.changed(["anna"], member=False)
+    >>> after.active.tolist(), who.tolist(), members.active.tolist()
+    ([False, True], [0], [True, True])
     """
 
     def __init__(self, table: ClientTable, active: AnyArray) -> None:
         self.table = table
         self.active: BoolArray = sealed(np.array(active, np.bool_))
         self._all = bool(self.active.all())
-        self._recent: tuple[AnyArray, IntArray] = (_NOTHING, _NOTHING)  # what was asked last, and who could be picked
+        self._recent: tuple[AnyArray, IntArray] = (_NOTHING, _NOTHING)  # the last request, and its candidates
 
-    def knows(self, name: str) -> bool:
-        """Whether a name is that of a client, a member or one that left."""
-        return name in self.table
+    @classmethod
+    def of(cls, table: ClientTable) -> Membership:
+        """Return a federation in which every client is a member."""
+        return cls(table, np.ones(table.n, np.bool_))
+
+    def joined(self, clients: ClientTable) -> Membership:
+        """Return the federation after new clients joined, which come after the others."""
+        if clients.has_names:
+            known = [name for name in clients.names if name in self.table]
+            if known:
+                raise InputError(
+                    f"The client {known[0]!r} is in the federation already.",
+                    hint="a client that left comes back with session.rejoin(names)",
+                )
+        return Membership(self.table.extended(clients), np.concatenate([self.active, np.ones(clients.n, np.bool_)]))
+
+    def with_facts(self, table: ClientTable) -> Membership:
+        """Return the federation with other facts about the same clients, of at least the same kinds."""
+        if table.names != self.table.names or not table.signals >= self.table.signals:
+            raise InputError("New facts must be about the same clients and of all the kinds the old ones are of.")
+        return Membership(table, self.active)
 
     def changed(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:
-        """Return the federation after clients left or came back, and who they are."""
+        """Return the federation after clients left or came back, and their indices."""
         who = self.table.indices(clients)
         active = self.active.copy()
         active[who] = member
         return Membership(self.table, active), who
 
     def candidates(self, request: RoundRequest, training: Sequence[IntArray]) -> IntArray:
-        """Return who can be picked: available, a member, and in none of the cohorts that still train."""
+        """Return the clients that can be picked: available, a member, and in none of the cohorts that still train."""
         available = request.available
         if available is None:
             if self._all and not training:
@@ -55,7 +80,7 @@ class Membership:
         if given.dtype != before.dtype or not np.array_equal(given, before):
             candidates = self._without(self._mask(available), ())
             if given is available and given.base is None and not given.flags.writeable:
-                # A host may pass the same round after round; at a million clients to compare is a fortieth of the work.
+                # A host may pass the same array round after round; comparing a million is a fortieth of the work.
                 self._recent = (given, candidates)
         return candidates
 

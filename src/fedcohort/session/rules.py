@@ -17,7 +17,7 @@ participations P (the earlier rounds whose cohorts it was in):
 
 ``min_separation`` and ``max_participations`` are the participation rules of DP-FTRL: its guarantee needs no sampling,
 only that nobody takes part more often or at shorter distance than these say ([Xu2023]_). Any selector can be used
-under them, and :func:`fedcohort.session.participation.verify` proves from a journal that they held.
+under them, and :func:`fedcohort.audit.participation.verify` proves from a journal that they held.
 
 .. [Xu2023] Z. Xu et al., "Federated Learning of Gboard Language Models with Differential Privacy", arXiv 2305.18465.
 """
@@ -26,22 +26,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
-from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import Constraint, Interval, Optional, Parameterized, Text, param, parameters
 from fedcohort.core.params import Sequence as ListOf
-from fedcohort.core.protocol import Cohort, Status
-from fedcohort.session.expressions import Attributes, Condition
+from fedcohort.session.expressions import Condition
 
-_NEVER = np.iinfo(np.int64).min // 2
 _NO_BOUND = np.iinfo(np.int64).max
 _COUNT = Interval(int, 1, _NO_BOUND)
 
@@ -279,334 +274,18 @@ class Rules(Parameterized):
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if k in changed}
 
 
-@dataclass
-class Ledger:
-    """Who took part when, as rules count it.
+def difference(before: Rules | None, after: Rules) -> str:
+    """Return how rules differ from those before, in words.
 
-    Parameters
-    ----------
-    n : int
-        Clients.
-    window : int
-        How many rounds are remembered one by one.
+    >>> difference(Rules(max_participations=9), Rules(max_participations=2, blocked=("kiosk-7",)))
+    "blocked is now ['kiosk-7'], max_participations was 9, is now 2"
+    >>> difference(Rules(max_participations=9), Rules())
+    'max_participations was 9, is now unset'
     """
-
-    n: int
-    window: int = 1
-    last: IntArray = field(init=False)
-    count: IntArray = field(init=False)
-    streak: IntArray = field(init=False)  # failures in a row
-    failed: IntArray = field(init=False)  # the ticket of the last one
-    joined: IntArray = field(init=False)
-    recent: deque[tuple[int, int, IntArray]] = field(init=False)  # (ticket, round, clients)
-
-    def __post_init__(self) -> None:
-        self.last, self.failed = (np.full(self.n, _NEVER, np.int64) for _ in range(2))
-        self.count, self.streak, self.joined = (np.zeros(self.n, np.int64) for _ in range(3))
-        self.recent = deque()
-
-    def grow(self, n: int, round_: int) -> None:
-        """Make room for clients that joined before ``round_``."""
-        more = n - self.n
-        self.last = np.concatenate([self.last, np.full(more, _NEVER, np.int64)])
-        self.failed = np.concatenate([self.failed, np.full(more, _NEVER, np.int64)])
-        self.count = np.concatenate([self.count, np.zeros(more, np.int64)])
-        self.streak = np.concatenate([self.streak, np.zeros(more, np.int64)])
-        self.joined = np.concatenate([self.joined, np.full(more, round_, np.int64)])
-        self.n = n
-
-    def picked(self, ticket: int, round_: int, clients: IntArray) -> None:
-        """Count a cohort."""
-        self.last[clients] = round_
-        self.count[clients] += 1
-        self.recent.append((ticket, round_, clients))
-        while self.recent and self.recent[0][1] <= round_ - self.window:
-            self.recent.popleft()
-
-    def told(self, ticket: int, clients: IntArray, status: AnyArray) -> None:
-        """Count failures in a row."""
-        ok = np.asarray(status) == Status.OK
-        self.streak[clients[ok]] = 0
-        self.streak[clients[~ok]] += 1
-        self.failed[clients[~ok]] = np.maximum(self.failed[clients[~ok]], ticket)
-
-    def in_last(self, round_: int, rounds: int) -> IntArray:
-        """(N,) participations in the ``rounds`` rounds before ``round_``."""
-        found = np.zeros(self.n, np.int64)
-        for _, past, clients in self.recent:
-            if round_ - rounds <= past < round_:
-                found[clients] += 1
-        return found
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the rules say about one request.
-
-    Attributes
-    ----------
-    allowed : (a,) int array
-        The candidates that remain.
-    demanded : (d,) int array
-        Those of them that must be in the cohort, most urgent first.
-    codes : (N,) int16 array
-        0, or one more than the place in ``reasons`` of why a client is excluded.
-    reasons : tuple of str
-    """
-
-    allowed: IntArray
-    demanded: IntArray
-    codes: AnyArray
-    reasons: tuple[str, ...]
-
-    def free(self, size: int | None) -> tuple[IntArray, int | None]:
-        """Return whom a selector chooses from, and how many, once those are taken that the rules demand."""
-        demanded = self.demanded if size is None else self.demanded[:size]
-        rest = self.allowed[~np.isin(self.allowed, demanded)]
-        return rest, None if size is None else size - len(demanded)
-
-
-class Referee:
-    """Rules over one federation.
-
-    Parameters
-    ----------
-    rules : Rules
-    table : ClientTable
-    """
-
-    def __init__(self, rules: Rules, table: ClientTable) -> None:
-        self.rules = rules
-        self.ledger = Ledger(table.n, max(rules.window or 1, 1))
-        self._condition = None if rules.eligible is None else Condition.read(rules.eligible)
-        self._attributes: dict[str, dict[str, Any]] = {}
-        self._set_table(table)
-
-    def _set_table(self, table: ClientTable) -> None:
-        self._table = table
-        names = {name: i for i, name in enumerate(table.names)} if self.rules.blocked or self.rules.pinned else {}
-        self._blocked = np.array([names[n] for n in self.rules.blocked if n in names], np.int64)
-        self._pinned = np.array([names[n] for n in self.rules.pinned if n in names], np.int64)
-        self._paused: IntArray | None = None  # (N,) the round from which each may be picked again
-        if self.rules.paused:
-            self._paused = np.zeros(table.n, np.int64)
-            for name, until in self.rules.paused.items():
-                if _knows(table, name):
-                    self._paused[table.index(name)] = until
-        self._most: IntArray | None = None  # (N,) participations at most
-        if self.rules.most is not None or self.rules.budgets:
-            self._most = np.full(table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
-            for name in self.rules.budgets or {}:
-                if _knows(table, name):
-                    own = self.rules.most_of(name)
-                    self._most[table.index(name)] = _NO_BOUND if own is None else own
-        self._judge_attributes(range(table.n))
-
-    def set_table(self, table: ClientTable, round_: int) -> None:
-        """Take over a table that grew or whose facts changed."""
-        if table.n > self.ledger.n:
-            self.ledger.grow(table.n, round_)
-        self._set_table(table)
-
-    @property
-    def attributes(self) -> Mapping[str, Attributes]:
-        """What clients said about themselves, by name."""
-        return self._attributes
-
-    def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
-        """Take over what clients say about themselves now."""
-        self._attributes.update({name: dict(values) for name, values in attributes.items()})
-        known = [self._table.index(name) for name in attributes if _knows(self._table, name)]
-        self._judge_attributes(known)
-
-    def _of(self, client: int) -> dict[str, Any]:
-        own = self._attributes.get(self._table.name(client), {})
-        sizes = {"size": float(self._table.sizes[client])} if "sizes" in self._table.signals else {}
-        return {**own, **sizes}  # what the table says comes first: it is what everybody else goes by
-
-    def _judge_attributes(self, clients: Iterable[int]) -> None:
-        """Work out who meets the condition and who has which value of a quota's attribute."""
-        n = self._table.n
-        if len(getattr(self, "_unmet", ())) != n:
-            self._unmet: list[str | None] = [None] * n
-            self._values: dict[str, list[Any]] = {name: [None] * n for name in self.rules.quotas or {}}
-            clients = range(n)
-        if self._condition is None and not self._values:
-            return
-        for client in clients:
-            attributes = self._of(client)
-            if self._condition is not None:
-                self._unmet[client] = self._condition.unmet(attributes)
-            for name, values in self._values.items():
-                values[client] = _claimed((self.rules.quotas or {})[name], attributes.get(name))
-
-    # -- before the choice ------------------------------------------------------------------------------------------
-
-    def judge(self, round_: int, ticket: int, candidates: IntArray) -> Verdict:
-        """Say who of ``candidates`` may be picked for the cohort ``ticket`` of ``round_`` and who must be."""
-        rules, ledger = self.rules, self.ledger
-        codes = np.zeros(ledger.n, np.int16)
-        reasons: list[str] = []
-
-        def exclude(mask: BoolArray, reason: str) -> None:
-            fresh = mask & (codes[candidates] == 0)
-            if fresh.any():
-                reasons.append(reason)
-                codes[candidates[fresh]] = len(reasons)
-
-        if len(self._blocked):
-            exclude(np.isin(candidates, self._blocked), "it is blocked")
-        if self._paused is not None:
-            until = self._paused[candidates]
-            for end in np.unique(until[until > round_]).tolist():
-                exclude(until == end, f"it is paused until round {end}")
-        if self._condition is not None:
-            said = [self._unmet[c] for c in candidates.tolist()]
-            for reason in dict.fromkeys(s for s in said if s is not None):
-                exclude(np.array([s == reason for s in said], np.bool_), reason)
-        since = round_ - ledger.last[candidates]
-        if rules.min_separation > 1:
-            exclude(since < rules.min_separation, f"fewer than {rules.min_separation} rounds since it last took part")
-        if self._most is not None:
-            spent = ledger.count[candidates] >= self._most[candidates]
-            for bound in np.unique(self._most[candidates][spent]).tolist():
-                exclude(spent & (self._most[candidates] == bound), f"it took part {bound} times, all it may")
-        if rules.max_in_window is not None and rules.window is not None:
-            often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
-            exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")
-        if rules.cool_off:
-            hot = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
-            after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
-            exclude(hot, f"it cools off for {rules.cool_off} cohorts after {after}")
-        allowed = candidates[codes[candidates] == 0]
-        return Verdict(allowed, self._demanded(round_, allowed), codes, tuple(reasons))
-
-    def _demanded(self, round_: int, allowed: IntArray) -> IntArray:
-        rules, ledger = self.rules, self.ledger
-        pinned = allowed[np.isin(allowed, self._pinned)]
-        if rules.min_in_window is None or rules.window is None:
-            return pinned
-        due = np.zeros(ledger.n, np.bool_)
-        for ahead in range(rules.min_in_window):
-            # The window that ends `ahead` rounds later: without this round only so many are left in it.
-            begin = round_ + ahead - rules.window + 1
-            held = ledger.in_last(round_, round_ - begin) if round_ > begin else np.zeros(ledger.n, np.int64)
-            due |= (held < rules.min_in_window - ahead) & (begin >= ledger.joined)
-        urgent = allowed[due[allowed]]
-        urgent = urgent[np.argsort(ledger.last[urgent], kind="stable")]
-        return np.concatenate([pinned, urgent[~np.isin(urgent, pinned)]])
-
-    # -- after the choice -------------------------------------------------------------------------------------------
-
-    def mended(
-        self, cohort: Cohort, demanded: IntArray, allowed: IntArray, size: int, rng: np.random.Generator
-    ) -> Cohort:
-        """Return a cohort with whom the rules demand, and with the quotas filled as far as that can be."""
-        picked = [*demanded.tolist(), *cohort.clients.tolist()]
-        notes: dict[str, str] = {}
-        if len(demanded):
-            notes["demanded by the rules"] = ", ".join(self._table.names_of(demanded[:20]))
-        added: list[int] = []
-        if self.rules.quotas:
-            picked, added, unmet = self._with_quotas(picked, set(demanded.tolist()), allowed, size, cohort, rng)
-            if added:
-                notes["added for a quota"] = ", ".join(self._table.name(c) for c in added[:20])
-            if unmet:
-                notes["quota not met"] = "; ".join(unmet)
-        if not notes:
-            return cohort
-        clients = np.array(picked, np.int64)
-        return dataclasses.replace(
-            cohort,
-            clients=clients,
-            notes={**cohort.notes, **notes},
-            weights=_spread(cohort.weights, cohort.clients, clients),
-            work=_spread(cohort.work, cohort.clients, clients),
-        )
-
-    def _with_quotas(
-        self, picked: list[int], fixed: set[int], allowed: IntArray, size: int, cohort: Cohort, rng: np.random.Generator
-    ) -> tuple[list[int], list[int], list[str]]:
-        """Add clients of values that are short, best first, in place of the worst of values that have enough.
-
-        Only values count that the operator named: a client that invents one has no claim to a place.
-        """
-        order = _ranking(allowed, cohort, rng)
-        place = {client: i for i, client in enumerate(order)}
-        added: list[int] = []
-        unmet: list[str] = []
-        for name, claims in (self.rules.quotas or {}).items():
-            values = self._values[name]
-            groups: dict[Any, list[int]] = {}
-            for client in order:
-                if values[client] is not None:
-                    groups.setdefault(values[client], []).append(client)
-            least = claims if isinstance(claims, Mapping) else dict.fromkeys(groups, int(claims))
-            need = {value: min(least[value], len(members)) for value, members in groups.items()}
-            for value, members in groups.items():
-                for client in members:
-                    have = sum(values[c] == value for c in picked)
-                    if have >= need[value]:
-                        break
-                    if client in picked:
-                        continue
-                    if len(picked) >= size:
-                        counts = {v: sum(values[c] == v for c in picked) for v in need}
-                        spare = [c for c in picked if c not in fixed and c not in added and
-                                 (values[c] is None or counts[values[c]] > need[values[c]])]  # fmt: skip
-                        if not spare:
-                            break
-                        picked = [c for c in picked if c != max(spare, key=place.__getitem__)]
-                    picked = [*picked, client]
-                    added.append(client)
-            for value, count in least.items():
-                have = sum(values[c] == value for c in picked)
-                if have < count:
-                    unmet.append(f"{name} {value}: {have} of {count}")
-        return picked, added, unmet
-
-
-def _knows(table: ClientTable, name: str) -> bool:
-    try:
-        table.index(name)
-    except KeyError:
-        return False
-    return True
-
-
-def _claimed(claims: Mapping[str, int] | int, said: object) -> object:
-    """Return the value of a quota that a client counts for, or None: values the operator does not name have no claim.
-
-    Values are compared as TOML writes them, because a journal's keys are texts.
-    """
-    if not isinstance(claims, Mapping):
-        return said  # of version 0.2, played again
-    text = str(said).lower() if isinstance(said, bool) else str(said)
-    return text if said is not None and text in claims else None
-
-
-def _ranking(allowed: IntArray, cohort: Cohort, rng: np.random.Generator) -> list[int]:
-    """Return candidates best first: by the selector's score, those without one by lot."""
-    lot = rng.permutation(len(allowed))
-    score = np.full(len(allowed), -np.inf)
-    if cohort.score is not None and cohort.candidates is not None:
-        at = np.searchsorted(allowed, cohort.candidates)
-        inside = at < len(allowed)
-        inside[inside] = allowed[at[inside]] == cohort.candidates[inside]
-        score[at[inside]] = np.nan_to_num(cohort.score[inside], nan=-np.inf)
-    return [int(c) for c in allowed[np.lexsort((lot, -score))]]
-
-
-def _spread(values: AnyArray | None, before: IntArray, after: IntArray) -> AnyArray | None:
-    """Return per-client values of a cohort for another one; who is new gets the mean."""
-    if values is None:
-        return None
-    known = dict(zip(before.tolist(), values.tolist(), strict=True))
-    usual = float(np.mean(values)) if len(values) else 1.0
-    return np.array([known.get(client, usual) for client in after.tolist()])
-
-
-def excluded(codes: AnyArray, reasons: Sequence[str], client: int) -> str | None:
-    """Return why a client was excluded, or None."""
-    code = int(codes[client]) if client < len(codes) else 0
-    return reasons[code - 1] if code else None
+    old, new = {} if before is None else before.to_dict(), after.to_dict()
+    found = []
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            was = f" was {old[key]}," if key in old else ""
+            found.append(f"{key}{was} is now {new.get(key, 'unset')}")
+    return ", ".join(found) or "nothing differs"

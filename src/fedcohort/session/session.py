@@ -1,16 +1,18 @@
-"""A session owns everything that changes: selector state, round counter, tickets, membership, journal.
+"""A session owns everything that changes: members, rules, selectors with their states, pending cohorts, the journal.
 
 Hosts talk to a session; a session talks to its selector. It deals with the edges once, for all selectors: fewer
 candidates than asked for, nobody available, clients that join, leave and return, failed, late, partial, duplicate
-and unknown reports, NaN. An error changes nothing.
+and unknown reports, NaN.
+
+A call works out everything it changes, records it in one transaction, and only then takes it over. So an error, from
+whatever cause, leaves the session as it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,29 +21,36 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core import rng as streams
-from fedcohort.core.arrays import IntArray
+from fedcohort.core.arrays import BoolArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import InputError, TicketError
+from fedcohort.core.errors import InputError, JournalError, TicketError
 from fedcohort.core.guard import guarded
-from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate, Status
-from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name
-from fedcohort.core.signals import Signal
-from fedcohort.journal import CohortRow, Journal, ReplyBlock, is_blank
+from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate
+from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
+from fedcohort.core.signals import REPORT_SIGNALS, Signal
+from fedcohort.journal import Journal, ReplyBlock, is_blank
 from fedcohort.journal.chain import new_nonce
-from fedcohort.journal.codec import pack_many, sealed_state
+from fedcohort.journal.codec import sealed_state, state_fields
 from fedcohort.journal.database import Commit
-from fedcohort.journal.events import ABANDONED, CHANGED, SELECTOR
+from fedcohort.journal.events import SELECTOR
 from fedcohort.journal.place import place
+from fedcohort.journal.presence import Presence
 from fedcohort.journal.savepoint import Position, rewind
 from fedcohort.journal.signing import Signer
-from fedcohort.session import participation, resume_check
-from fedcohort.session import shadows as watchers
-from fedcohort.session.coverage import Guard
+from fedcohort.session import resume_check
+from fedcohort.session.coverage import Coverage, CoverageMonitor
 from fedcohort.session.explain import Explanation, explain_round, recorded_scores
+from fedcohort.session.expressions import Attributes, plain_attributes
 from fedcohort.session.members import Membership
 from fedcohort.session.outcomes import in_cohort_order
-from fedcohort.session.rules import Referee, Rules, Verdict
-from fedcohort.session.standing import OWN_EVENTS, Standing
+from fedcohort.session.pending import PendingCohort, PendingCohorts
+from fedcohort.session.recorder import SESSION_EVENTS, EventRecorder
+from fedcohort.session.referee import Eligibility, Referee
+from fedcohort.session.resume import next_round, referee_from
+from fedcohort.session.rules import Rules, difference
+from fedcohort.session.shadows import ShadowPick, Shadows, adapted, check_names
+from fedcohort.session.stateful import StatefulSelector
+from fedcohort.session.turn import Turn
 from fedcohort.session.validation import (
     check_answer,
     check_cohort,
@@ -50,32 +59,31 @@ from fedcohort.session.validation import (
     check_query,
     check_report,
     check_signals,
+    check_size,
 )
 
 log = logging.getLogger(__name__)
 _NOBODY = np.empty(0, np.int64)
 
 
-@dataclass
-class _Open:
-    """A cohort that has not been told completely."""
-
-    cohort: Cohort
-    told: list[ReplyBlock]
-
-
-@dataclass
+@dataclass(slots=True)
 class _Prepared:
     """A request worked out, kept between ``query`` and ``ask``."""
 
     request: RoundRequest
     slate: Slate | None
     query: Query | None
-    verdict: Verdict | None
+    eligibility: Eligibility | None
 
 
-@guarded(methods=True, plugins=("__init__", "open", "open_or_create", "verdict", "query", "ask", "tell", "abandon"))
-class Session(Standing):
+@guarded(
+    methods=True,
+    plugins=(
+        "__init__", "open", "open_or_create", "eligibility", "query", "ask", "tell", "abandon",
+        "join", "forget", "change_selector", "add_shadow",
+    ),
+)  # fmt: skip
+class Session:
     """Run one selector over one federation.
 
     Parameters
@@ -130,50 +138,57 @@ class Session(Standing):
             raise InputError("Only a session with audit=True is signed.", hint="Session(..., audit=True, sign=...)")
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
-        watchers.check_names(shadows or {})
-        self._blind = {}
-        self._seed = int(seed)
-        self._signals = None if signals is None else frozenset(signals)
-        selector, self._shadows = watchers.adapted(selector, shadows or {}, clients, self._signals)
-        self._selector = selector
-        check_signals(selector, clients, self._signals)
-        for name, shadow in self._shadows.items():
+        turn = Turn(int(seed))
+        supplied = None if signals is None else frozenset(signals)
+        selector, watching = adapted(selector, check_names(shadows or {}), clients, supplied)
+        check_signals(selector, clients, supplied)
+        for name, shadow in watching.items():
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
-        self._set_membership_to(Membership(clients, np.ones(clients.n, np.bool_)))
-        start = streams.stream(self._seed, streams.INITIALISATION, 0)
-        self._states = {"": sealed_state(selector.init(self._granted[""], start), clients.n)}
-        for name, shadow in self._shadows.items():
-            start = streams.stream(self._seed, f"{streams.INITIALISATION}:{name}", 0)
-            self._states[name] = sealed_state(shadow.init(self._granted[name], start), clients.n)
-        self._referee = None if rules is None else Referee(rules, clients)
-        self._round = 0
-        self._attempt = 0  # how often the next round was abandoned
-        self._ticket = 0
-        self._open: dict[int, _Open] = {}
-        self._prepared: _Prepared | None = None
-        self._host_state: Any = None
+        own = StatefulSelector.initial(selector, clients, turn.seed)
+        running = {name: StatefulSelector.initial(s, clients, turn.seed, name) for name, s in watching.items()}
         meta = {
-            "seed": self._seed,
+            "seed": turn.seed,
             "selector": describe(selector),
-            "shadows": self._shadow_specs(),
-            "signals": None if self._signals is None else sorted(self._signals),
+            "shadows": Shadows(running).specs,
+            "signals": None if supplied is None else sorted(supplied),
             "rules": None if rules is None else rules.to_dict(),
             "host": None,
             "audit": new_nonce() if audit else None,
             resume_check.CLIENTS: None if journal is None else resume_check.digests(clients),
         }
-        self._guard = Guard(selector_name(selector), clients.n, quiet=commit == "manual")
+        self._referee = None if rules is None else Referee(rules, clients)
+        monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
         signer = None if sign is None else Signer(sign)
-        self._journal = Journal.create(None if journal is None else place(journal), meta, commit, sign=signer)
+        record = Journal.create(None if journal is None else place(journal), meta, commit, sign=signer)
         try:
-            self._journal.set_table(clients, self.active)
-            self._record_states(self._states)
-            if rules is not None:
-                self._journal.add_event(CHANGED, {"round": 0, "ticket": 0, "rules": rules.to_dict()})
-            self._journal.created()
+            self._assemble(record, turn, supplied, Membership.of(clients), own, Shadows(running), PendingCohorts())
+            self._monitor = monitor
+            self._recorder.created(self._members, (own, *running.values()), rules)
         except BaseException:
-            self._journal.close()
+            record.close()
             raise
+
+    def _assemble(
+        self,
+        journal: Journal,
+        turn: Turn,
+        signals: frozenset[Signal] | None,
+        members: Membership,
+        own: StatefulSelector,
+        shadows: Shadows,
+        pending: PendingCohorts,
+        host_state: Any = None,
+    ) -> None:
+        self._recorder = EventRecorder(journal)
+        self._turn = turn
+        self._signals = signals
+        self._members = members
+        self._changes = 0
+        self._own = own
+        self._shadows = shadows
+        self._pending = pending
+        self._host_state = host_state
+        self._prepared: _Prepared | None = None
 
     # -- opening again ----------------------------------------------------------------------------------------------
 
@@ -210,10 +225,10 @@ class Session(Standing):
         """
         check = None if at is None else partial(rewind, position=at)
         signer = None if sign is None else Signer(sign)
-        journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._check, selector=selector))
+        journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
         self = cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=check)
         if at is not None:
-            self._blind = {name: why for name, why in at.blind.items() if name in self._shadows}
+            self._shadows = Shadows(self._shadows.running, at.blind)
         return self
 
     @classmethod
@@ -230,55 +245,91 @@ class Session(Standing):
         try:
             if check is not None:
                 check(journal)
-            self = cls._opened(journal, selector, shadows)
+            self = cls._load(journal, selector)
+            self._resume_shadows(selector, shadows)
             self._resume_rules(rules)
-            self._guard = Guard(selector_name(self._selector), self.table.n, journal.picks(), quiet=quiet)
+            name = selector_name(self.selector)
+            self._monitor = CoverageMonitor(name, self.table.n, journal.picks(), quiet=quiet)
             return self
         except BaseException:
             journal.close()
             raise
 
     @classmethod
-    def _check(cls, journal: Journal, selector: Selector[Any] | None) -> None:
-        """Refuse a journal from which no session could go on; nothing is written."""
-        cls._loaded(journal, selector, {})
-
-    @classmethod
-    def _opened(
-        cls, journal: Journal, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None
-    ) -> Session:
-        self, shadows = cls._loaded(journal, selector, shadows)
+    def _load(cls, journal: Journal, selector: Selector[Any] | None) -> Session:
+        """Return a session as a journal has it, without rules and shadows; nothing is written."""
         meta = journal.meta()
-        self._resume_shadows(meta["shadows"], shadows)
-        self._blind = {name: why for name, why in meta.get("blind", {}).items() if name in self._shadows}
+        seed = int(meta["seed"])
+        signals = None if meta["signals"] is None else frozenset(Signal(s) for s in meta["signals"])
+        members = Membership(*journal.table())
+        if selector is not None:
+            selector, _ = adapted(selector, {}, members.table, signals)
+        changes = journal.events(SELECTOR)
+        selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
+        own = StatefulSelector.from_state(selector, members.table, seed, journal)
+        pending = PendingCohorts.from_journal(journal, members.table)
+        self = object.__new__(cls)
+        self._referee = None
+        self._assemble(
+            journal, Turn.from_journal(journal, seed), signals, members, own, Shadows(), pending, meta["host"]
+        )
         return self
 
-    @classmethod
-    def _loaded(
-        cls, journal: Journal, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None
-    ) -> tuple[Session, Mapping[str, Selector[Any]] | None]:
-        """Return a session as a journal has it, without its shadows, and the shadows adapted to it."""
-        meta = journal.meta()
-        self = object.__new__(cls)
-        self._journal = journal
-        self._seed = int(meta["seed"])
-        self._signals = None if meta["signals"] is None else frozenset(Signal(s) for s in meta["signals"])
-        table, active = journal.table()
-        if selector is not None:
-            selector, adapted = watchers.adapted(selector, shadows or {}, table, self._signals)
-            shadows = None if shadows is None else adapted
-        changes = journal.events(SELECTOR)
-        self._selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
-        self._shadows = {}
-        self._blind = {}
-        self._set_membership_to(Membership(table, active))
-        self._states = {"": self._resumed("", self._selector)}
-        self._round, self._attempt = participation.next_round(journal)
-        self._ticket = journal.last()[1] + 1
-        self._reopen()
-        self._prepared = None
-        self._host_state = meta["host"]
-        return self, shadows
+    def _resume_shadows(self, selector: Selector[Any] | None, given: Mapping[str, Selector[Any]] | None) -> None:
+        """Go on with the journal's shadows, except those no longer wanted, and add new ones.
+
+        ``selector`` is the one the caller gave; shadows are adapted to what it reads.
+        """
+        meta = self.journal.meta()
+        wanted = None if given is None else check_names(given)
+        if wanted is not None and selector is not None:
+            _, wanted = adapted(selector, wanted, self.table, self._signals)
+        dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
+        for name, spec in meta["shadows"].items():
+            if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
+                dropped[name] = "removed", "the session was opened without it"
+                continue
+            if wanted is None and untrusted_reference(spec) is not None:
+                raise JournalError(
+                    f"The journal {self.journal.path} has the shadow {name!r}, which is {untrusted_reference(spec)}; code is "
+                    "not imported because a journal names it.",
+                    hint=f"if you trust it, name it yourself: --selector {untrusted_reference(spec)} on the command line, "
+                    "Session.open(path, shadows={...}) in Python; shadows={} goes on without",
+                )
+            try:
+                shadow = rebuild_selector(spec, None if wanted is None else wanted[name], self.journal.path)
+                running = StatefulSelector.from_state(shadow, self.table, self.seed, self.journal, name)
+                self._shadows = self._shadows.with_one(running)
+            except Exception as error:
+                dropped[name] = "failed", f"failed: {error}"
+        for name, (what, why) in dropped.items():
+            self._recorder.shadow_dropped(name, what, why, self._shadows, self._turn)
+        for name, shadow in (wanted or {}).items():
+            if name in self._shadows.running:
+                continue
+            check_signals(shadow, self.table, None, who=f"shadow {name!r}")
+            try:
+                self.add_shadow(name, shadow)
+            except Exception as error:  # one that failed before fails again while it learns from the journal
+                self._recorder.shadow_dropped(name, "failed", f"failed: {error}", self._shadows, self._turn)
+        self._shadows = Shadows(self._shadows.running, meta.get("blind", {}))
+
+    def _resume_rules(self, rules: Rules | None) -> None:
+        """Go on with the journal's rules or with new ones, which is recorded, and with the participations so far."""
+        recorded = self.journal.meta().get("rules")
+        before = None if recorded is None else Rules.recorded(recorded)
+        if rules is None and before is not None and before.trusts_clients:
+            raise InputError(
+                f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); such quotas let a "
+                "client into every cohort that invents a value of its own.",
+                hint="open it with rules=Rules(..., quotas={'region': {'north': 2, 'south': 2}})",
+            )
+        if before is not None:
+            self._referee = referee_from(before, self.journal)
+        if rules is not None:
+            self.set_rules(rules)
+        elif before is not None and before != Rules():
+            log.info("the rules of the journal stay in force: %r; rules=Rules() drops them", before)
 
     @classmethod
     def open_or_create(
@@ -302,7 +353,7 @@ class Session(Standing):
         if not is_blank(place(path)):
             same = partial(resume_check.check_same, seed=seed, clients=clients, signals=signals, audit=audit)
             signer = None if sign is None else Signer(sign)
-            journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._check, selector=selector))
+            journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
             return cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,
@@ -317,26 +368,9 @@ class Session(Standing):
             sign=sign,
         )
 
-    def _reopen(self) -> None:
-        self._open = {}
-        for row in self._journal.cohorts(pending=True):
-            self._open[row.ticket] = _Open(self._cohort_from(row), self._journal.reply_blocks(row.ticket))
-
-    def _cohort_from(self, row: CohortRow) -> Cohort:
-        return Cohort(
-            clients=row.clients,
-            weights=row.weights,
-            work=row.work,
-            notes=row.notes,
-            stop=row.stop,
-            round=row.round,
-            ticket=row.ticket,
-            names=self.table.names_of(row.clients),
-        )
-
     def close(self) -> None:
         """Close the journal. In manual mode what was not committed is dropped."""
-        self._journal.close()
+        self.journal.close()
 
     def __enter__(self) -> Session:
         return self
@@ -346,61 +380,101 @@ class Session(Standing):
 
     def commit(self) -> None:
         """With ``commit="manual"``, make everything so far durable."""
-        self._journal.commit()
+        self.journal.commit()
 
     # -- what a host may look at ---------------------------------------------------------------------------------------
 
     @property
+    def selector(self) -> Selector[Any]:
+        """The selector of this session."""
+        return self._own.selector
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """The signals the host must put into reports: the selector's own, not the shadows'."""
+        return self.selector.requires & REPORT_SIGNALS
+
+    @property
+    def state(self) -> Any:
+        """The selector's current state, read-only."""
+        return self._own.state
+
+    @property
+    def shadows(self) -> Mapping[str, Selector[Any]]:
+        """The shadow selectors by name; one that failed is no longer among them."""
+        return self._shadows.selectors
+
+    @property
+    def rules(self) -> Rules | None:
+        """The rules every cohort meets."""
+        return None if self._referee is None else self._referee.rules
+
+    @property
+    def table(self) -> ClientTable:
+        """The federation."""
+        return self._members.table
+
+    @property
+    def active(self) -> BoolArray:
+        """(N,) whether each client is a member now."""
+        return self._members.active
+
+    @property
+    def changes(self) -> int:
+        """How often members, or facts about them, have changed since the session was opened."""
+        return self._changes
+
+    @property
+    def round(self) -> int:
+        """The number of the next round, counted from 0."""
+        return self._turn.round
+
+    @property
+    def seed(self) -> int:
+        """The seed all random streams derive from."""
+        return self._turn.seed
+
+    @property
     def pending(self) -> tuple[Cohort, ...]:
-        """Cohorts asked for but not yet told, oldest first; after a crash the host trains or closes them."""
-        return tuple(item.cohort for item in self._open.values())
+        """Cohorts without a complete report, oldest first; after a crash the host trains or abandons them."""
+        return tuple(item.cohort for item in self._pending.items)
 
     @property
     def host_state(self) -> Any:
         """What the host stored with its last ``tell``."""
         return self._host_state
 
+    @property
+    def journal(self) -> Journal:
+        """The journal, for reading."""
+        return self._recorder.journal
+
+    def position(self) -> Position:
+        """Return where the session stands, for the host's own checkpoint; see :class:`fedcohort.journal.Position`."""
+        running = (self._own, *self._shadows.running.values())
+        return Position(
+            *self.journal.newest(),
+            pending=self._pending.tickets,
+            host=self._host_state,
+            attributes=self.journal.attributes(),
+            shadows=self._shadows.specs,
+            blind=self._shadows.blind,
+            states={one.name: dict(state_fields(one.state)) for one in running},
+        )
+
+    def coverage(self) -> Coverage:
+        """Return how many clients carry the training; its ``warning`` says when it is too few. Changes nothing."""
+        return self._monitor.coverage(self.active)
+
+    def explain(self, round_: int, client: int | str | None = None) -> Explanation:
+        """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
+        return explain_round(self.journal, round_, client)
+
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, request: RoundRequest) -> _Prepared:
-        if self._prepared is not None and self._prepared.request is request:
-            return self._prepared
-        size = request.size
-        if size is not None:
-            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-                raise InputError(f"The cohort size must be a whole number of at least 1, or None. Got {size!r}.")
-            if size > self.table.n:
-                raise InputError(
-                    f"The cohort size must not exceed the federation's {self.table.n} clients. Got {size}.",
-                    hint="size=None asks for everybody available",
-                )
-        candidates = self._membership.candidates(request, [item.cohort.clients for item in self._open.values()])
-        verdict = None if self._referee is None else self._referee.judge(self._round, self._ticket, candidates)
-        if verdict is not None:
-            candidates, size = verdict.free(size)
-        slate = None
-        query = None
-        if len(candidates) and size != 0:
-            slate = self._slate("", size, candidates)
-            if type(self._selector).query is not Selector.query:  # most ask nothing, and a stream has its price
-                query = self._selector.query(self._states[""], slate, self._stream(streams.QUERY, ""))
-                check_query(self._selector, query, self.table.n)
-        self._prepared = _Prepared(request, slate, query, verdict)
-        return self._prepared
-
-    def _stream(self, kind: str, name: str) -> np.random.Generator:
-        again = (self._attempt,) if self._attempt else ()  # a round that was abandoned is not drawn alike again
-        return streams.stream(self._seed, f"{kind}:{name}" if name else kind, self._round, *again)
-
-    def _slate(self, name: str, size: int | None, candidates: IntArray) -> Slate:
-        selector = self._selector if name == "" else self._shadows[name]
-        asked = len(candidates) if size is None else min(int(size), len(candidates))
-        wanted = selector.size(self._states[name], asked, len(candidates))
-        return Slate(self._round, max(1, min(int(wanted), len(candidates))), candidates, self._granted[name])
-
-    def verdict(self, request: RoundRequest) -> Verdict | None:
-        """Return whom the rules exclude and demand for a request, or None without rules. Changes nothing."""
-        return self._prepare(request).verdict
+    def eligibility(self, request: RoundRequest) -> Eligibility | None:
+        """Return which clients the rules exclude and demand for a request; None without rules. Changes nothing."""
+        return self._prepare(request).eligibility
 
     def query(self, request: RoundRequest) -> Query | None:
         """Return the question the selector wants answered before it chooses, or None. Changes nothing."""
@@ -417,86 +491,73 @@ class Session(Standing):
             The answer to what :meth:`query` returned for the same request.
         """
         prepared = self._prepare(request)
-        check_answer(self._selector, self.table.n, prepared.query, answer)
-        slate = prepared.slate
-        states = dict(self._states)
-        picks: dict[str, watchers.Pick] = {}
-        verdict = prepared.verdict
-        candidates = _NOBODY if verdict is None else verdict.allowed
+        check_answer(self.selector, self.table.n, prepared.query, answer)
+        turn, own, shadows = self._turn, self._own, self._shadows
+        slate, eligibility = prepared.slate, prepared.eligibility
+        picks: dict[str, ShadowPick] = {}
+        failed: dict[str, str] = {}
+        candidates = _NOBODY if eligibility is None else eligibility.allowed
         if slate is None:
-            nobody = "the rules admit nobody" if verdict is not None and verdict.reasons else "nobody is available"
-            cohort = Cohort(_NOBODY, notes={} if len(candidates) else {"reason": nobody})
+            cohort = _nobody(eligibility)
         else:
-            candidates = slate.candidates if verdict is None else verdict.allowed
-            cohort, states[""] = self._selector.select(
-                self._states[""], slate, answer, self._stream(streams.SELECTION, "")
-            )
-            check_cohort(self._selector, cohort, slate)
-            sealed_state(states[""], self.table.n)
+            candidates = slate.candidates if eligibility is None else eligibility.allowed
+            cohort, state = own.selector.select(own.state, slate, answer, turn.stream(streams.SELECTION))
+            check_cohort(own.selector, cohort, slate)
+            own = own.with_state(sealed_state(state, self.table.n))
             if request.size is not None and len(candidates) < request.size:
                 short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
                 cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
-            for name, shadow in self._shadows.items():
-                pick = picks[name] = watchers.choose(
-                    shadow,
-                    self._states[name],
-                    lambda name=name: self._slate(name, slate.size, slate.candidates),  # type: ignore[misc]
-                    answer,
-                    (self._stream(streams.QUERY, name), self._stream(streams.SELECTION, name)),
-                    self._blind.get(name),
-                )
-                states[name] = pick.state
-        failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
+            if shadows.running:
+                picks = shadows.choose(turn, slate.size, slate.candidates, answer)
+                failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
+                shadows = shadows.after(picks)
         scores = recorded_scores(cohort)
-        if self._referee is not None and verdict is not None and len(verdict.allowed) and cohort.stop is None:
-            size = len(verdict.allowed) if request.size is None else int(request.size)
-            demanded = verdict.demanded[:size]
-            cohort = self._referee.mended(cohort, demanded, verdict.allowed, size, self._stream(streams.RULES, ""))
-        cohort = dataclasses.replace(
+        if self._referee is not None and eligibility is not None:
+            cohort = self._referee.apply(cohort, eligibility, request.size, turn.stream(streams.RULES))
+        names = self.table.names_of(cohort.clients)
+        cohort = dataclasses.replace(cohort, round=turn.round, ticket=turn.ticket, names=names)
+        self._recorder.asked(
             cohort,
-            round=self._round,
-            ticket=self._ticket,
-            names=self.table.names_of(cohort.clients),
+            request.size,
+            candidates,
+            self.table.n,
+            answer=answer,
+            scores=scores,
+            picks=picks,
+            own=own,
+            shadows=shadows,
+            failed=failed,
+            eligibility=eligibility,
         )
-        now = time.time()
-        row = CohortRow(
-            ticket=cohort.ticket,
-            round=cohort.round,
-            asked_at=now,
-            told_at=now if cohort.size == 0 else None,
-            wanted=None if request.size is None else int(request.size),
-            n_candidates=len(candidates),
-            clients=cohort.clients,
-            weights=cohort.weights,
-            work=cohort.work,
-            notes=cohort.notes,
-            stop=cohort.stop,
-        )
-        with self._journal.event():
-            if answer is not None:
-                self._journal.add_answer(cohort.ticket, answer.values)
-            everyone = len(candidates) == self.table.n
-            self._journal.add_cohort(row, None if everyone else candidates, self.table.n)
-            if scores is not None:  # whom it picked is in the cohort's own row
-                self._journal.add_scores(cohort.ticket, "", cohort.clients, pack_many(scores), None)
-            for name, pick in picks.items():
-                self._journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
-            self._record_states(states)
-            self._record_failed(failed)
-            if verdict is not None and verdict.reasons:
-                self._journal.add_exclusions(cohort.ticket, verdict.codes, verdict.reasons)
-        if self._referee is not None and cohort.size:
-            self._referee.ledger.picked(cohort.ticket, cohort.round, cohort.clients)
-        self._states = states
-        self._forget_shadows(failed)
-        self._guard.add(cohort.round, cohort.clients, self.active)
-        if cohort.size:
-            self._open[cohort.ticket] = _Open(cohort, [])
-        self._round += 1
-        self._attempt = 0
-        self._ticket += 1
+        self._own, self._shadows = own, shadows
+        self._turn = turn.following()
         self._prepared = None
+        self._monitor.add(cohort.round, cohort.clients, self.active)
+        if cohort.size:
+            self._pending.add(cohort)
+            if self._referee is not None:
+                self._referee.ledger.count_cohort(cohort.ticket, cohort.round, cohort.clients)
         return cohort
+
+    def _prepare(self, request: RoundRequest) -> _Prepared:
+        if self._prepared is not None and self._prepared.request is request:
+            return self._prepared
+        size = check_size(request.size, self.table.n)
+        candidates = self._members.candidates(request, self._pending.training)
+        eligibility = None
+        if self._referee is not None:
+            eligibility = self._referee.eligibility(self._turn.round, self._turn.ticket, candidates)
+            candidates, size = eligibility.remaining(size)
+        slate = None
+        query = None
+        if len(candidates) and size != 0:
+            own = self._own
+            slate = own.slate(self._turn.round, size, candidates)
+            if type(own.selector).query is not Selector.query:  # most ask nothing, and a stream takes time
+                query = own.selector.query(own.state, slate, self._turn.stream(streams.QUERY))
+                check_query(own.selector, query, self.table.n)
+        self._prepared = _Prepared(request, slate, query, eligibility)
+        return self._prepared
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -509,23 +570,19 @@ class Session(Standing):
         host : JSON-like, optional
             Anything the host wants stored in the same transaction, for example the name of a model checkpoint.
         """
-        item = self._open.get(report.ticket)
+        item = self._pending.find(report.ticket)
         if item is None:
             self._tell_late(report)
             return
-        news = check_report(self._selector, self.table, item.cohort, item.told, report)
+        news = check_report(self.selector, self.table, item.cohort, item.replies, report)
         if report.complete:
             self._close(item, [news], host)
             return
-        with self._journal.event():
-            if len(news.clients):
-                self._journal.add_replies(news)
-            if host is not None:
-                self._journal.set_meta("host", host)
+        self._recorder.reported(news, host)
         if host is not None:
             self._host_state = host
         if len(news.clients):
-            item.told.append(news)
+            item.replies.append(news)
 
     def abandon(self, ticket: int, reason: str) -> None:
         """Close a cohort without counting its round: its clients are free, and the next request chooses anew.
@@ -533,80 +590,199 @@ class Session(Standing):
         Clients that were reported keep what was reported, the others are missing; the selector learns from that. The
         round's number is given to the next cohort, unless another round was asked for since.
         """
-        item = self._open.get(ticket)
-        if item is None:
-            known = ", ".join(map(str, self._open)) or "none"
-            raise TicketError(f"Ticket {ticket} is not pending. Pending: {known}.")
-        self._close(item, [], None, abandoned=reason)
-        self._round, self._attempt = participation.next_round(self._journal)
+        self._close(self._pending.get(ticket), [], None, abandoned=reason)
+        self._turn = self._turn.at_round(*next_round(self.journal))
 
-    def _close(self, item: _Open, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
-        """Let everybody learn from a complete round, in one transaction."""
+    def _close(self, item: PendingCohort, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
+        """Let every selector learn from a complete round."""
         cohort = item.cohort
-        if sum(len(block.clients) for block in (*item.told, *news)) < cohort.size:
-            named = np.concatenate([_NOBODY, *(block.clients for block in (*item.told, *news))])
-            missing = cohort.clients[~np.isin(cohort.clients, named)]
-            news = [*news, ReplyBlock.alike(cohort.ticket, time.time(), missing, Status.MISSING)]
-        whole = in_cohort_order(cohort, [*item.told, *news])
-        states, blind, failed = self._learnt(cohort, whole)
-        with self._journal.event():
-            for block in news:
-                if len(block.clients):
-                    self._journal.add_replies(block)
-            self._journal.close_cohort(cohort.ticket)
-            self._record_states(states)
-            self._record_failed(failed)
-            if abandoned is not None:
-                again = cohort.round == self._round - 1  # else another round was asked for since
-                upto = {"asked": self._ticket, "next": self._round - again}
-                body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned, **upto}
-                self._journal.add_event(ABANDONED, body)
-            if self._shadows:
-                self._journal.set_meta("blind", blind)
-            if host is not None:
-                self._journal.set_meta("host", host)
+        news = item.closing_replies(news)
+        replies = in_cohort_order(cohort, [*item.replies, *news])
+        own = self._own.learn(cohort, replies)
+        shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
+        self._recorder.closed(
+            cohort, news, host, own=own, shadows=shadows, failed=failed, turn=self._turn, abandoned=abandoned
+        )
         if host is not None:
             self._host_state = host
-        self._states, self._blind = states, blind
-        self._forget_shadows(failed)
-        del self._open[cohort.ticket]
+        self._own, self._shadows = own, shadows
+        self._pending.remove(cohort.ticket)
+        self._prepared = None
         if self._referee is not None:
             if abandoned is None:
-                self._referee.ledger.told(cohort.ticket, cohort.clients, whole.status)
+                self._referee.ledger.count_replies(cohort.ticket, cohort.clients, replies.status)
             else:
-                self._referee = participation.resumed(self._referee.rules, self._journal)
-        self._prepared = None
+                self._referee = referee_from(self._referee.rules, self.journal)
 
     def _tell_late(self, report: RoundReport) -> None:
         """Record replies that come after their round was closed; they change no state."""
-        if not 0 <= report.ticket < self._ticket:
+        if not 0 <= report.ticket < self._turn.ticket:
             raise TicketError(
-                f"There is no ticket {report.ticket}; this session has given out 0 to {self._ticket - 1}."
+                f"There is no ticket {report.ticket}; this session has given out 0 to {self._turn.ticket - 1}."
             )
-        clients = check_late(self.table, self._journal.replies(report.ticket), report)
-        with self._journal.event():
-            self._journal.add_replies(ReplyBlock.alike(report.ticket, time.time(), clients, Status.LATE, late=True))
+        self._recorder.reported_late(report.ticket, check_late(self.table, self.journal.replies(report.ticket), report))
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard; NaN is no number."""
-        if isinstance(round_, bool) or not isinstance(round_, (int, np.integer)) or not 0 <= round_ < self._round:
-            raise InputError(f"There is no round {round_!r} to record numbers for; rounds so far: {self._round}.")
-        numbers = check_numbers(metrics)
-        with self._journal.event():
-            self._journal.add_metrics(int(round_), numbers)
+        if isinstance(round_, bool) or not isinstance(round_, (int, np.integer)) or not 0 <= round_ < self.round:
+            raise InputError(f"There is no round {round_!r} to record numbers for; rounds so far: {self.round}.")
+        self._recorder.numbers(int(round_), check_numbers(metrics))
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Put something of the host's own on record, for example why clients failed; changes no state.
+        """Record something of the host's own, for example why clients failed; changes no state.
 
-        The session goes by events of its own, so their kinds are not for others.
+        The session reads events of its own, so their kinds are not for others.
         """
-        if kind in OWN_EVENTS:
+        if kind in SESSION_EVENTS:
             raise InputError(
                 f"Notes of the kind {kind!r} are the session's own.", hint="give the note a kind that says whose it is"
             )
-        with self._journal.event():
-            self._journal.add_event(kind, body)
+        self._recorder.note(kind, body)
 
-    def explain(self, round_: int, client: int | str | None = None) -> Explanation:
-        """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
-        return explain_round(self._journal, round_, client)
+    # -- members --------------------------------------------------------------------------------------------------
+
+    def join(self, clients: ClientTable) -> None:
+        """Add clients to the federation; they are candidates from the next request on."""
+        if clients.has_names:
+            blocked = self._recorder.blocked(clients.names)
+            if blocked:
+                raise InputError(
+                    f"The client {next(iter(blocked))!r} was forgotten, and is blocked from joining again.",
+                    hint="if it is to take part again, let it come under another name",
+                )
+        members = self._members.joined(clients)
+        own = self._own.grow(members.table, self.seed)
+        shadows, failed = self._shadows.try_each(lambda shadow: shadow.grow(members.table, self.seed))
+        self._recorder.joined(members, self.table.n, self._turn, own, shadows, failed)
+        self._own, self._shadows = own, shadows
+        self._monitor.grow(members.table.n)
+        self._set_members(members)
+
+    def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
+        """Remove clients from the federation; what is known about them is kept in case they return."""
+        members, indices = self._members.changed(clients, False)
+        self._recorder.members_changed(members, "leave", indices)
+        self._set_members(members)
+
+    def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
+        """Bring back clients that left, with all that was learned about them."""
+        members, indices = self._members.changed(clients, True)
+        self._recorder.members_changed(members, "rejoin", indices)
+        self._set_members(members)
+
+    def update_facts(self, table: ClientTable) -> None:
+        """Replace what is known about the clients (sizes, labels); names and number stay, no kind of facts goes."""
+        members = self._members.with_facts(table)
+        self._recorder.members_changed(members, "facts", self.table.differing(table))
+        self._own, self._shadows = self._own.with_table(table), self._shadows.with_table(table)
+        self._set_members(members)
+
+    def forget(self, client: str, *, block: bool = False) -> str:
+        """Remove what is known about a client, for good, and return the name that stands for it from now on.
+
+        It leaves the federation. Its name in any text, facts, attributes, reported numbers, scores, reasons and its row
+        in every selector's state go; that somebody took part in these rounds stays, so that it can be proved.
+
+        Parameters
+        ----------
+        client : str
+        block : bool
+            Whether a client of that name is kept from joining again. The journal then holds a keyed digest of the name.
+        """
+        stand_in, members, own, shadows = self._recorder.forgotten(
+            client, self.table, self._own, self._shadows, self._turn, block=block
+        )
+        self._own, self._shadows = own, shadows
+        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name.
+        meta = self.journal.meta()
+        self._host_state = meta["host"]
+        if self._referee is not None:
+            self._referee = referee_from(Rules.recorded(meta["rules"]), self.journal)
+        self._pending = PendingCohorts.from_journal(self.journal, members.table)
+        self._set_members(members)
+        self.journal.compact()
+        if self.journal.path is not None:
+            Presence.remove(self.journal.path)  # left by a server that was killed: it names clients that were offline
+        return stand_in
+
+    def _set_members(self, members: Membership) -> None:
+        if self._referee is not None and members.table is not self._members.table:
+            self._referee.set_table(members.table, self.round)
+        self._members = members
+        self._changes += 1
+        self._prepared = None
+
+    # -- rules ----------------------------------------------------------------------------------------------------
+
+    def set_rules(self, rules: Rules, order: str | None = None) -> None:
+        """Set other rules from the next round on; participations so far count for them too.
+
+        Parameters
+        ----------
+        rules : Rules
+            ``Rules()`` drops the rules there are.
+        order : str, optional
+            Which order of an operator this carries out; see :mod:`fedcohort.hosts.orders`.
+        """
+        before = self.rules
+        named = (*rules.blocked, *rules.pinned, *(rules.budgets or ()), *(rules.paused or ()))
+        forgotten = self._recorder.blocked(named)  # an operator's file may still name them
+        rules = rules.renamed(lambda name: forgotten.get(name, name))
+        if rules.to_dict() == (before or Rules()).to_dict():
+            return
+        referee = referee_from(rules, self.journal)
+        self._recorder.rules_changed(rules, self._turn, order)
+        self._referee, self._prepared = referee, None
+        log.info("the rules change from round %d on: %s", self.round, difference(before, rules))
+
+    def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
+        """Store what clients, by name, report about themselves: battery, network, region, for rules to use."""
+        blocked = self._recorder.blocked(attributes)
+        news = {name: plain_attributes(name, facts) for name, facts in attributes.items() if name not in blocked}
+        if self._referee is None or all(self._referee.attributes.get(name) == own for name, own in news.items()):
+            return
+        self._recorder.attributes_changed({**self._referee.attributes, **news}, news)
+        self._referee.set_attributes(news)
+        self._prepared = None
+
+    # -- selectors ------------------------------------------------------------------------------------------------
+
+    def change_selector(self, selector: Selector[Any]) -> None:
+        """Let another selector choose from the next round on; it starts from the outcomes the journal holds.
+
+        Rounds whose reports lack a signal it needs are passed over. What the one before has learned is given up.
+        """
+        selector = selector.adapted(self.table.signals | (self._signals or frozenset()))
+        check_signals(selector, self.table, self._signals)
+        rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
+        own = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
+        self._recorder.selector_changed(self.selector, own, self._turn)
+        self._own, self._prepared = own, None
+
+    def add_shadow(self, name: str, shadow: Selector[Any]) -> None:
+        """Let a selector watch from now on; it starts from the outcomes the journal holds."""
+        check_names({name: shadow})
+        if name in self._shadows.running:
+            raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
+        check_signals(shadow, self.table, None, who=f"shadow {name!r}")
+        rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)
+        running = StatefulSelector.from_outcomes(shadow, self.table, self.journal, rng, name)
+        shadows = self._shadows.with_one(running)
+        self._recorder.shadow_added(running, shadows, self._turn)
+        self._shadows = shadows
+
+    def remove_shadow(self, name: str) -> None:
+        """Remove a shadow; what it would have picked so far stays on record."""
+        if name not in self._shadows.running:
+            raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows.running) or 'none'}.")
+        others = self._shadows.without([name])
+        self._recorder.shadow_dropped(name, "removed", "removed by the operator", others, self._turn)
+        self._shadows = others
+
+
+def _nobody(eligibility: Eligibility | None) -> Cohort:
+    """Return the cohort of a request for which the selector has nobody, or no place, to choose."""
+    if eligibility is not None and len(eligibility.allowed):
+        return Cohort(_NOBODY)  # the rules demand the whole cohort
+    excluded = eligibility is not None and bool(eligibility.reasons)
+    return Cohort(_NOBODY, notes={"reason": "the rules admit nobody" if excluded else "nobody is available"})

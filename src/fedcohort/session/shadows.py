@@ -1,54 +1,164 @@
-"""Shadow selectors: they see the same requests and outcomes, and whatever goes wrong with one never disturbs a session.
+"""Shadow selectors see the same requests and outcomes as a session's own, and never disturb it.
 
-A shadow's answers are exactly what the session's own selector paid for. One that needs more says so instead of naming
-picks it cannot know; one that raises is recorded as failed and dropped.
+A shadow gets exactly the answers that the session's own selector paid for. One that needs more says so instead of
+naming picks it cannot know; one that raises is recorded as failed and dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fedcohort.core import rng as streams
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector, Slate, Status
-from fedcohort.core.signals import METRIC_SIGNALS, Signal
-from fedcohort.journal import Journal, ReplyBlock
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
+from fedcohort.core.selector_spec import describe
+from fedcohort.core.signals import Signal
+from fedcohort.journal import ReplyBlock
 from fedcohort.journal.codec import pack_many, sealed_state
 from fedcohort.session.explain import recorded_scores
-from fedcohort.session.outcomes import in_cohort_order, outcome_for, what_was_paid_for
+from fedcohort.session.outcomes import what_was_paid_for
+from fedcohort.session.stateful import StatefulSelector
+from fedcohort.session.turn import Turn
 from fedcohort.session.validation import check_cohort
 
-EVENT = "shadow"
 _NOBODY = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Pick:
-    """What a shadow would have picked, ready to be recorded.
+class ShadowPick:
+    """What a shadow would have picked.
 
     Attributes
     ----------
-    state : the shadow's state afterwards
+    after : StatefulSelector
+        The shadow after its choice.
     picked : (k,) int array
     scores : its scores as the journal stores them, or None
     note : why it names nobody, or None
-    failed : whether it raised, so that it is to be dropped
+    failed : whether it raised, so that it is dropped
     """
 
-    state: Any
+    after: StatefulSelector
     picked: IntArray
     scores: bytes | None
     note: str | None
     failed: bool = False
 
 
+class Shadows:
+    """The shadows of a session by name, each with its state. Replaced, never changed.
+
+    Parameters
+    ----------
+    running : mapping of name to StatefulSelector
+    blind : mapping of name to str
+        What a shadow could not learn from the last round, in words; until it learns again it names nobody.
+    """
+
+    __slots__ = ("blind", "running")
+
+    def __init__(
+        self, running: Mapping[str, StatefulSelector] | None = None, blind: Mapping[str, str] | None = None
+    ) -> None:
+        self.running = dict(running or {})
+        self.blind = {name: why for name, why in (blind or {}).items() if name in self.running}
+
+    @property
+    def selectors(self) -> dict[str, Selector[Any]]:
+        """The selectors by name."""
+        return {name: shadow.selector for name, shadow in self.running.items()}
+
+    @property
+    def specs(self) -> dict[str, Any]:
+        """What the journal stores about each, so that it can be built again."""
+        return {name: describe(shadow.selector) for name, shadow in self.running.items()}
+
+    def with_one(self, shadow: StatefulSelector) -> Shadows:
+        """Return these and one more."""
+        return Shadows({**self.running, shadow.name: shadow}, self.blind)
+
+    def without(self, names: Collection[str]) -> Shadows:
+        """Return these without some."""
+        return Shadows({name: s for name, s in self.running.items() if name not in names}, self.blind)
+
+    def with_table(self, table: ClientTable) -> Shadows:
+        """Return these with new facts about the same clients."""
+        return Shadows({name: shadow.with_table(table) for name, shadow in self.running.items()}, self.blind)
+
+    def renamed(self, text: Callable[[str], str]) -> Shadows:
+        """Return these under other names."""
+        running = {text(name): shadow.renamed(text(name)) for name, shadow in self.running.items()}
+        return Shadows(running, {text(name): why for name, why in self.blind.items()})
+
+    def try_each(self, step: Callable[[StatefulSelector], StatefulSelector]) -> tuple[Shadows, dict[str, str]]:
+        """Return the shadows after ``step``, and by name why others failed at it."""
+        running: dict[str, StatefulSelector] = {}
+        failed: dict[str, str] = {}
+        for name, shadow in self.running.items():
+            try:
+                running[name] = step(shadow)
+            except Exception as error:  # a shadow is somebody else's code on facts it did not choose
+                failed[name] = f"failed: {error}"
+        return Shadows(running, self.blind), failed
+
+    def learn(self, cohort: Cohort, replies: ReplyBlock) -> tuple[Shadows, dict[str, str]]:
+        """Return the shadows after a complete round, and by name why others failed."""
+        unreported = {name: shadow.unreported(replies) for name, shadow in self.running.items()}
+        blind = {name: why for name, why in unreported.items() if why is not None}
+        after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(cohort, replies))
+        return Shadows(after.running, blind), failed
+
+    def choose(self, turn: Turn, size: int, candidates: IntArray, answer: Answer | None) -> dict[str, ShadowPick]:
+        """Return by name what each would pick.
+
+        Parameters
+        ----------
+        turn : Turn
+        size : int
+            How many the session's own selector picks.
+        candidates : (c,) int array
+        answer : Answer or None
+            What the session's own selector asked and learned.
+        """
+        return {name: self._choose(shadow, turn, size, candidates, answer) for name, shadow in self.running.items()}
+
+    def after(self, picks: Mapping[str, ShadowPick]) -> Shadows:
+        """Return the shadows after their choices, without those that failed."""
+        return Shadows({name: pick.after for name, pick in picks.items() if not pick.failed}, self.blind)
+
+    def _choose(
+        self, shadow: StatefulSelector, turn: Turn, size: int, candidates: IntArray, answer: Answer | None
+    ) -> ShadowPick:
+        if shadow.name in self.blind:
+            return ShadowPick(shadow, _NOBODY, None, self.blind[shadow.name])
+        try:
+            slate = shadow.slate(turn.round, size, candidates)
+            question = shadow.selector.query(shadow.state, slate, turn.stream(streams.QUERY, shadow.name))
+            known = None
+            if question is not None:
+                lacking = unpaid(question, answer)
+                if lacking is not None:
+                    return ShadowPick(shadow, _NOBODY, None, lacking)
+                known = what_was_paid_for(question, answer, slate.n)
+            rng = turn.stream(streams.SELECTION, shadow.name)
+            cohort, state = shadow.selector.select(shadow.state, slate, known, rng)
+            check_cohort(shadow.selector, cohort, slate)
+            sealed_state(state, slate.n)
+            scores = recorded_scores(cohort)
+            packed = None if scores is None else pack_many(scores)
+            return ShadowPick(shadow.with_state(state), cohort.clients, packed, None)
+        except Exception as error:  # a shadow is somebody else's code on facts it did not choose
+            return ShadowPick(shadow, _NOBODY, None, f"failed: {error}", failed=True)
+
+
 def check_names(shadows: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]]:
-    """Refuse a shadow without a name, or with one that is no text."""
+    """Refuse a shadow without a name, or with one that is not text."""
     for name in shadows:
         if not isinstance(name, str) or not name or not name.isprintable():
             raise InputError(f"A shadow selector needs a name, a printable text that is not empty. Got {name!r}.")
@@ -61,53 +171,10 @@ def adapted(
     clients: ClientTable,
     signals: frozenset[Signal] | None,
 ) -> tuple[Selector[Any], dict[str, Selector[Any]]]:
-    """Return selectors as they work with what is supplied; shadows are shown only what the selector itself reads."""
+    """Return selectors adapted to the signals supplied; shadows see only what the session's own selector reads."""
     selector = selector.adapted(clients.signals | (signals or frozenset()))
     seen = clients.signals | selector.requires
     return selector, {name: shadow.adapted(seen) for name, shadow in shadows.items()}
-
-
-def choose(
-    shadow: Selector[Any],
-    state: Any,
-    slate: Callable[[], Slate],
-    answer: Answer | None,
-    streams: tuple[np.random.Generator, np.random.Generator],
-    blind: str | None,
-) -> Pick:
-    """Let a shadow choose.
-
-    Parameters
-    ----------
-    shadow : Selector
-    state : its state
-    slate : callable
-        Returns the slate; called here, because the shadow's own ``size`` may raise.
-    answer : Answer or None
-        What the session's own selector asked and learnt.
-    streams : two generators
-        For its question and its choice.
-    blind : str or None
-        What it could not learn from the last round, if anything.
-    """
-    if blind is not None:
-        return Pick(state, _NOBODY, None, blind)
-    try:
-        round_ = slate()
-        question = shadow.query(state, round_, streams[0])
-        known = None
-        if question is not None:
-            lacking = unpaid(question, answer)
-            if lacking is not None:
-                return Pick(state, _NOBODY, None, lacking)
-            known = what_was_paid_for(question, answer, round_.n)
-        cohort, after = shadow.select(state, round_, known, streams[1])
-        check_cohort(shadow, cohort, round_)
-        sealed_state(after, round_.n)
-        arrays = recorded_scores(cohort)
-        return Pick(after, cohort.clients, None if arrays is None else pack_many(arrays), None)
-    except Exception as error:  # a shadow is somebody else's code on facts it did not choose
-        return Pick(state, _NOBODY, None, f"failed: {error}", failed=True)
 
 
 def unpaid(question: Query, answer: Answer | None) -> str | None:
@@ -123,30 +190,3 @@ def unpaid(question: Query, answer: Answer | None) -> str | None:
             f"lacked its signals: {unasked} of the {len(question.clients)} clients it asks for {wanted} were not asked"
         )
     return None
-
-
-def unreported(shadow: Selector[Any], replies: ReplyBlock) -> str | None:
-    """Return which signals a shadow needs and no reply of a round brought, in words, or None."""
-    needed = shadow.requires & METRIC_SIGNALS
-    if needed and (replies.status == Status.OK).any():
-        lacking = sorted(s.value for s in needed if s.value not in replies.metrics)
-        if lacking:
-            return f"lacked its signals: no client reported {', '.join(lacking)}"
-    return None
-
-
-def replayed(selector: Selector[Any], table: ClientTable, journal: Journal, rng: np.random.Generator) -> Any:
-    """Return the state of a selector that has seen every outcome a journal holds.
-
-    Rounds whose replies lack a signal the selector needs are passed over. ``table`` grants what it declared.
-    """
-    state = selector.init(table, rng)
-    for row in journal.cohorts():
-        blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
-        if row.told_at is None or not blocks:
-            continue
-        cohort = Cohort(row.clients, weights=row.weights, work=row.work, round=row.round, ticket=row.ticket)
-        whole = in_cohort_order(cohort, blocks)
-        if unreported(selector, whole) is None:
-            state = sealed_state(selector.update(state, outcome_for(selector, table, cohort, whole)), table.n)
-    return sealed_state(state, table.n)

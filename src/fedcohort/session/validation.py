@@ -24,6 +24,20 @@ _FEW = 1024
 MOST_WORK = 1000  # times the usual local steps
 
 
+def check_size(size: int | None, n: int) -> int | None:
+    """Refuse a cohort size that no cohort of ``n`` clients can have."""
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise InputError(f"The cohort size must be a whole number of at least 1, or None. Got {short_repr(size)}.")
+    if size > n:
+        raise InputError(
+            f"The cohort size must not exceed the federation's {n} clients. Got {size}.",
+            hint="size=None asks for everybody available",
+        )
+    return int(size)
+
+
 def check_signals(
     selector: Selector[Any], clients: ClientTable, signals: frozenset[Signal] | None, who: str | None = None
 ) -> None:

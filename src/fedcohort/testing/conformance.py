@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort.audit.participation import verify
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor
 from fedcohort.core.errors import (
     DuplicateReportError,
@@ -31,7 +32,6 @@ from fedcohort.core.params import parameters
 from fedcohort.core.protocol import RoundReport, RoundRequest, Selector, is_per_client
 from fedcohort.core.selector_spec import describe
 from fedcohort.journal.codec import state_fields
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.testing.host import ScriptedHost, Trace, failing

@@ -23,16 +23,18 @@ Plain = dict[str, Any]
 
 def standing(session: Session) -> Plain:
     """Return everything that decides what a session does next; one that was opened again has the same."""
-    open_ = session._open.values()
+    running = (session._own, *session._shadows.running.values())
     return {
-        "round": (session.round, session._attempt, session._ticket),
-        "pending": [(*_cohort(item.cohort), [_replies(block) for block in item.told]) for item in open_],
-        "states": {name: _state(state) for name, state in session._states.items()},
+        "round": (session.round, session._turn.attempt, session._turn.ticket),
+        "pending": [
+            (*_cohort(item.cohort), [_replies(block) for block in item.replies]) for item in session._pending.items
+        ],
+        "states": {one.name: _state(one.state) for one in running},
         "members": session.active.tolist(),
         "table": _table(session.table),
         "selector": _json(describe(session.selector)),
         "shadows": {name: _json(describe(shadow)) for name, shadow in session.shadows.items()},
-        "blind": dict(session._blind),
+        "blind": dict(session._shadows.blind),
         "host": _json(session.host_state),
         "coverage": session.coverage(),
         "rules": _rules(session),

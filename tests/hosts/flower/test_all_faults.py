@@ -23,6 +23,7 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as Private
 from flwr.serverapp.strategy import FedAvg
 
+from fedcohort.audit.participation import verify
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
@@ -33,7 +34,6 @@ from fedcohort.journal import read_journal
 from fedcohort.report.account import read_account
 from fedcohort.selectors import PowerOfChoice, Uniform
 from fedcohort.session import Session
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 
 ROUNDS = 12

@@ -18,13 +18,13 @@ from cryptography.x509.oid import NameOID
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from fedcohort.audit.participation import verify
 from fedcohort.cli.app import app as cli
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flower import failures
 from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.presence import Presence, RunState, run_state
 from fedcohort.report.account import read_account
-from fedcohort.session.participation import verify
 
 from .loopback import Certificates
 

@@ -12,10 +12,10 @@ import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
+from fedcohort.audit.participation import verify
 from fedcohort.core.errors import ParameterError
 from fedcohort.hosts.flower import FederationTimeoutError
 from fedcohort.hosts.flower.roster import Roster
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 
 

@@ -17,6 +17,7 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 from typer.testing import CliRunner
 
+from fedcohort.audit.participation import verify
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.clients import ClientTable
@@ -28,7 +29,6 @@ from fedcohort.hosts.orders import Order
 from fedcohort.journal import read_journal
 from fedcohort.selectors import Uniform
 from fedcohort.session import Session
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 
 

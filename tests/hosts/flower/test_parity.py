@@ -14,12 +14,12 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from fedcohort.audit.participation import verify
 from fedcohort.cli.flower import rendered
 from fedcohort.core.protocol import SELECTORS, Selector, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.report.account import read_account
-from fedcohort.session.participation import verify
 from fedcohort.simulate.config.experiment import read_table, to_toml
 from fedcohort.simulate.rounds.runner import run_experiment
 

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
+from fedcohort.audit.participation import verify
 from fedcohort.core.errors import ParameterError
 from fedcohort.hosts.flower import (
     Facts,
@@ -19,7 +20,6 @@ from fedcohort.hosts.flower import (
     cohort_client,
 )
 from fedcohort.session import Session
-from fedcohort.session.participation import verify
 from fedcohort.session.rules import Rules
 
 

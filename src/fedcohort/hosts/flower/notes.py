@@ -17,8 +17,7 @@ from fedcohort.hosts.flower.exchange import short
 from fedcohort.hosts.flower.logs import say
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import ENDED, PLANNED
-from fedcohort.session.participation import difference
-from fedcohort.session.rules import Rules
+from fedcohort.session.rules import Rules, difference
 from fedcohort.session.session import Session
 
 if TYPE_CHECKING:

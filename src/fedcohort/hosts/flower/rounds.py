@@ -58,7 +58,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
 )
 from fedcohort.journal import is_blank
 from fedcohort.journal.events import ABANDONED, CORRECTED, FAILURES
-from fedcohort.session import participation
+from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.training.filters import KeepAll, Replies, judged
@@ -234,7 +234,7 @@ class Rounds:
         spent = dict.fromkeys(self.population.online, 0)
         if session is None:
             return spent, self.num_rounds
-        return spent | participation.spent(session.journal), self.num_rounds - session.round
+        return spent | participations(session.journal), self.num_rounds - session.round
 
     def _check_rules(self) -> None:
         """Refuse rules that the clients there are cannot keep, before they are on record; warn of what may come."""
@@ -459,7 +459,7 @@ class Rounds:
         """Whether so many are there, and so many of them admitted by the rules, that a cohort can be chosen."""
         self._choice, self._kept_out = len(available.names), ()
         if session.rules is not None and not session.pending and available.names:
-            verdict = session.verdict(RoundRequest(1, available.clients))
+            verdict = session.eligibility(RoundRequest(1, available.clients))
             if verdict is not None:
                 self._choice, self._kept_out = len(verdict.allowed), verdict.reasons
         return self._choice >= (1 if self.private is None or session.pending else self.private)

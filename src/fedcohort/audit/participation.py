@@ -1,4 +1,4 @@
-"""Who took part how often and at what distance, read from a journal alone: the proof that participation rules held."""
+"""Prove from a journal alone that the participation rules held: how often each client took part, how far apart."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-import numpy as np
-
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.protocol import Cohort, Status
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.events import ABANDONED, CHANGED, REGISTERED
 from fedcohort.journal.reading import CohortRow
-from fedcohort.session.outcomes import in_cohort_order
-from fedcohort.session.rules import Referee, Rules
+from fedcohort.session.rules import Rules, difference
 
 
 @dataclass(frozen=True)
@@ -133,23 +129,6 @@ class Proof:
 
 def _times(changes: int) -> str:
     return f"they changed {changes} times" if changes != 1 else "they changed once"
-
-
-def difference(before: Rules | None, after: Rules) -> str:
-    """Return how rules differ from those before, in words.
-
-    >>> difference(Rules(max_participations=9), Rules(max_participations=2, blocked=("kiosk-7",)))
-    "blocked is now ['kiosk-7'], max_participations was 9, is now 2"
-    >>> difference(Rules(max_participations=9), Rules())
-    'max_participations was 9, is now unset'
-    """
-    old, new = {} if before is None else before.to_dict(), after.to_dict()
-    found = []
-    for key in sorted({*old, *new}):
-        if old.get(key) != new.get(key):
-            was = f" was {old[key]}," if key in old else ""
-            found.append(f"{key}{was} is now {new.get(key, 'unset')}")
-    return ", ".join(found) or "nothing differs"
 
 
 @dataclass
@@ -301,51 +280,3 @@ def _bound_to_keys(journal: Journal, table: ClientTable, past: Mapping[int, _Pas
         first = since.get(table.name(client))
         found += 0 if first is None else len(own.tickets) - bisect_left(own.tickets, first)
     return found
-
-
-def next_round(journal: Journal) -> tuple[int, int]:
-    """Return the number of the next round, and how often cohorts of that number were abandoned before."""
-    _, last = journal.last()
-    rows = journal.cohorts(after=last - 1)
-    upto = rows[-1].round + 1 if rows else 0
-    given_up = journal.events(ABANDONED)
-    # A round is free again when it was the newest; only what was given up since the last request counts.
-    since = [body for body in given_up if body.get("asked", body["ticket"] + 1) == last + 1]
-    round_ = int(since[-1].get("next", since[-1]["round"])) if since else upto
-    return round_, sum(body["round"] == round_ for body in given_up) if round_ < upto else 0
-
-
-def spent(journal: Journal) -> dict[str, int]:
-    """Return how often each client has taken part so far, as rules count it."""
-    table, _ = journal.table()
-    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
-    counts = np.zeros(table.n, np.int64)
-    for row in journal.cohorts():
-        if row.ticket not in given_up:
-            counts[row.clients] += 1
-    return dict(zip(table.names, counts.tolist(), strict=True))
-
-
-def resumed(rules: Rules, journal: Journal) -> Referee:
-    """Return a referee that has counted every cohort a journal holds."""
-    table, _ = journal.table()
-    referee = Referee(rules, table)
-    referee.set_attributes(journal.attributes())
-    for body in journal.events("join"):
-        first = int(body["first"])
-        referee.ledger.joined[first : first + int(body["count"])] = int(body.get("round", 0))
-    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
-    for row in journal.cohorts():
-        if not len(row.clients):
-            continue
-        abandoned = row.ticket in given_up
-        if not abandoned:
-            referee.ledger.picked(row.ticket, row.round, row.clients)
-        blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
-        if row.told_at is not None and blocks:
-            cohort = Cohort(row.clients, round=row.round, ticket=row.ticket)
-            status = np.asarray(in_cohort_order(cohort, blocks).status)
-            # Who had not answered when a cohort was given up has not failed.
-            answered = status != Status.MISSING if abandoned else np.ones(len(status), np.bool_)
-            referee.ledger.told(row.ticket, row.clients[answered], status[answered])
-    return referee

@@ -1,0 +1,103 @@
+"""The cohorts that have been asked for and not yet reported completely."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import TicketError
+from fedcohort.core.protocol import Cohort, Status
+from fedcohort.journal import Journal, ReplyBlock
+
+_NOBODY = np.empty(0, np.int64)
+
+
+@dataclass
+class PendingCohort:
+    """A cohort and the partial reports about it."""
+
+    cohort: Cohort
+    replies: list[ReplyBlock] = field(default_factory=list)
+
+    def closing_replies(self, news: list[ReplyBlock]) -> list[ReplyBlock]:
+        """Return ``news`` and, for the clients nobody has reported, a block that calls them missing."""
+        blocks = (*self.replies, *news)
+        if sum(len(block.clients) for block in blocks) == self.cohort.size:
+            return news
+        reported = np.concatenate([_NOBODY, *(block.clients for block in blocks)])
+        missing = self.cohort.clients[~np.isin(self.cohort.clients, reported)]
+        return [*news, ReplyBlock.alike(self.cohort.ticket, time.time(), missing, Status.MISSING)]
+
+
+class PendingCohorts:
+    """Pending cohorts by ticket, oldest first.
+
+    Examples
+    --------
+    >>> pending = PendingCohorts()
+    >>> pending.add(Cohort([2, 5], ticket=7))
+    >>> pending.tickets
+    (7,)
+    >>> pending.find(8) is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._by_ticket: dict[int, PendingCohort] = {}
+
+    @classmethod
+    def from_journal(cls, journal: Journal, table: ClientTable) -> PendingCohorts:
+        """Return the cohorts that a journal has no complete report of."""
+        self = cls()
+        for row in journal.cohorts(pending=True):
+            cohort = Cohort(
+                clients=row.clients,
+                weights=row.weights,
+                work=row.work,
+                notes=row.notes,
+                stop=row.stop,
+                round=row.round,
+                ticket=row.ticket,
+                names=table.names_of(row.clients),
+            )
+            self._by_ticket[row.ticket] = PendingCohort(cohort, journal.reply_blocks(row.ticket))
+        return self
+
+    def add(self, cohort: Cohort) -> None:
+        """Add a cohort that was just asked for."""
+        self._by_ticket[cohort.ticket] = PendingCohort(cohort)
+
+    def find(self, ticket: int) -> PendingCohort | None:
+        """Return the pending cohort with this ticket, if there is one."""
+        return self._by_ticket.get(ticket)
+
+    def get(self, ticket: int) -> PendingCohort:
+        """Return the pending cohort with this ticket; refuse a ticket that is not pending."""
+        found = self._by_ticket.get(ticket)
+        if found is None:
+            pending = ", ".join(map(str, self._by_ticket)) or "none"
+            raise TicketError(f"Ticket {ticket} is not pending. Pending: {pending}.")
+        return found
+
+    def remove(self, ticket: int) -> None:
+        """Remove a cohort that is complete."""
+        del self._by_ticket[ticket]
+
+    @property
+    def items(self) -> tuple[PendingCohort, ...]:
+        """The pending cohorts with their partial reports."""
+        return tuple(self._by_ticket.values())
+
+    @property
+    def tickets(self) -> tuple[int, ...]:
+        """The pending tickets."""
+        return tuple(self._by_ticket)
+
+    @property
+    def training(self) -> list[IntArray]:
+        """The clients of each pending cohort."""
+        return [item.cohort.clients for item in self._by_ticket.values()]

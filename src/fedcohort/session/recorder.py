@@ -1,0 +1,254 @@
+"""Writes what happens in a session to its journal: each event in one transaction, which happens whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedcohort.core.arrays import AnyArray, IntArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Answer, Cohort, Selector, Status
+from fedcohort.core.selector_spec import describe
+from fedcohort.journal import CohortRow, Journal, ReplyBlock
+from fedcohort.journal.codec import pack_many
+from fedcohort.journal.events import ABANDONED, CHANGED, EXCLUDED, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
+from fedcohort.journal.maintenance import BLOCKED, Eraser, erase, keyed
+from fedcohort.session.expressions import Attributes
+from fedcohort.session.members import Membership
+from fedcohort.session.referee import Eligibility
+from fedcohort.session.rules import Rules
+from fedcohort.session.shadows import ShadowPick, Shadows
+from fedcohort.session.stateful import StatefulSelector
+from fedcohort.session.turn import Turn
+
+log = logging.getLogger(__name__)
+SHADOW = "shadow"
+SESSION_EVENTS = frozenset({
+    ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, SHADOW,
+    PRUNED, "join", "leave", "rejoin", "facts", "attributes",
+})  # fmt: skip
+"""Kinds of events that a session reads when it goes on; a host's notes have other kinds."""
+
+
+class EventRecorder:
+    """Writes a session's events to a journal.
+
+    Parameters
+    ----------
+    journal : Journal
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+
+    def created(self, members: Membership, running: Iterable[StatefulSelector], rules: Rules | None) -> None:
+        """End a new journal's first transaction; the file appears with it."""
+        self.journal.set_table(members.table, members.active)
+        self._save_states(running)
+        if rules is not None:
+            self.journal.add_event(CHANGED, {"round": 0, "ticket": 0, "rules": rules.to_dict()})
+        self.journal.created()
+
+    # -- rounds -----------------------------------------------------------------------------------------------------
+
+    def asked(
+        self,
+        cohort: Cohort,
+        size: int | None,
+        candidates: IntArray,
+        n: int,
+        *,
+        answer: Answer | None,
+        scores: Mapping[str, AnyArray] | None,
+        picks: Mapping[str, ShadowPick],
+        own: StatefulSelector,
+        shadows: Shadows,
+        failed: Mapping[str, str],
+        eligibility: Eligibility | None,
+    ) -> None:
+        """Record a cohort, why it was chosen, and what the shadows would have picked."""
+        now = time.time()
+        row = CohortRow(
+            ticket=cohort.ticket,
+            round=cohort.round,
+            asked_at=now,
+            told_at=now if cohort.size == 0 else None,
+            wanted=None if size is None else int(size),
+            n_candidates=len(candidates),
+            clients=cohort.clients,
+            weights=cohort.weights,
+            work=cohort.work,
+            notes=cohort.notes,
+            stop=cohort.stop,
+        )
+        journal = self.journal
+        with journal.event():
+            if answer is not None:
+                journal.add_answer(cohort.ticket, answer.values)
+            journal.add_cohort(row, None if len(candidates) == n else candidates, n)
+            if scores is not None:  # the clients it picked are in the cohort's own row
+                journal.add_scores(cohort.ticket, "", cohort.clients, pack_many(scores), None)
+            for name, pick in picks.items():
+                journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
+            self._save_states((own, *shadows.running.values()))
+            self._drop(failed, shadows, cohort.round)
+            if eligibility is not None and eligibility.reasons:
+                journal.add_exclusions(cohort.ticket, eligibility.codes, eligibility.reasons)
+
+    def reported(self, block: ReplyBlock, host: Any) -> None:
+        """Record a partial report and what the host stores with it."""
+        with self.journal.event():
+            self._add_replies([block])
+            self._set_host(host)
+
+    def reported_late(self, ticket: int, clients: IntArray) -> None:
+        """Record clients that answered after their round was closed."""
+        with self.journal.event():
+            self.journal.add_replies(ReplyBlock.alike(ticket, time.time(), clients, Status.LATE, late=True))
+
+    def closed(
+        self,
+        cohort: Cohort,
+        news: Iterable[ReplyBlock],
+        host: Any,
+        *,
+        own: StatefulSelector,
+        shadows: Shadows,
+        failed: Mapping[str, str],
+        turn: Turn,
+        abandoned: str | None = None,
+    ) -> None:
+        """Record the end of a cohort and what the selectors learned from it."""
+        with self.journal.event():
+            self._add_replies(news)
+            self.journal.close_cohort(cohort.ticket)
+            self._save_states((own, *shadows.running.values()))
+            self._drop(failed, shadows, turn.round)
+            if abandoned is not None:
+                repeats = cohort.round == turn.round - 1  # unless another round was asked for since
+                body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned}
+                self.journal.add_event(ABANDONED, {**body, "asked": turn.ticket, "next": turn.round - repeats})
+            if shadows.running or failed:
+                self.journal.set_meta("blind", shadows.blind)
+            self._set_host(host)
+
+    def numbers(self, round_: int, values: Mapping[str, float | None]) -> None:
+        """Record numbers about the global model after a round."""
+        with self.journal.event():
+            self.journal.add_metrics(round_, values)
+
+    def note(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Record something of the host's own."""
+        with self.journal.event():
+            self.journal.add_event(kind, body)
+
+    # -- the federation ---------------------------------------------------------------------------------------------
+
+    def joined(
+        self,
+        members: Membership,
+        first: int,
+        turn: Turn,
+        own: StatefulSelector,
+        shadows: Shadows,
+        failed: Mapping[str, str],
+    ) -> None:
+        """Record that the clients from index ``first`` on joined."""
+        with self.journal.event():
+            self.journal.set_table(members.table, members.active)
+            self._save_states((own, *shadows.running.values()))
+            self._drop(failed, shadows, turn.round)
+            body = {"first": first, "count": members.table.n - first, "round": turn.round}
+            self.journal.add_event("join", body)
+
+    def members_changed(self, members: Membership, kind: str, clients: IntArray) -> None:
+        """Record that clients left or came back, or that facts about them changed."""
+        with self.journal.event():
+            self.journal.set_table(members.table, members.active)
+            self.journal.add_event(kind, {"clients": clients.tolist()})
+
+    def forgotten(
+        self, client: str, table: ClientTable, own: StatefulSelector, shadows: Shadows, turn: Turn, *, block: bool
+    ) -> tuple[str, Membership, StatefulSelector, Shadows]:
+        """Erase a client from the record; return the name that replaces it, and what remains.
+
+        What the selectors learned goes in the same transaction, so it is worked out here.
+        """
+        index = table.index(client)
+        with self.journal.event():
+            eraser = Eraser(client, table, self.journal)
+            erase(self.journal, eraser, block=block)
+            members = Membership(*self.journal.table())
+            own = own.without(index, members.table, turn.seed)
+            shadows = shadows.renamed(eraser.text)
+            shadows, failed = shadows.try_each(lambda shadow: shadow.without(index, members.table, turn.seed))
+            self._save_states((own, *shadows.running.values()))
+            self._drop(failed, shadows, turn.round)
+        return eraser.stand_in, members, own, shadows
+
+    def blocked(self, names: Iterable[str]) -> dict[str, str]:
+        """Return those of ``names`` that were forgotten and blocked, each with the name that replaces it."""
+        blocked = self.journal.meta().get(BLOCKED)
+        if blocked is None:
+            return {}
+        found = ((name, blocked["digests"].get(keyed(name, blocked["key"]))) for name in names)
+        return {name: stand_in for name, stand_in in found if stand_in is not None}
+
+    # -- rules, attributes, selectors -------------------------------------------------------------------------------
+
+    def rules_changed(self, rules: Rules, turn: Turn, order: str | None) -> None:
+        """Record rules that hold from the next round on."""
+        with self.journal.event():
+            self.journal.set_meta("rules", rules.to_dict())
+            since = {"round": turn.round, "ticket": turn.ticket, **({} if order is None else {"order": order})}
+            self.journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
+
+    def attributes_changed(self, attributes: Mapping[str, Attributes], news: Mapping[str, Attributes]) -> None:
+        """Record what clients report about themselves; ``news`` is the part that is new."""
+        with self.journal.event():
+            self.journal.set_attributes(attributes, news)
+
+    def selector_changed(self, before: Selector[Any], own: StatefulSelector, turn: Turn) -> None:
+        """Record that another selector chooses from the next round on."""
+        with self.journal.event():
+            self.journal.drop_state(own.name)
+            self._save_states([own])
+            body = {"round": turn.round, "from": describe(before), "to": describe(own.selector)}
+            self.journal.add_event(SELECTOR, body)
+
+    def shadow_added(self, shadow: StatefulSelector, shadows: Shadows, turn: Turn) -> None:
+        """Record a shadow that watches from now on; it is among ``shadows``."""
+        with self.journal.event():
+            self.journal.set_meta("shadows", shadows.specs)
+            self._save_states([shadow])
+            self.journal.add_event(SHADOW, {"name": shadow.name, "what": "added", "round": turn.round})
+
+    def shadow_dropped(self, name: str, what: str, reason: str, others: Shadows, turn: Turn) -> None:
+        """Record that a shadow no longer watches; ``others`` remain."""
+        with self.journal.event():
+            self._drop({name: reason}, others, turn.round, what)
+
+    # -- parts of events --------------------------------------------------------------------------------------------
+
+    def _save_states(self, running: Iterable[StatefulSelector]) -> None:
+        for one in running:
+            self.journal.save_state(one.name, one.state)
+
+    def _drop(self, reasons: Mapping[str, str], others: Shadows, round_: int, what: str = "failed") -> None:
+        """Record shadows that are dropped, each with the reason; ``others`` remain."""
+        for name, reason in reasons.items():
+            log.warning("the shadow selector %r was dropped in round %d: %s", name, round_, reason)
+            self.journal.set_meta("shadows", others.specs)
+            self.journal.drop_state(name)
+            self.journal.add_event(SHADOW, {"name": name, "what": what, "round": round_, "reason": reason})
+
+    def _add_replies(self, blocks: Iterable[ReplyBlock]) -> None:
+        for block in blocks:
+            if len(block.clients):
+                self.journal.add_replies(block)
+
+    def _set_host(self, host: Any) -> None:
+        if host is not None:
+            self.journal.set_meta("host", host)

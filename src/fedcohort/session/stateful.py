@@ -1,0 +1,137 @@
+"""A selector together with its state and the facts it may read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core import rng as streams
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.protocol import Cohort, Selector, Slate, Status, is_per_client
+from fedcohort.core.signals import METRIC_SIGNALS
+from fedcohort.journal import Journal, ReplyBlock
+from fedcohort.journal.codec import sealed_state
+from fedcohort.session.outcomes import in_cohort_order, outcome_for
+
+OWN = ""  # the name of a session's own selector; shadows have names that are not empty
+
+
+class StatefulSelector:
+    """A selector, its state, and the client table through which it reads only the signals it declares.
+
+    It never changes: every method that moves it on returns another one, so that nothing has to be undone when an error
+    comes in between.
+
+    Parameters
+    ----------
+    selector : Selector
+    table : ClientTable
+        The federation.
+    state : the selector's state
+    name : str
+        '' for a session's own selector, else the name of a shadow. Random streams and the journal go by it.
+    """
+
+    __slots__ = ("granted", "name", "selector", "state")
+
+    def __init__(self, selector: Selector[Any], table: ClientTable, state: Any, name: str = OWN) -> None:
+        self.selector = selector
+        self.granted = table.granting(selector.requires)
+        self.state = state
+        self.name = name
+
+    @classmethod
+    def initial(cls, selector: Selector[Any], table: ClientTable, seed: int, name: str = OWN) -> StatefulSelector:
+        """Return a selector in the state before its first round."""
+        kind = f"{streams.INITIALISATION}:{name}" if name else streams.INITIALISATION
+        state = selector.init(table.granting(selector.requires), streams.stream(seed, kind, 0))
+        return cls(selector, table, sealed_state(state, table.n), name)
+
+    @classmethod
+    def from_state(
+        cls, selector: Selector[Any], table: ClientTable, seed: int, journal: Journal, name: str = OWN
+    ) -> StatefulSelector:
+        """Return a selector in the state that a journal holds for it."""
+        fresh = selector.init(table.granting(selector.requires), streams.stream(seed, streams.INITIALISATION, 0))
+        return cls(selector, table, journal.resume_state(name, type(fresh)), name)
+
+    @classmethod
+    def from_outcomes(
+        cls, selector: Selector[Any], table: ClientTable, journal: Journal, rng: np.random.Generator, name: str = OWN
+    ) -> StatefulSelector:
+        """Return a selector that has learned from every round in a journal.
+
+        Rounds whose replies lack a signal that it needs are passed over.
+        """
+        granted = table.granting(selector.requires)
+        self = cls(selector, table, sealed_state(selector.init(granted, rng), table.n), name)
+        for row in journal.cohorts():
+            blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
+            if row.told_at is None or not blocks:
+                continue
+            cohort = Cohort(row.clients, weights=row.weights, work=row.work, round=row.round, ticket=row.ticket)
+            replies = in_cohort_order(cohort, blocks)
+            if self.unreported(replies) is None:
+                self = self.learn(cohort, replies)
+        return self
+
+    def with_state(self, state: Any) -> StatefulSelector:
+        """Return the selector in another state."""
+        other = object.__new__(StatefulSelector)
+        other.selector, other.granted, other.name = self.selector, self.granted, self.name
+        other.state = state
+        return other
+
+    def with_table(self, table: ClientTable) -> StatefulSelector:
+        """Return the selector with new facts about the same clients."""
+        return StatefulSelector(self.selector, table, self.state, self.name)
+
+    def renamed(self, name: str) -> StatefulSelector:
+        """Return the selector under another name."""
+        other = self.with_state(self.state)
+        other.name = name
+        return other
+
+    def slate(self, round_: int, size: int | None, candidates: IntArray) -> Slate:
+        """Return the slate of a round; the selector may want another size than the host."""
+        asked = len(candidates) if size is None else min(int(size), len(candidates))
+        wanted = self.selector.size(self.state, asked, len(candidates))
+        return Slate(round_, max(1, min(int(wanted), len(candidates))), candidates, self.granted)
+
+    def unreported(self, replies: ReplyBlock) -> str | None:
+        """Return which signals it needs and no reply of a round brought, in words, or None."""
+        needed = self.selector.requires & METRIC_SIGNALS
+        if needed and (replies.status == Status.OK).any():
+            lacking = sorted(s.value for s in needed if s.value not in replies.metrics)
+            if lacking:
+                return f"lacked its signals: no client reported {', '.join(lacking)}"
+        return None
+
+    def learn(self, cohort: Cohort, replies: ReplyBlock) -> StatefulSelector:
+        """Return the selector after a complete round."""
+        outcome = outcome_for(self.selector, self.granted, cohort, replies)
+        return self.with_state(sealed_state(self.selector.update(self.state, outcome), self.granted.n))
+
+    def grow(self, table: ClientTable, seed: int) -> StatefulSelector:
+        """Return the selector after clients joined; ``table`` has them at its end."""
+        rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", self.granted.n)
+        other = self.with_table(table)
+        other.state = sealed_state(self.selector.grow(self.state, other.granted, rng), table.n)
+        return other
+
+    def without(self, client: int, table: ClientTable, seed: int) -> StatefulSelector:
+        """Return the selector as if it had learned nothing about one client; ``table`` has that client's new facts."""
+        rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", 0)
+        other = self.with_table(table)
+        own = [f.name for f in dataclasses.fields(self.state) if is_per_client(f)]
+        # As if everybody had just joined: rounds may have decided how wide a row is.
+        nobody = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in own})
+        fresh = self.selector.grow(nobody, other.granted, rng)
+        changes = {field: getattr(self.state, field).copy() for field in own}
+        for field, rows in changes.items():
+            rows[client] = getattr(fresh, field)[client]
+        other.state = sealed_state(dataclasses.replace(self.state, **changes), table.n)
+        return other
