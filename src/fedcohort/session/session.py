@@ -289,11 +289,12 @@ class Session:
             if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
                 dropped[name] = "removed", "the session was opened without it"
                 continue
-            if wanted is None and untrusted_reference(spec) is not None:
+            code = untrusted_reference(spec)
+            if wanted is None and code is not None:
                 raise JournalError(
-                    f"The journal {self.journal.path} has the shadow {name!r}, which is {untrusted_reference(spec)}; code is "
-                    "not imported because a journal names it.",
-                    hint=f"if you trust it, name it yourself: --selector {untrusted_reference(spec)} on the command line, "
+                    f"The journal {self.journal.path} has the shadow {name!r}, which is {code}; code is not imported "
+                    "because a journal names it.",
+                    hint=f"if you trust it, name it yourself: --selector {code} on the command line, "
                     "Session.open(path, shadows={...}) in Python; shadows={} goes on without",
                 )
             try:
