@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.listener import LineProgress
+from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.studies.papers.catalogue import EXHIBITS
@@ -56,7 +56,7 @@ def main() -> None:
         place = given.out / data
         there = (place / "meta.json").is_file()
         simulation = Simulation.open(place) if there else Simulation(experiment(data, given.folder), place)
-        simulation.listeners.append(LineProgress())
+        simulation.listeners.append(Progress())
         simulation.run()
         results = load(place)
         for setting in settings:

@@ -26,19 +26,39 @@ from fedcohort.core.signals import Signal
 from fedcohort.session.session import Session
 
 if TYPE_CHECKING:
+    from fedcohort.api import compare, extend, load, run
+    from fedcohort.hosts import flower
     from fedcohort.simulate.data import from_arrays, from_pandas
+    from fedcohort.testing import check_selector
+
+# What loads torch, Flower or the simulator is imported when it is first used.
+_LAZY = {
+    "compare": "fedcohort.api",
+    "extend": "fedcohort.api",
+    "load": "fedcohort.api",
+    "run": "fedcohort.api",
+    "check_selector": "fedcohort.testing",
+    "flower": "fedcohort.hosts",
+    "from_arrays": "fedcohort.simulate.data",
+    "from_pandas": "fedcohort.simulate.data",
+}
 
 
 def create(name: str, /, **params: object) -> "Selector[object]":
-    """Build a registered selector by name, for example ``create("power-of-choice", d=20)``."""
+    """Build a selector by its name, for example ``create("power-of-choice", d=20)``."""
     return SELECTORS.create(name, **params)
 
 
 def __getattr__(name: str) -> Any:
-    """Load what makes datasets only where somebody asks for it."""
-    if name in ("from_arrays", "from_pandas"):
-        return getattr(importlib.import_module("fedcohort.simulate.data"), name)
+    if name == "flower":
+        return importlib.import_module("fedcohort.hosts.flower")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'fedcohort' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
 
 
 __all__ = [
@@ -60,9 +80,15 @@ __all__ = [
     "Slate",
     "Status",
     "Trial",
+    "check_selector",
+    "compare",
     "create",
+    "extend",
+    "flower",
     "from_arrays",
     "from_pandas",
+    "load",
     "per_client",
     "register",
+    "run",
 ]

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from fedcohort import cli
 from fedcohort.cli.app import app
-from fedcohort.cli.output import Terminal, print_error, say, table
+from fedcohort.cli.output import print_error, table
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
+from fedcohort.core.terminal import Terminal, say
 from fedcohort.core.text import OneLine, escape_html, escape_label, printable
 from fedcohort.journal.exposition import exposition
 from fedcohort.session import Session
@@ -29,7 +30,7 @@ HOSTILE = [
 STEERING = {c for c in map(chr, range(0x20)) if c not in "\n\t"} | {"\x7f", "\x9b", "\u202e", "\u2028", "\u200b"}
 
 
-def shown(*print_it):
+def short_repr(*print_it):
     console = Terminal(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     for do in print_it:
         do(console)
@@ -37,7 +38,7 @@ def shown(*print_it):
 
 
 def test_every_name_is_printed_and_none_like_another():
-    lines = [shown(lambda console, name=name: say(console, f"client {name} was picked")) for name in HOSTILE]
+    lines = [short_repr(lambda console, name=name: say(console, f"client {name} was picked")) for name in HOSTILE]
     assert len(set(lines)) == len(HOSTILE)
     for line in lines:
         assert line.count("\n") == 1 and not STEERING & set(line)
@@ -46,9 +47,9 @@ def test_every_name_is_printed_and_none_like_another():
 
 def test_tables_titles_and_texts_print_names_as_they_are():
     rows = [[i, name] for i, name in enumerate(HOSTILE)]
-    text = shown(lambda console: console.print(table(["#n", "client"], rows, title="[/x] \x1b[2J")))
+    text = short_repr(lambda console: console.print(table(["#n", "client"], rows, title="[/x] \x1b[2J")))
     assert not STEERING & set(text) and "site[a]" in text and "site[b]" in text and "[/x]" in text
-    assert not STEERING & set(shown(lambda console: console.print("raw \x1b[2J [/x]")))
+    assert not STEERING & set(short_repr(lambda console: console.print("raw \x1b[2J [/x]")))
 
 
 def test_an_error_that_quotes_a_name_is_printed(capsys):

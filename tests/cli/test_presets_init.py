@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedcohort.cli import options
-from fedcohort.cli.compare import base_table, inherited
 from fedcohort.scenario.presets import PRESETS, preset_table
+from fedcohort.simulate.comparison import base_table, inherited
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import DATASETS
 from fedcohort.simulate.data.places import folders

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedcohort.cli.experiment import LiveProgress
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import abandoned
+from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.store.results import RunInfo, load
 
 CONFIG = """
@@ -228,7 +228,7 @@ def test_analytics_of_a_journal(command, config, tmp_path):
 
 def test_live_progress_draws_and_counts_runs_that_end_early():
     screen = io.StringIO()
-    progress = LiveProgress(Console(file=screen, force_terminal=True, width=100))
+    progress = Progress(Console(file=screen, force_terminal=True, width=100))
     runs = [RunInfo(f"uniform-s{seed}", "uniform", "uniform", seed) for seed in range(2)]
     progress.on_start(runs, 0, 10)
     progress.on_round(replace(runs[0], rounds_done=1), {"accuracy": 0.5})
@@ -238,7 +238,7 @@ def test_live_progress_draws_and_counts_runs_that_end_early():
     progress.on_end("finished")
     shown = screen.getvalue()
     assert "50.0%" in shown and "diverged" in shown
-    assert "3/6" in shown  # five of the first, one of the second
+    assert "3 of 6 rounds" in shown  # five of the first, one of the second
 
 
 def test_no_torch_is_needed_to_read_results():

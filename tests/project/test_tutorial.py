@@ -1,12 +1,14 @@
 """The tutorial notebook runs as it stands, in a kernel of its own, and progress is drawn in it."""
 
+import io
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from rich.console import Console
 
-from fedcohort.simulate.rounds.notebook import NotebookProgress
+from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.store.results import RunInfo
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "tutorial.ipynb"
@@ -29,7 +31,7 @@ def html_of(cell):
 
 
 def test_progress_ends_where_the_experiment_does(outputs):
-    (drawn,) = [out for out in outputs[0] if out.output_type == "display_data"]
+    (drawn,) = [out for out in outputs[0] if "<progress" in out.get("data", {}).get("text/html", "")]
     assert "finished: 270 of 270 rounds" in drawn.data["text/html"]
     assert "<td style='text-align:left'>balanced</td><td>30</td>" in drawn.data["text/html"]
 
@@ -47,12 +49,15 @@ def test_the_notebook_is_kept_without_outputs():
         assert not cell.get("outputs") and cell.get("execution_count") is None
 
 
-def test_outside_a_notebook_it_prints_a_line(capsys):
-    progress = NotebookProgress()
+def test_outside_a_notebook_it_prints_lines(monkeypatch):
+    screen = io.StringIO()
+    progress = Progress(Console(file=screen, width=100))
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     runs = [RunInfo(f"uniform-s{seed}", "uniform", "uniform", seed) for seed in range(2)]
     progress.on_start(runs, 0, 10)
     ended = RunInfo("uniform-s0", "uniform", "uniform", 0, rounds_done=1, state="diverged")
     progress.on_round(ended, {"accuracy": 0.5})
     progress.on_end("interrupted")
-    assert capsys.readouterr().out.startswith("interrupted: 1 of 6 rounds, ")
-    assert "<td>0</td><td>50.0%</td>" in progress._repr_html_()
+    assert screen.getvalue().startswith("running: 1 of 6 rounds, ")
+    assert "<td>0</td><td>50.0%</td><td>diverged</td>" in progress._repr_html_()

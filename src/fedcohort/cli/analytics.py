@@ -20,8 +20,9 @@ from fedcohort.cli.options import (
     TrustOption,
     import_selectors,
 )
-from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
+from fedcohort.cli.output import Format, out, print_json, rounds_bar, table
 from fedcohort.core.errors import InputError
+from fedcohort.core.terminal import err, say
 
 if TYPE_CHECKING:
     from fedcohort.core.arrays import FloatArray

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import FormatOption, TrustOption, import_selectors
-from fedcohort.cli.output import Format, out, print_json, say
+from fedcohort.cli.output import Format, out, print_json
+from fedcohort.core.terminal import say
 
 
 def audit(

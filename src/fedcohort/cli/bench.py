@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import INTERRUPTED, LiveProgress
+from fedcohort.cli.experiment import INTERRUPTED
 from fedcohort.cli.options import (
     DeviceOption,
     FormatOption,
@@ -18,10 +18,11 @@ from fedcohort.cli.options import (
     QuietOption,
     complete_selectors,
     listed,
-    selectors_table,
 )
-from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
+from fedcohort.cli.output import Format, out, print_json, print_tables
+from fedcohort.core.terminal import err, say
 from fedcohort.simulate.processes.interrupts import graceful
+from fedcohort.simulate.rounds.progress import Progress
 
 
 def bench(
@@ -59,6 +60,7 @@ def bench(
 
     Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
+    from fedcohort.simulate.comparison import selector_entries
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.rounds.runner import Simulation, default_out
     from fedcohort.studies.benchmark.page import matrix, robustness
@@ -76,7 +78,7 @@ def bench(
         names = [name for name in chosen if name != "uniform"]
         wanted = table(
             data,
-            selectors_table(names, {}),
+            selector_entries(names),
             _seeds(seeds)[: 1 if quick else None],
             settings=listed(settings, "--settings") if settings else (),
             rounds=QUICK_ROUNDS if quick else 0,
@@ -90,7 +92,7 @@ def bench(
             processes=processes,
             command=" ".join(["fedcohort", *sys.argv[1:]]),
         )
-    simulation.listeners.append(LiveProgress(console))
+    simulation.listeners.append(Progress(console))
     say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
     with graceful(simulation, partial(say, console)):
         state = simulation.run()

@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from fedcohort.cli.options import FormatOption, complete_selector
-from fedcohort.cli.output import Format, err, out, print_json, say, table
+from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.core.errors import UnknownNameError
+from fedcohort.core.terminal import err, say
 
 
 def _skipped(items: list[str]) -> dict[str, str]:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import QuietOption
-from fedcohort.cli.output import out, say
+from fedcohort.cli.output import out
+from fedcohort.core.terminal import say
 
 
 def dashboard(

@@ -15,9 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.experiment import execute, runner, typed
+from fedcohort.api import simulator
+from fedcohort.cli.experiment import execute, typed
 from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
-from fedcohort.cli.output import Format, err, out, say
+from fedcohort.cli.output import Format, out
+from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, leaderboards
 from fedcohort.simulate.leaderboard.words import percent
 
@@ -112,7 +114,7 @@ def demo(
         table["run"]["rounds"] = rounds
     if seeds is not None:
         table["seeds"] = parse_seeds(seeds)
-    simulate = runner()
+    simulate = simulator()
     folder = out_dir or simulate.default_out("demo")
     execute(
         simulate.Simulation(Experiment.from_dict(table), folder, device=device, command=typed()),

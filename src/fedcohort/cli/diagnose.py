@@ -18,8 +18,9 @@ from fedcohort.cli.options import (
     ScenarioOption,
     SetOption,
 )
-from fedcohort.cli.output import Format, err, out, print_json, rounds_bar, say, table
+from fedcohort.cli.output import Format, out, print_json, rounds_bar, table
 from fedcohort.core.files import write_file
+from fedcohort.core.terminal import err, say
 
 
 def diagnose(

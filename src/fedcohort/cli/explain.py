@@ -11,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedcohort.cli.options import MOST_ROUND, FormatOption
-from fedcohort.cli.output import Format, out, print_json, say
+from fedcohort.cli.output import Format, out, print_json
+from fedcohort.core.terminal import say
 from fedcohort.core.text import printable
 from fedcohort.journal import read_journal
 from fedcohort.report.account import read_account

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import execute, runner, typed
+from fedcohort.api import simulator
+from fedcohort.cli.experiment import execute, typed
 from fedcohort.cli.options import (
     DeviceOption,
     FormatOption,
@@ -19,7 +20,6 @@ from fedcohort.cli.options import (
     complete_selectors,
     listed,
     parse_seeds,
-    selectors_table,
 )
 from fedcohort.cli.output import Format
 
@@ -61,12 +61,14 @@ def extend(
     """
     if seeds is None and rounds is None and selectors is None and not sweep:
         raise typer.BadParameter("say what to add: --seeds, --rounds, --selectors or --sweep")
+    from fedcohort.simulate.comparison import selector_entries
     from fedcohort.simulate.config.sweep import expanded, parse_sweeps
 
     grid = parse_sweeps(sweep or [])
     names = listed(selectors, "--selectors") if selectors is not None else []
-    added = selectors_table([*names, *(label for label in grid if label not in names)], {})
-    simulation = runner().Simulation.extend(
+    names += [label for label in grid if label not in names]
+    added = selector_entries(names) if names else {}
+    simulation = simulator().Simulation.extend(
         directory,
         seeds=None if seeds is None else parse_seeds(seeds),
         rounds=rounds,

@@ -15,9 +15,10 @@ import typer
 
 import fedcohort
 from fedcohort.cli.options import complete_selector
-from fedcohort.cli.output import err, out, say
+from fedcohort.cli.output import out
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
+from fedcohort.core.terminal import err, say
 
 flower_app = typer.Typer(
     name="flower", help="Apps for a live federation on Flower.", no_args_is_help=True, pretty_exceptions_enable=False

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcohort.cli.options import DataOption, complete_preset, complete_selectors
-from fedcohort.cli.output import err, out, say
+from fedcohort.cli.output import out
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
+from fedcohort.core.terminal import err, say
 from fedcohort.core.text import printable
 
 if TYPE_CHECKING:
@@ -49,9 +50,8 @@ def init(
 
 def written(name: str, data: str, selectors: list[str], file: Path) -> str:
     """Return the text of a configuration: checked, complete, every key with its meaning."""
-    from fedcohort.cli.compare import supply
-    from fedcohort.cli.options import selectors_table
     from fedcohort.scenario.presets import find_preset, preset_table
+    from fedcohort.simulate.comparison import selector_entries, supply
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.config.sections import RunOptions
     from fedcohort.simulate.data import DATASETS
@@ -61,7 +61,7 @@ def written(name: str, data: str, selectors: list[str], file: Path) -> str:
     if not selectors:
         raise InputError("An experiment needs at least one selector.", hint="--selectors uniform,fedcor")
     table = preset_table(name, data)
-    table["selectors"] = selectors_table(selectors, {})
+    table["selectors"] = selector_entries(selectors)
     said = supply(table)
     experiment = Experiment.from_dict({**table, "name": file.stem})
     training = found.training_on(data)

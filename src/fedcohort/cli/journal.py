@@ -10,10 +10,11 @@ import typer
 
 from fedcohort.audit.verification import examine
 from fedcohort.cli.options import MOST_ROUND, FormatOption, SignOption, TrustOption, import_selectors
-from fedcohort.cli.output import Format, out, print_json, say
+from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.selector_spec import selector_name
+from fedcohort.core.terminal import say
 from fedcohort.journal import SCHEMA_VERSION, Journal, read_journal
 from fedcohort.journal.events import RECOVERED
 from fedcohort.journal.maintenance import copies, export, prune

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.output import err, say
+from fedcohort.core.terminal import err, say
 
 keyholder_app = typer.Typer(help="Hold the key of sealed label counts, in a process of its own.", no_args_is_help=True)
 FolderArgument = Annotated[Path, typer.Argument(help="The key holder's folder.", file_okay=False)]

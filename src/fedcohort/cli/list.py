@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json, say, table
+from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.core.params import parameters
 from fedcohort.core.registry import Registry
+from fedcohort.core.terminal import say
 
 
 class Kind(StrEnum):

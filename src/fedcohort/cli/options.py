@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,25 +24,6 @@ def parse_seeds(text: str) -> list[int] | int:
         return [int(item) for item in text.split(",")] if "," in text else int(text)
     except ValueError:
         raise typer.BadParameter(f"--seeds is how many, or a list such as 1,5,7. Got {text!r}.") from None
-
-
-def selectors_table(names: list[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the [selectors] of these names: as the configuration has them, or with their documented defaults.
-
-    A reference to a class of the user's own is labelled with the name of that selector.
-    """
-    from fedcohort.core.protocol import SELECTORS
-    from fedcohort.core.registry import is_reference
-
-    chosen: dict[str, Any] = {}
-    for name in names:
-        if is_reference(name):
-            label = str(getattr(SELECTORS.get(name), "name", name))
-            chosen[name if label in chosen else label] = {"name": name}
-        else:
-            given = known.get(name)
-            chosen[name] = {"name": given} if isinstance(given, str) else dict(given or {})
-    return chosen
 
 
 def complete_selector(incomplete: str) -> list[str]:

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json, say
+from fedcohort.cli.output import Format, out, print_json
 from fedcohort.cli.rules import rules_app
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import parameters
 from fedcohort.core.registry import nearest
+from fedcohort.core.terminal import say
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal

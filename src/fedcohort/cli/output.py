@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedcohort.core.errors import FedcohortError
+from fedcohort.core.terminal import Terminal, err
 from fedcohort.core.text import printable
 from fedcohort.simulate.leaderboard.formats import Table as Shown
 from fedcohort.simulate.leaderboard.formats import to_text
@@ -29,31 +29,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-class Terminal(Console):
-    """A console that shows text as it is: names of clients hold neither markup nor codes that a terminal obeys."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, **options)
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield segments in which only rich itself has put control codes."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
-
-
 def out() -> Terminal:
     """Return the console for data. Made anew each time, so that a redirected stdout is honoured."""
     return Terminal(soft_wrap=True)
-
-
-def err(quiet: bool = False) -> Terminal:
-    """Return the console for messages and progress."""
-    return Terminal(stderr=True, quiet=quiet)
-
-
-def say(console: Console, text: str, style: str = "", *, lead: str = "", lead_style: str = "bold") -> None:
-    """Print one line, whatever the text holds; ``lead`` stands before it in a style of its own."""
-    console.print(Text.assemble((printable(lead), lead_style), (printable(text), style)))
 
 
 def _plain(value: Any) -> Any:

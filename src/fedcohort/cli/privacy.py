@@ -17,9 +17,10 @@ from fedcohort.cli.options import (
     QuietOption,
     SetOption,
 )
-from fedcohort.cli.output import Format, err, out, print_json, say, table
+from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
+from fedcohort.core.terminal import err, say
 from fedcohort.core.text import short_repr
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.options import MOST_ROUND, FormatOption, QuietOption, TrustOption, import_selectors
-from fedcohort.cli.output import Format, err, out, print_json, print_tables, say
+from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
+from fedcohort.core.terminal import err, say
 from fedcohort.report.live_page import build_live_report, ending
 from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard.formats import render

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import LiveProgress
 from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, listed
-from fedcohort.cli.output import Format, err, out, print_json, print_tables, say, table
+from fedcohort.cli.output import Format, out, print_json, print_tables, table
+from fedcohort.core.terminal import err, say
 from fedcohort.simulate.processes.interrupts import graceful
+from fedcohort.simulate.rounds.progress import Progress
 
 _STOPPED = 75  # there is more to do: the same command goes on
 
@@ -86,7 +87,7 @@ def reproduce(
         processes=processes,
         minutes=minutes,
         folder=folder,
-        listener=lambda: LiveProgress(console),
+        listener=lambda: Progress(console),
         guard=lambda simulation: graceful(simulation, partial(say, console)),
         say=lambda text: say(console, text),
         command=" ".join(["fedcohort", *sys.argv[1:]]),

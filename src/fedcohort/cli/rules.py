@@ -11,7 +11,8 @@ import typer
 from fedcohort.audit.participation import Proof
 from fedcohort.audit.participation import verify as verify_journal
 from fedcohort.cli.options import FormatOption
-from fedcohort.cli.output import Format, out, print_json, say
+from fedcohort.cli.output import Format, out, print_json
+from fedcohort.core.terminal import say
 from fedcohort.report.why import find_journal
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.leaderboard.words import counted

@@ -131,26 +131,48 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
     """
     result = copy.deepcopy(dict(table))
     for item in overrides:
-        key, equals, text = item.partition("=")
-        path = [part.strip() for part in key.split(".")]
-        if not equals or not all(path):
-            raise ConfigError(f"An override must be key=value with a dotted key. Got {item!r}.")
-        if len(path) > _DEEPEST:
-            raise ConfigError(f"The key of the override {short_repr(item)} has {len(path)} parts: {_TOO_DEEP}.")
-        try:
-            value = parse_toml(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        at = result
-        for part in path[:-1]:
-            inner = at.setdefault(part, {})
-            if isinstance(inner, str):
-                inner = at[part] = {"name": inner}
-            if not isinstance(inner, dict):
-                raise ConfigError(f"The override {item!r} reaches into {part!r}, which is no table but {inner!r}.")
-            at = inner
-        at[path[-1]] = value
+        set_key(result, *parse_override(item))
     return result
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Return the key and the value of ``key=value``.
+
+    >>> parse_override("run.rounds=7"), parse_override("data.name=digits")
+    (('run.rounds', 7), ('data.name', 'digits'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"An override must be key=value with a dotted key. Got {text!r}.")
+    try:
+        return key, parse_toml(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()
+
+
+def set_key(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of a configuration to a value.
+
+    >>> table = {"model": "mlp"}
+    >>> set_key(table, "run.rounds", 7)
+    >>> set_key(table, "model.hidden", [64])
+    >>> table
+    {'model': {'name': 'mlp', 'hidden': [64]}, 'run': {'rounds': 7}}
+    """
+    path = [part.strip() for part in key.split(".")]
+    if not all(path):
+        raise ConfigError(f"An override must be key=value with a dotted key. Got {short_repr(key)}.")
+    if len(path) > _DEEPEST:
+        raise ConfigError(f"The key of the override {short_repr(key)} has {len(path)} parts: {_TOO_DEEP}.")
+    at = table
+    for part in path[:-1]:
+        inner = at.setdefault(part, {})
+        if isinstance(inner, str):
+            inner = at[part] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"The override {short_repr(key)} reaches into {part!r}, which is no table but {inner!r}.")
+        at = inner
+    at[path[-1]] = value
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

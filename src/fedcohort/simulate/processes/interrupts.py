@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -28,6 +29,9 @@ def graceful(simulation: Simulation, say: Callable[[str], None]) -> Iterator[Non
     say : callable
         Takes what the user should know.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread only
+        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         if simulation.stopping:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from fedcohort.core.files import read_file
 from fedcohort.core.guard import guarded
 from fedcohort.core.registry import nearest
 from fedcohort.core.text import escape_html
-from fedcohort.session.coverage import Coverage, Tally
+from fedcohort.session.coverage import Coverage, Tally, sentences
 from fedcohort.simulate.config.toml import parse_toml
 from fedcohort.simulate.metrics import Curve, Metric
 from fedcohort.simulate.store.facts import FederationFacts, count_clients, read_facts
@@ -58,6 +59,7 @@ _KEY = re.compile(r"[\w-]*")  # of a federation's file
 COVERS = b"fedcohort.parts"
 _DIGEST = "fedcohort.sha256"
 _BLANK = "0" * 64
+_MOST_LOST = 5  # runs that a warning names
 _RESTORE = "restore it from a copy, or run the experiment again with another --out"
 
 
@@ -258,9 +260,12 @@ def _archive_errors(path: Path) -> Iterator[None]:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
-    """One experiment, finished or still being written. See :func:`load`."""
+    """One experiment, finished or still being written. See :func:`load`.
+
+    In a notebook it shows its leaderboards; ``print`` writes them to a terminal.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -390,15 +395,35 @@ class Results:
         }
         return pandas.concat([pandas.DataFrame(facts, index=frame.index), frame], axis=1)
 
+    def warnings(self) -> list[str]:
+        """Return what a reader of the leaderboard should know: few clients did all the training, a run was lost."""
+        named = ((" in ".join(filter(None, (run.label, run.setting.get("name")))), run) for run in self.runs)
+        covered = sentences((name, self.coverage(run)) for name, run in named)
+        lost = [run for run in self.runs if run.state in ("diverged", "failed")]
+        more = [f"and {len(lost) - _MOST_LOST} more"] if len(lost) > _MOST_LOST else []
+        return [*covered, *(f"{run.id} {run.state}: {run.reason}" for run in lost[:_MOST_LOST]), *more]
+
+    def _summary(self) -> str:
+        done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
+        facts = [str(self.path), str(self.status.get("state", "running")), f"{len(self.runs)} runs"]
+        facts += [f"{done} of {total} rounds"] if done is not None and total else []
+        return ", ".join(facts)
+
+    def __repr__(self) -> str:
+        return f"Results({self._summary()})"
+
+    def __str__(self) -> str:
+        from fedcohort.simulate.leaderboard import leaderboard_table, to_text
+
+        width = shutil.get_terminal_size().columns
+        return "\n\n".join(to_text(leaderboard_table(board), width) for board in self.leaderboards()) or repr(self)
+
     def _repr_html_(self) -> str:
         from fedcohort.simulate.leaderboard import leaderboard_table
         from fedcohort.simulate.leaderboard.formats import notebook
 
-        done, total = self.status.get("rounds_done"), self.status.get("rounds_total")
-        facts = [str(self.path), str(self.status.get("state", "running")), f"{len(self.runs)} runs"]
-        facts += [f"{done} of {total} rounds"] if done is not None and total else []
-        text = escape_html(", ".join(facts))
-        return f"<p>{text}</p>" + notebook([leaderboard_table(board) for board in self.leaderboards()])
+        tables = [leaderboard_table(board) for board in self.leaderboards()]
+        return f"<p>{escape_html(self._summary())}</p>" + notebook(tables)
 
 
 def cut_off(path: Path) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.processes.interrupts import graceful, to_stderr
-from fedcohort.simulate.rounds.listener import Deadline, LineProgress
+from fedcohort.simulate.rounds.listener import Deadline
+from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.studies.benchmark.page import markdown
 from fedcohort.studies.benchmark.run import QUICK_ROUNDS, every_selector, read_scores, seeds_of, write_scores
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scores = write_scores(*given.merge)
         else:
             simulation = _simulation(given, sys.argv[1:] if arguments is None else arguments)
-            simulation.listeners.append(LineProgress())
+            simulation.listeners.append(Progress())
             if until is not None:
                 simulation.listeners.append(Deadline(simulation.stop, until))
             with graceful(simulation, to_stderr):

@@ -13,7 +13,8 @@ from typing import Any
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.registry import nearest
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.listener import Deadline, LineProgress, Listener
+from fedcohort.simulate.rounds.listener import Deadline, Listener
+from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically, write_json
@@ -59,7 +60,7 @@ def reproduce(
     processes: int | None = None,
     minutes: float | None = None,
     folder: str | None = None,
-    listener: Callable[[], Listener] = LineProgress,
+    listener: Callable[[], Listener] = Progress,
     guard: Guard = lambda simulation: nullcontext(),
     say: Callable[[str], None] = lambda text: None,
     command: str = "",

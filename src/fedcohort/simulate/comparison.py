@@ -1,0 +1,467 @@
+"""The experiment behind ``fedcohort.compare`` and ``fedcohort compare``: what was asked for, and fitting defaults."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.errors import FedcohortError, InputError, SignalError
+from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.registry import is_reference
+from fedcohort.core.text import short_repr
+from fedcohort.scenario import Scenario
+from fedcohort.scenario.presets import find_preset, preset_table
+from fedcohort.simulate.config.experiment import Experiment, names_clients, values_of
+from fedcohort.simulate.config.toml import find_table, merged, set_key
+from fedcohort.simulate.data import Dataset, from_arrays, from_pandas, spelled
+from fedcohort.simulate.metrics import Metric
+from fedcohort.training.filters import Need
+
+_DATA = "the name of a dataset, a file, a Dataset, arrays (x, y) or a pandas DataFrame"
+_SELECTORS = "names, selectors or selector classes, or a mapping from labels to parameters"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What somebody wants to compare. Nothing but the selectors need be given; see :func:`fedcohort.compare`."""
+
+    selectors: Any = None
+    data: Any = None
+    label: str | None = None
+    client: str | None = None
+    folder: str | None = None
+    task: Any = None
+    scenario: Any = None
+    partition: Any = None
+    clients: int | None = None
+    model: Any = None
+    rounds: int | None = None
+    cohort: int | None = None
+    targets: Sequence[float] | None = None
+    seeds: Any = None
+    sweep: Mapping[str, Any] = field(default_factory=dict)
+    engine: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    config: Any = None
+
+    def experiment(self) -> tuple[Experiment, list[str]]:
+        """Return the experiment, and what was decided for the user, in sentences."""
+        table, notes = self.table()
+        return Experiment.from_dict(table), notes
+
+    def table(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the experiment's configuration, and what was decided for the user, in sentences."""
+        dataset, data = _dataset(self.data, self.label, self.client)
+        preset = _preset(self.scenario)
+        name = dataset.name if dataset is not None else None if data is None else data.get("name")
+        federation = any(value is not None for value in (self.data, self.scenario, self.partition, self.clients))
+        base, origin = base_table(self.config, name, preset, self.selectors is not None, keep_settings=not federation)
+        table = merged(base, self._changes(data, preset))
+        if dataset is not None:
+            table["data"] = dataset
+        if self.seeds is not None:
+            table["seeds"] = _seeds(self.seeds)
+        if self.selectors is not None:
+            table["selectors"] = selector_entries(self.selectors, table.get("selectors", {}))
+            if table.get("run", {}).get("baseline") not in table["selectors"]:
+                table.get("run", {}).pop("baseline", None)
+            if "sweep" in table:
+                table["sweep"] = {label: grid for label, grid in table["sweep"].items() if label in table["selectors"]}
+        if self.sweep:
+            table["sweep"] = {**table.get("sweep", {}), **self.sweep}
+        if (federation or self.selectors is not None or self.sweep) and self.config is None:
+            table["name"] = "compare"
+        for key, value in check_overrides(self.overrides).items():
+            set_key(table, key, value)
+        return table, self._fit(table, base, origin)
+
+    def _changes(self, data: Mapping[str, Any] | None, preset: str | None) -> dict[str, Any]:
+        """Return what was asked for as sections of a configuration."""
+        changes: dict[str, Any] = {"run": {}}
+        if data is not None:
+            changes["data"] = dict(data)
+        if self.folder is not None:
+            changes.setdefault("data", {})["folder"] = self.folder
+        scenario = _scenario(self.scenario)
+        if preset is not None and self.config is None:
+            scenario.pop("preset")  # the base has it, with the paper's training
+        if self.partition is not None:
+            scenario["partition"] = _named("partition", self.partition)
+        if self.clients is not None:
+            scenario["partition"] = {**scenario.get("partition", {}), "clients": self.clients}
+        if scenario:
+            changes["scenario"] = scenario
+        if self.model is not None:
+            changes["model"] = _named("model", self.model)
+        if self.task is not None:
+            changes["task"] = _named("task", self.task)
+        for key in ("rounds", "cohort", "engine", "targets"):
+            value = getattr(self, key)
+            if value is not None:
+                listed = key == "targets" and isinstance(value, Iterable) and not isinstance(value, str)
+                changes["run"][key] = list(value) if listed else value
+        return changes
+
+    def _fit(self, table: dict[str, Any], base: Mapping[str, Any], origin: str) -> list[str]:
+        """Fit the defaults to what was asked for; return what was taken over and changed."""
+        if table.get("task") and self.config is None and self.targets is None:
+            drop_targets(table, base)
+        fitted = []
+        own_data = any(value is not None for value in (self.data, self.label, self.client))
+        if self.config is None and self.scenario is None and own_data:
+            asked = any(key.startswith("scenario.partition") for key in self.overrides)
+            same = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
+            fitted = fit_to_data(table, partition=same and not asked, selectors=self.selectors is None)
+        taken = inherited(base, table)
+        return [*([f"from {origin}: {taken}"] if origin and taken else []), *fitted, *supply(table)]
+
+
+# -- what the user gives ------------------------------------------------------------------------------------------
+
+
+def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset | None, dict[str, Any] | None]:
+    """Return the dataset where ``data`` holds it, otherwise the section ``[data]`` that ``data`` stands for."""
+    columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
+    for key, value in columns.items():
+        if not isinstance(value, str):
+            raise InputError(f"'{key}' must be the name of a column. Got {short_repr(value)}.")
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        return from_pandas(data, label=columns.get("label", "label"), client=columns.get("client")), None
+    if data is None or isinstance(data, (str, os.PathLike)):
+        section = {} if data is None else spelled(os.fspath(data))
+        return None, {**section, **columns} or None
+    if isinstance(data, Mapping):
+        return None, {**data, **columns}
+    if columns:
+        raise InputError(
+            f"'{next(iter(columns))}' names a column of a table, and 'data' is no table.",
+            hint="from_arrays(x, y, writers=...) says which client each sample belongs to",
+        )
+    if isinstance(data, Dataset):
+        return data, None
+    if isinstance(data, tuple) and len(data) in (2, 4) and all(isinstance(part, np.ndarray) for part in data):
+        return from_arrays(*data), None
+    raise InputError(
+        f"'data' must be {_DATA}. Got {short_repr(data)}.", hint="from_arrays and from_pandas build a Dataset"
+    )
+
+
+def _scenario(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, Scenario):
+        return value.to_dict()
+    if isinstance(value, str):
+        return {"preset": value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise InputError(f"'scenario' must be the name of a preset, a Scenario or a table. Got {short_repr(value)}.")
+
+
+def _preset(scenario: Any) -> str | None:
+    preset = _scenario(scenario).get("preset")
+    if preset is not None and not isinstance(preset, str):
+        raise InputError(f"'scenario' must name its preset by a text. Got {short_repr(preset)}.")
+    return preset
+
+
+def _named(argument: str, value: Any) -> dict[str, Any]:
+    """Return a section given by name or as a table."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise InputError(f"'{argument}' must be a name, or a table with a name and parameters. Got {short_repr(value)}.")
+
+
+def _seeds(value: Any) -> Any:
+    """Return how many seeds, or which; what is neither is left for the configuration to refuse."""
+    if isinstance(value, (str, bytes, bool)) or value is None:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        pass
+    try:
+        return [seed if isinstance(seed, bool) else operator.index(seed) for seed in value]
+    except TypeError:
+        return value
+
+
+def check_overrides(value: Any) -> Mapping[str, Any]:
+    """Return ``value``, which must be a mapping from keys of a configuration to values."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(
+            f"'overrides' must map keys of the configuration to values. Got {short_repr(value)}.",
+            hint='for example {"local.lr": 0.1}',
+        )
+    return value
+
+
+def selector_entries(selectors: Any, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the section ``[selectors]`` for names, selectors, classes, or a mapping from labels to parameters.
+
+    Parameters
+    ----------
+    selectors : object
+        One or several of them.
+    known : mapping, optional
+        ``[selectors]`` of the configuration to start from. A name that it has keeps the parameters it has there.
+
+    Examples
+    --------
+    >>> selector_entries(["uniform", {"eager": {"name": "fedcor", "warmup": 5}}])
+    {'uniform': {}, 'eager': {'name': 'fedcor', 'warmup': 5}}
+    """
+    if isinstance(selectors, Mapping):
+        return {_label(label): _entry(str(label), value) for label, value in selectors.items()}
+    single = isinstance(selectors, (str, Selector, type))
+    if not single and not isinstance(selectors, Iterable):
+        raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
+    entries: dict[str, Any] = {}
+    for item in [selectors] if single else selectors:
+        for found, entry in _labelled(item, known or {}).items():
+            again = found in entries and isinstance(item, str) and is_reference(item)
+            label = item if again else found  # two files may each have a class of that name
+            if label in entries:
+                raise InputError(
+                    f"'selectors' has two entries called {label!r}.",
+                    hint='give each a label of its own: {"first": ..., "second": ...}',
+                )
+            entries[label] = entry
+    if not entries:
+        raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
+    return entries
+
+
+def _labelled(item: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(item, Mapping):
+        return {_label(label): _entry(str(label), value) for label, value in item.items()}
+    if not isinstance(item, str):
+        entry = _entry(type(item).__name__, item)
+        cls = item if isinstance(item, type) else type(item)
+        return {str(getattr(cls, "name", cls.__name__)): entry}
+    if is_reference(item):
+        return {str(getattr(SELECTORS.get(item), "name", item)): {"name": item}}
+    given = known.get(item)
+    return {item: {"name": given} if isinstance(given, str) else dict(given or {})}
+
+
+def _label(label: Any) -> str:
+    if not isinstance(label, str) or not label.strip():
+        raise InputError(f"The label of a selector must be a text. Got {short_repr(label)}.")
+    return label
+
+
+def _entry(label: str, value: Any) -> dict[str, Any]:
+    """Return one entry of ``[selectors]``: a name, parameters, a selector or a class of selectors."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Selector):
+        return {"name": _name_of(type(value)), **values_of(value)}
+    if isinstance(value, type) and issubclass(value, Selector):
+        return {"name": _name_of(value)}
+    raise InputError(
+        f"The selector {label!r} must be a name, parameters, a Selector or its class. Got {short_repr(value)}."
+    )
+
+
+def _name_of(cls: type[Selector[Any]]) -> str:
+    """Return the name or reference by which a configuration, and another process, finds a class of selectors."""
+    name = vars(cls).get("name")
+    if isinstance(name, str) and name in SELECTORS and SELECTORS.get(name) is cls:
+        return name
+    reference = SELECTORS.reference(cls) or f"{cls.__module__}:{cls.__qualname__}"
+    if cls.__module__ != "__main__" and cls.__qualname__.isidentifier() and not inspect.isabstract(cls):
+        try:
+            if SELECTORS.get(reference) is cls:
+                return reference
+        except FedcohortError:
+            pass
+    raise InputError(
+        f"The class {cls.__qualname__} in {cls.__module__} cannot be found again by name, which a configuration needs.",
+        hint='register it with @register("a-name"), or save it in a file and pass "file.py:Class"',
+    )
+
+
+# -- where the defaults come from ---------------------------------------------------------------------------------
+
+
+def base_table(
+    config: Any, data: str | None, scenario: str | None, chosen: bool, *, keep_settings: bool = True
+) -> tuple[dict[str, Any], str]:
+    """Return the configuration to start from, and where it comes from when the user did not name one.
+
+    Parameters
+    ----------
+    config : str, path or mapping, optional
+        The configuration that the user named.
+    data, scenario : str, optional
+        Names of the dataset and of the preset.
+    chosen : bool
+        Whether the user named selectors.
+    keep_settings : bool
+        Whether the demonstration's two federations stay; not if the user described another.
+    """
+    if config is not None:
+        return _given_config(config), ""
+    demo = find_table("demo")
+    if scenario is None:
+        if not keep_settings:
+            demo.pop("settings", None)
+        if keep_settings and not chosen:
+            return demo, ""
+        return {**demo, "selectors": _plain_selectors(demo)}, "the built-in configuration 'demo'"
+    preset = find_preset(scenario)
+    data = data or demo["data"]["name"]
+    origin = f"the preset {scenario!r} ({preset.source})"
+    if data not in preset.training and "" not in preset.training:
+        origin += f", as for {next(iter(preset.training))}"
+    ours = preset.training_on(data).ours
+    if ours:
+        origin += f" (not in the paper: {', '.join([*ours, *(['cohort'] if preset.cohort is None else [])])})"
+    return {
+        "seeds": demo["seeds"],
+        "model": {"name": "mlp"},
+        **preset_table(scenario, data),
+        "selectors": _plain_selectors(demo),
+    }, origin
+
+
+def _given_config(config: Any) -> dict[str, Any]:
+    if isinstance(config, Mapping):
+        return dict(config)
+    if isinstance(config, (str, os.PathLike)):
+        return find_table(os.fspath(config))
+    raise InputError(
+        f"'config' must be a TOML file, the name of a built-in configuration or a table. Got {short_repr(config)}."
+    )
+
+
+def _plain_selectors(demo: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the selectors of the demonstration, each once and with its documented defaults."""
+    return {entry.get("name", label): {} for label, entry in demo["selectors"].items()}
+
+
+# -- fitting them -------------------------------------------------------------------------------------------------
+
+
+def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
+    """Say which values of a base configuration an experiment still has."""
+    before, after = _section(base, "run"), _section(final, "run")
+    run = [(key, before.get(key), after.get(key)) for key in ("cohort", "rounds", "targets")]
+    evaluation = [("eval_every", before.get("eval_every"), after.get("eval_every"))]
+    local = [(key, value, _section(final, "local").get(key)) for key, value in _section(base, "local").items()]
+    aggregator = [("aggregator", base.get("aggregator", {}).get("name"), _name(final.get("aggregator", {})))]
+    kept = [
+        f"{key} {_plain(old)}"
+        for key, old, new in [*run, *local, *aggregator, *evaluation, *_of_scenario(base, final)]
+        if old is not None and old == new
+    ]
+    return ", ".join(kept)
+
+
+def _of_scenario(base: Mapping[str, Any], final: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the parts of the base's scenario that differ from a plain one: name, before, after."""
+    tables = [
+        {"preset": part} if isinstance(part, str) else part for part in (t.get("scenario", {}) for t in (base, final))
+    ]
+    before, after = (Scenario.from_dict(part).to_dict() if isinstance(part, Mapping) else {} for part in tables)
+    plain = Scenario().to_dict()
+    keys = [key for key in before if before[key] != plain.get(key)]
+    return [(key, _words(before[key]), _words(after.get(key))) for key in keys]
+
+
+def _words(part: Any) -> Any:
+    """Return a part of a scenario as a person would write it."""
+    if not isinstance(part, Mapping):
+        return part
+    inside = ", ".join(f"{key}={value}" for key, value in part.items() if key != "name")
+    return f"{part.get('name', '')}({inside})"
+
+
+def drop_targets(table: dict[str, Any], base: Mapping[str, Any]) -> None:
+    """Remove the base configuration's targets, which are accuracies, where the task has another metric."""
+    targets = _section(base, "run").get("targets")
+    if targets and _section(table, "run").get("targets") == targets:
+        without = {**table, "run": {key: value for key, value in table["run"].items() if key != "targets"}}
+        if not Metric.of(Experiment.from_dict(without).table["task"]).is_accuracy:
+            table["run"] = without["run"]
+
+
+def fit_to_data(table: dict[str, Any], *, partition: bool, selectors: bool) -> list[str]:
+    """Replace defaults that the user's data cannot use; return what was changed, in sentences.
+
+    Parameters
+    ----------
+    partition, selectors : bool
+        Whether these are defaults, and not the user's own.
+    """
+    from fedcohort.simulate.rounds.run import check_fits
+
+    notes: list[str] = []
+    if partition and names_clients(table):
+        del table["scenario"]["partition"]  # the data name their clients, and the experiment says so
+    elif partition and _section(table, "task"):
+        first, *_ = Experiment.from_dict(table).plans
+        if not first.task.has_classes and first.scenario.partition.by_class:
+            clients = table["scenario"]["partition"].get("clients", 50)
+            table["scenario"]["partition"] = {"name": "iid", "clients": clients}
+            notes.append(f"samples are dealt out at random to {clients} clients, because there are no classes")
+            table["scenario"].pop("server_validation", None)
+    if selectors and _section(table, "task"):
+        unfit = []
+        for plan in Experiment.from_dict(table).plans:
+            try:
+                check_fits(plan)
+            except (SignalError, InputError):
+                unfit.append(plan.label)
+        left_out = list(dict.fromkeys(unfit))
+        kept = {name: entry for name, entry in table["selectors"].items() if name not in left_out}
+        if left_out and kept:
+            table["selectors"] = kept
+            notes.append(f"left out, because they need classes: {', '.join(left_out)}")
+    return notes
+
+
+def supply(table: dict[str, Any]) -> list[str]:
+    """Give all selectors the data that one of them needs, so that the comparison stays fair; return what changed."""
+    experiment = Experiment.from_dict(table)
+    notes: list[str] = []
+    scenario = table.get("scenario", {})
+    if isinstance(scenario, str):
+        scenario = table["scenario"] = {"preset": scenario}
+    plans = experiment.plans
+    validating = [p.label for p in plans if not p.scenario.validation and any(s.held_out for s in p.selector.requires)]
+    if validating:
+        table.setdefault("scenario", scenario)["validation"] = 0.1
+        notes.append(f"every client holds out 10% of its data, because {validating[0]} needs validation losses")
+    at_server = [p.label for p in plans if Need.LOGITS in p.filter.needs and not p.scenario.server_validation]
+    if at_server:
+        table.setdefault("scenario", scenario)["server_validation"] = 20
+        notes.append(f"the server keeps 20 samples of each class, because the filter of {at_server[0]} needs them")
+    return notes
+
+
+def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a configuration that has not been checked yet."""
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _name(part: Any) -> Any:
+    return part.get("name") if isinstance(part, Mapping) else part
+
+
+def _plain(value: Any) -> str:
+    return " and ".join(f"{item:g}" for item in value) if isinstance(value, list) else str(value)
