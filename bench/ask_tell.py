@@ -34,7 +34,7 @@ CLASSES = 10
 PARAMS = {  # what the comparison is about, where a default would measure something else
     "fedcor": {"warmup": 3, "steps": 3},
     "fedacs": {"pool_share": 0.1},
-    "flash": {"first_round": "asked"},
+    "flash-advantage": {"first_round": "asked"},
 }
 
 

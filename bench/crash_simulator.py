@@ -73,7 +73,7 @@ TABLE = {
     },
     "selectors": {
         "uniform": {},
-        "flash": {},
+        "flash-advantage": {},
         "fedcor": {"warmup": 2, "interval": 2},
         "fedcm-ts": {"filter": {"name": "fedca"}},
         "scaffolded": {"name": "fedcbs", "aggregator": {"name": "scaffold"}},

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Outcome, Slate
+from fedcohort.selectors.ours.advantage import FlashAdvantage
 from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState
 from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb, ThompsonState, UcbState
-from fedcohort.selectors.papers.flash import Flash
 from fedcohort.training.filters import FedCA, Replies
 
 N = 1_000_000
@@ -69,7 +69,7 @@ def main():
     print(f"U = {u * 1e3:.2f} ms")
     counts = rng.integers(0, 9, (2, N)).astype(float)
     few = rng.random(N) < 0.01  # after a hundred rounds of a hundred one client in a hundred was asked
-    flash = Flash()
+    flash = FlashAdvantage()
     flash_state = flash.init(table, rng)
     flash_seen = replace(
         flash_state,
@@ -88,8 +88,8 @@ def main():
         ("fedcm-ucb, all known", FedCmUcb(), UcbState(mean=rng.random(N), pulls=1 + counts[0]), 15),
         ("fedcm-ts, at the start", FedCmTs(), FedCmTs().init(table, rng), 40),
         ("fedcm-ts, all known", FedCmTs(), ThompsonState(kept=1 + counts[0], dropped=1 + counts[1]), 40),
-        ("flash, at the start", flash, replace(flash_state, rounds=1), 30),
-        ("flash, all known", flash, flash_seen, 30),
+        ("flash-advantage, at the start", flash, replace(flash_state, rounds=1), 30),
+        ("flash-advantage, all known", flash, flash_seen, 30),
         (
             "fedacs, 1% known",
             FedAcs(pool_share=0.1),

@@ -35,7 +35,7 @@ from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam
-PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash": {"first_round": "asked"}}
+PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash-advantage": {"first_round": "asked"}}
 VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # beside the defaults
 TRAINED_AT_MOST = 1_000_000  # clients in the first rounds
 AT_ONCE = 50_000_000  # numbers in the report of one of the first rounds

@@ -103,7 +103,9 @@ def play(path: Path, selector: str = "fedcbs", seed: int = 3) -> list[str]:
     return kept
 
 
-@pytest.mark.parametrize("selector", ["fedcbs", "uniform", "power-of-choice", "active-fl", "fedcm-ts", "flash"])
+@pytest.mark.parametrize(
+    "selector", ["fedcbs", "uniform", "power-of-choice", "active-fl", "fedcm-ts", "flash-advantage"]
+)
 def test_honest_journals_are_confirmed(tmp_path: Path, selector: str) -> None:
     path = tmp_path / "run.sqlite"
     kept = play(path, selector)

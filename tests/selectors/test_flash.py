@@ -1,4 +1,4 @@
-"""FLASH: the regression against the whole history, contexts, rewards, early stop, fresh contexts and the edges."""
+"""FLASH and flash-advantage: regression against the whole history, contexts, rewards, early stop, edges."""
 
 import math
 
@@ -9,6 +9,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Answer, Losses, RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
+from fedcohort.selectors.ours.advantage import OUR_READINGS, FlashAdvantage
 from fedcohort.selectors.papers.flash import ELEMENTS, LIMIT, READINGS, Flash, FlashState
 from fedcohort.session import Session
 
@@ -36,8 +37,22 @@ class World:
         values["last-reward"] = mean if values["last-reward"] is None else values["last-reward"]
         return [values[name] for name in self.selector.context]
 
+    def answer(self, query):
+        """Fresh contexts: the losses of the current model, relative to their first values."""
+        if query is None:
+            return None
+        values = {s: self.rng.uniform(0.2, 3.0, len(query.clients)) for s in sorted(query.signals)}
+        self.know(query.clients.tolist(), values)
+        return Answer(query, values)
+
+    def know(self, clients, values):
+        for name, s in (("robust-loss", Signal.ROBUST_LOSS), ("validation-loss", Signal.VALIDATION_LOSS)):
+            for i, value in zip(clients, values.get(s, ()), strict=False):
+                self.context[i][name] = value / self.first.setdefault((i, name), value)
+
     def round(self, size=3, status=None, seconds=60.0):
-        cohort = self.session.ask(RoundRequest(size=size))
+        request = RoundRequest(size=size)
+        cohort = self.session.ask(request, self.answer(self.session.query(request)))
         if cohort.stop:
             return cohort
         k = cohort.size
@@ -50,7 +65,7 @@ class World:
         if self.unit is None and ok.any():
             self.unit = float(np.median(metrics[Signal.DURATION][ok]))
         pairs = []
-        reading = READINGS[self.selector.reward]
+        reading = self.selector.readings[self.selector.reward]
         self.level |= {i: metrics[reading.before][j] for j, i in enumerate(cohort.clients.tolist()) if ok[j]}
         usual = np.mean(list(self.level.values())) if self.level else math.nan
         for j, i in enumerate(cohort.clients.tolist()):
@@ -60,14 +75,13 @@ class World:
             tau = metrics[Signal.DURATION][j] / self.unit
             before, after = metrics[reading.before][j], metrics[reading.after][j]
             gains = {"decrease": before - after, "change": abs(before - after), "advantage": 1 - after / usual}
-            reward = gains[reading.form] / tau
+            reward = gains[self.selector.reward.split("-")[1]] / tau
             pairs.append((i, self.vector(i), reward, tau, j))
         for i, vector, reward, tau, j in pairs:
             self.history.append(vector)
             self.rewards.append(reward)
-            for name, s in (("robust-loss", Signal.ROBUST_LOSS), ("validation-loss", Signal.VALIDATION_LOSS)):
-                first = self.first.setdefault((i, name), metrics[s][j])
-                self.context[i][name] = metrics[s][j] / first
+            if self.selector.contexts == "last":
+                self.know([i], {s: [values[j]] for s, values in metrics.items()})
             self.context[i]["duration"] = tau
             self.context[i]["last-reward"] = reward
         self.session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
@@ -75,9 +89,13 @@ class World:
 
 
 @pytest.mark.parametrize("context", [ELEMENTS, ("duration", "robust-loss"), ("last-reward",), ELEMENTS[:3]])
-@pytest.mark.parametrize("reward", [name for name, reading in READINGS.items() if reading.after is not None])
-def test_theta_is_the_ridge_solution_on_the_whole_history(reward, context):
-    selector = Flash(reward=reward, context=context, ridge=0.6, first_round="asked")
+@pytest.mark.parametrize(
+    ("kind", "reward"),
+    [(Flash, name) for name, reading in READINGS.items() if reading.after is not None]
+    + [(FlashAdvantage, name) for name, reading in OUR_READINGS.items() if reading.after is not None],
+)
+def test_theta_is_the_ridge_solution_on_the_whole_history(kind, reward, context):
+    selector = kind(reward=reward, context=context, ridge=0.6, first_round="asked")
     world = World(selector)
     for t in range(25):
         world.round(size=1 + t % 4, status=[Status.FAILED if (t + j) % 5 == 0 else Status.OK for j in range(1 + t % 4)])
@@ -86,8 +104,11 @@ def test_theta_is_the_ridge_solution_on_the_whole_history(reward, context):
         np.testing.assert_allclose(list(selector.theta(world.session.state).values()), expected, rtol=1e-8, atol=1e-12)
 
 
-def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken():
-    world = World(Flash(exploration=0.5, pool="top", uniform_share=0.0), n=20)
+@pytest.mark.parametrize(
+    "selector", [Flash(), FlashAdvantage(exploration=0.5, pool="top", uniform_share=0.0)], ids=lambda one: one.name
+)
+def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken(selector):
+    world = World(selector, n=20)
     for t in range(12):
         cohort = world.round()
         theta = np.array([cohort.notes[f"drawn {name}"] for name in ELEMENTS])
@@ -102,8 +123,27 @@ def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken():
             assert (np.diff(cohort.score[cohort.clients]) <= 0).all()
 
 
+def test_the_plain_name_is_the_papers_algorithm():
+    """Algorithms 1 and 2 written out with the whole history, at default parameters, round by round."""
+    n = 12
+    world = World(Flash(), n=n)
+    assert world.selector.requires >= {Signal.LOSS_QUERY, Signal.ROBUST_LOSS_AFTER}
+    x, r = np.zeros((0, 4)), np.zeros(0)
+    for t in range(15):
+        cohort = world.round(size=4)
+        assert cohort.size == (n if t == 0 else 4)  # S_0 = [m], then M_t
+        width = 1.0 + math.sqrt(4 * math.log((1 + t * n) / 0.1))
+        assert cohort.notes["alpha"] == pytest.approx(width)
+        fitted = np.linalg.solve(x.T @ x + np.eye(4), x.T @ r)  # what was known when theta was drawn
+        assert [cohort.notes[f"theta {name}"] for name in ELEMENTS] == pytest.approx(fitted)
+        if t:
+            assert set(cohort.clients.tolist()) == set(np.argsort(-cohort.score)[:4].tolist())
+        x, r = np.array(world.history), np.array(world.rewards)
+        assert (r >= 0).all()  # an absolute change
+
+
 def test_drawn_theta_has_the_mean_and_covariance_of_equation_2():
-    world = World(Flash(exploration=0.3, delta=0.2, ridge=2.0))
+    world = World(Flash(exploration=0.3, delta=0.2, ridge=2.0, contexts="last"))
     for _ in range(10):
         world.round()
     state, t, m, d = world.session.state, 10, 8, 4
@@ -140,7 +180,7 @@ def test_first_round_is_everybody_up_to_a_limit():
 
 def early_stop_state(predicted, streak, patience):
     """Three clients, one context element, and predictions written in by hand."""
-    selector = Flash(patience=patience, context=("last-reward",), first_round="asked")
+    selector = Flash(patience=patience, context=("last-reward",), first_round="asked", contexts="last")
     state = selector.init(ClientTable(n=3), np.random.default_rng(0))
     values = {f: getattr(state, f) for f in state.__dataclass_fields__}
     values |= {"predicted": np.array(predicted), "streak": np.array(streak)}
@@ -149,7 +189,7 @@ def early_stop_state(predicted, streak, patience):
 
 def test_early_stop_written_out():
     """N = 2. A client is retired when twice in a row theta-hat' x was smaller than the reward it then brought."""
-    selector = Flash(
+    selector = FlashAdvantage(
         patience=2, context=("last-reward",), first_round="asked", exploration=0.0, reward="pseudo-decrease"
     )
     session = Session(selector, ClientTable(n=3), seed=0)
@@ -191,7 +231,7 @@ def test_early_stop_written_out():
 
 def test_early_stop_compares_with_the_fitted_theta_not_with_the_drawn_one():
     """theta-hat = 2: a context of 1 predicts 2. The draw is far off, which must not matter."""
-    selector = Flash(patience=1, context=("duration",), first_round="asked", exploration=50.0, reward="pseudo-decrease")
+    selector = Flash(patience=1, context=("duration",), first_round="asked", exploration=50.0)
     state = selector.init(ClientTable(n=4), np.random.default_rng(0))
     values = {f: getattr(state, f) for f in state.__dataclass_fields__}
     state = FlashState(**values | {"gram": np.array([[5.0]]), "moment": np.array([10.0]), "rounds": 3})
@@ -229,18 +269,18 @@ SCORES, REWARDS = [3.0, 2.0, 1.0, -1.0, -2.0, -3.0, -4.0, -5.0], [0.0, -1.0, 1.0
 
 def test_cohorts_are_drawn_evenly_from_those_that_promise_a_reward():
     """Positive scores 0, 1, 2 or positive last rewards 2, 3, 5: five of eight, each in two fifths of the cohorts."""
-    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.5)
+    selector = FlashAdvantage(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.5)
     shares, cohort = picks_of(selector, pooled_state(selector, SCORES, REWARDS))
     assert shares == pytest.approx([0.4, 0.4, 0.4, 0.4, 0, 0.4, 0, 0], abs=0.05)
     assert (cohort.notes["promising"], cohort.notes["pool"]) == (5, 5)
 
 
 def test_too_few_promising_ones_are_filled_up_by_score():
-    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.75)
+    selector = FlashAdvantage(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.75)
     shares, cohort = picks_of(selector, pooled_state(selector, SCORES, REWARDS))
     assert shares == pytest.approx([1 / 3] * 6 + [0, 0], abs=0.05)  # the top six of eight
     assert (cohort.notes["promising"], cohort.notes["pool"]) == (5, 6)
-    narrow = Flash(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.0)
+    narrow = FlashAdvantage(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.0)
     shares, _ = picks_of(narrow, pooled_state(narrow, [-1.0, -2.0, -3.0, -4.0], [0.0] * 4))
     assert shares.tolist() == [1, 1, 0, 0]  # nobody promises anything: at least as many as wanted
     shares, _ = picks_of(selector, pooled_state(selector, SCORES, REWARDS), candidates=[5, 6, 7])
@@ -250,7 +290,7 @@ def test_too_few_promising_ones_are_filled_up_by_score():
 @pytest.mark.parametrize("pool", ["top", 0.0])
 def test_some_places_are_drawn_from_everybody(pool):
     """Two of eight wanted, clients 0 and 1 in the pool alone; k ~ B(2, 0.3) places from all that are left."""
-    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.3, pool=pool)
+    selector = FlashAdvantage(context=("duration",), exploration=0.0, uniform_share=0.3, pool=pool)
     scores = [5.0, 4.0] + [-1.0] * 6
     shares, _ = picks_of(selector, pooled_state(selector, scores, [0.0] * 8), draws=4000)
     # k = 0: both. k = 1 (0.42): one stays, the place goes to one of the other seven. k = 2 (0.09): two of eight.
@@ -260,7 +300,7 @@ def test_some_places_are_drawn_from_everybody(pool):
 
 
 def test_the_papers_choice_is_the_top():
-    selector = Flash(context=("duration",), exploration=0.0, uniform_share=0.0, pool="top")
+    selector = Flash(context=("duration",), exploration=0.0)
     shares, cohort = picks_of(selector, pooled_state(selector, SCORES, REWARDS), draws=20)
     assert shares.tolist() == [1, 1] + [0] * 6
     assert "pool" not in cohort.notes
@@ -268,7 +308,7 @@ def test_the_papers_choice_is_the_top():
 
 def test_advantage_by_hand():
     """Round 1: losses 1, 2, 3 received, mean 2. Round 2: client 0 now reports 4, so the mean is 3."""
-    session = Session(Flash(first_round="asked", context=("duration",)), ClientTable(n=3), seed=0)
+    session = Session(FlashAdvantage(first_round="asked", context=("duration",)), ClientTable(n=3), seed=0)
     cohort = session.ask(RoundRequest(size=3))
     order = cohort.clients
     metrics = {
@@ -302,7 +342,7 @@ def test_without_patience_nobody_is_retired():
 
 
 def fresh_session(reward, n=6):
-    return Session(Flash(contexts="fresh", reward=reward, first_round="asked"), ClientTable(n=n), seed=0)
+    return Session(Flash(reward=reward, first_round="asked"), ClientTable(n=n), seed=0)
 
 
 def fresh_round(session, robust, validation, size=2, available=None):
@@ -315,13 +355,14 @@ def fresh_round(session, robust, validation, size=2, available=None):
 
 
 def test_fresh_contexts_are_asked_of_all_candidates():
-    session = fresh_session("pseudo-decrease")
+    session = fresh_session("pseudo-change")
     robust, validation = np.arange(1.0, 7.0), np.arange(2.0, 8.0)
     assert Signal.LOSS_QUERY in session.selector.requires
-    assert Signal.VALIDATION_LOSS not in session.selector.requires  # not in reports
+    assert Signal.VALIDATION_LOSS in session.selector.requires  # a host without held-out data is refused
     cohort = fresh_round(session, robust, validation)
     assert session.state.robust.tolist() == [1.0] * 6
-    metrics = {Signal.DURATION: [3.0, 3.0], Signal.PSEUDO_LOSS: [1.0, 1.0], Signal.PSEUDO_LOSS_AFTER: [0.5, 0.5]}
+    metrics = {s: [1.0, 1.0] for s in session.selector.requires - {Signal.LOSS_QUERY}}
+    metrics[Signal.DURATION] = [3.0, 3.0]
     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
     later = robust * np.linspace(0.1, 0.6, 6)
     later[5] = np.nan  # did not answer: what was known stays
@@ -335,7 +376,8 @@ def test_rewards_of_the_next_global_model_wait_for_it():
     ones = np.ones(6)
     cohort = fresh_round(session, ones, 2 * ones)
     first, second = cohort.clients.tolist()
-    metrics = {Signal.DURATION: [4.0, 8.0], Signal.VALIDATION_LOSS: [2.0, 2.0]}
+    metrics = {s: [2.0, 2.0] for s in session.selector.requires - {Signal.LOSS_QUERY}}
+    metrics[Signal.DURATION] = [4.0, 8.0]
     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
     assert session.state.waiting.tolist() == [first, second]
     assert session.state.reward_count == 0
@@ -353,7 +395,7 @@ def test_rewards_of_the_next_global_model_wait_for_it():
 
 
 def test_no_question_when_the_context_needs_no_losses():
-    selector = Flash(contexts="fresh", context=("duration", "last-reward"), first_round="asked")
+    selector = Flash(context=("duration", "last-reward"), first_round="asked")
     session = Session(selector, ClientTable(n=4), seed=0)
     assert session.query(RoundRequest(size=2)) is None
     assert Signal.LOSS_QUERY not in selector.requires
@@ -362,18 +404,18 @@ def test_no_question_when_the_context_needs_no_losses():
 def test_the_ablation_reads_only_what_it_uses():
     base = {Signal.DURATION, Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER}
     assert Flash(context=("duration",)).requires == base
-    assert Flash(context=["duration"], reward="robust-change").requires == base
-    assert Flash().requires == base | {Signal.VALIDATION_LOSS}
+    assert Flash().requires == base | {Signal.LOSS_QUERY, Signal.VALIDATION_LOSS}
+    assert FlashAdvantage(context=["duration"]).requires == base
+    assert FlashAdvantage().requires == base | {Signal.VALIDATION_LOSS}
     pseudo = {Signal.DURATION, Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER}
-    assert Flash(context=("robust-loss", "duration"), reward="pseudo-decrease").requires == pseudo | {
-        Signal.ROBUST_LOSS
-    }
+    some = FlashAdvantage(context=("robust-loss", "duration"), reward="pseudo-decrease")
+    assert some.requires == pseudo | {Signal.ROBUST_LOSS}
 
 
 @pytest.mark.parametrize("losses", [np.zeros, lambda k: np.full(k, 1e300), lambda k: 10.0 ** np.linspace(-300, 300, k)])
 def test_absurd_numbers_keep_the_regression_sound(losses):
     for reward in ("pseudo-decrease", "robust-change", "robust-advantage"):
-        session = Session(Flash(reward=reward, patience=50), ClientTable(n=6), seed=0)
+        session = Session(FlashAdvantage(reward=reward, patience=50), ClientTable(n=6), seed=0)
         for t in range(20):
             cohort = session.ask(RoundRequest(size=3))
             metrics = {s: losses(cohort.size) for s in session.requires}
@@ -390,7 +432,7 @@ def test_absurd_numbers_keep_the_regression_sound(losses):
 
 
 def test_a_failed_client_loses_its_last_reward():
-    world = World(Flash(first_round="asked"), n=3)
+    world = World(Flash(first_round="asked", contexts="last"), n=3)
     world.round(size=3)
     before = world.session.state
     cohort = world.round(size=2, status=[Status.FAILED, Status.OK])
@@ -406,7 +448,7 @@ def test_finds_clean_clients(pool, share):
     """Noisy clients keep a robust loss above the mean whatever they train; a wider pool leaves fewer of them out."""
     n, rng = 40, np.random.default_rng(0)
     noise = rng.beta(0.8, 1.2, n)
-    session = Session(Flash(pool=pool), ClientTable(n=n), seed=2)
+    session = Session(FlashAdvantage(pool=pool), ClientTable(n=n), seed=2)
     picked = []
     for t in range(80):
         cohort = session.ask(RoundRequest(size=5))
@@ -435,11 +477,12 @@ def test_bad_parameters():
         {"ridge": 0.0},
         {"delta": 1.0},
         {"patience": 0},
-        {"pool": "best"},
-        {"pool": 1.5},
-        {"uniform_share": -0.1},
         {"first_round": "some"},
-        {"reward": "validation-decrease"},
+        {"reward": "validation-decrease", "contexts": "last"},
+        {"reward": "robust-advantage"},  # ours
     ):
         with pytest.raises(ParameterError, match="parameter of Flash must be"):
             Flash(**bad)
+    for bad in ({"pool": "best"}, {"pool": 1.5}, {"uniform_share": -0.1}, {"reward": "validation-decrease"}):
+        with pytest.raises(ParameterError, match="parameter of FlashAdvantage must be"):
+            FlashAdvantage(**bad)

@@ -92,21 +92,22 @@ def play(selector, rounds, paying, n=12, size=3, seed=2):
 
 def test_it_learns_a_middle_that_pays():
     """Only middling durations pay, which no linear function of the duration says."""
-    selector = NeuralBandit(context=("duration",), exploration=0.1, interval=1, pool="top", uniform_share=0.0)
+    selector = NeuralBandit(context=("duration",), exploration=0.1, interval=1)
     picks, session = play(selector, 120, lambda d: (d > 1.0) & (d < 2.2))
     assert picks[-40:].mean() > 0.8
     assert session.state.stored == 12 + 119 * 3
 
 
 def test_the_memory_is_a_ring():
-    _, session = play(NeuralBandit(memory=20, first_round="asked"), 10, lambda d: d > 1)
+    _, session = play(NeuralBandit(memory=20, first_round="asked", contexts="last"), 10, lambda d: d > 1)
     assert session.state.inputs.shape == (20, 5)
     assert session.state.stored == 30
     assert (np.abs(session.state.inputs).sum(axis=1) > 0).all()
 
 
 def test_the_first_round_is_everybody_or_as_asked_and_repeats_are_refused():
-    assert Session(NeuralBandit(), ClientTable(n=9)).ask(RoundRequest(size=2)).size == 9
-    assert Session(NeuralBandit(first_round="asked"), ClientTable(n=9)).ask(RoundRequest(size=2)).size == 2
+    for first_round, size in (("all", 9), ("asked", 2)):
+        session = Session(NeuralBandit(first_round=first_round, contexts="last"), ClientTable(n=9))
+        assert session.ask(RoundRequest(size=2)).size == size
     with pytest.raises(ParameterError, match="'context' parameter of NeuralBandit must be a list without repeats"):
         NeuralBandit(context=("duration", "duration"))

@@ -30,7 +30,7 @@ def test_the_chain_is_estimated_from_its_transitions():
 
 def test_the_score_is_the_expectation_over_the_next_state():
     """theta_0 = 2 and theta_1 = -1 (gram 1, moments 2 and -1); the next state is 0 with 3/4: theta = 5/4."""
-    selector = RestlessBandit(context=("duration",), exploration=0.0, pool="top", uniform_share=0.0)
+    selector = RestlessBandit(context=("duration",), exploration=0.0, contexts="last")
     table = ClientTable(n=3)
     state = dataclasses.replace(
         selector.init(table, np.random.default_rng(0)),
@@ -53,18 +53,18 @@ def test_learning_by_hand():
     selector = RestlessBandit(context=("duration",), ridge=1.0)
     state = selector.init(ClientTable(n=2), np.random.default_rng(0))
     x = np.array([[1.0], [2.0]])
-    state = selector.learnt(state, x, np.array([1.0, 1.0]))
+    state = selector.learn(state, np.arange(4), x, np.array([1.0, 1.0]))
     assert state.at == 1  # the upper of two, with nothing to compare
     assert (state.pay_mean, state.pay_variance) == (1.0, 0.0)
-    state = selector.learnt(state, x, np.array([3.0, 3.0]))
+    state = selector.learn(state, np.arange(4), x, np.array([3.0, 3.0]))
     assert state.at == 1
     assert (state.pay_mean, state.pay_variance) == (2.0, 1.0)
-    state = selector.learnt(state, x, np.array([0.0, 0.0]))
+    state = selector.learn(state, np.arange(4), x, np.array([0.0, 0.0]))
     assert state.at == 0
     assert state.transitions.tolist() == [[0.0, 0.0], [1.0, 1.0]]
     assert state.gram[:, 0, 0].tolist() == [6.0, 11.0]  # 1 + 5 for each round in the state
     assert state.moment[:, 0].tolist() == [0.0, 12.0]  # (1 + 2) * 1 + (1 + 2) * 3
-    assert selector.learnt(state, x[:0], np.empty(0)) is state
+    assert selector.learn(state, np.arange(1), x[:0], np.empty(0)) is state
 
 
 def reported(session, cohort, paid, duration):
@@ -78,7 +78,7 @@ def reported(session, cohort, paid, duration):
 
 
 def test_exploring_rounds_grow_like_the_logarithm():
-    session = Session(RestlessBandit(exploration=3.0, first_round="asked"), ClientTable(n=10), seed=1)
+    session = Session(RestlessBandit(exploration=3.0, first_round="asked", contexts="last"), ClientTable(n=10), seed=1)
     rounds = []
     for t in range(100):
         cohort = session.ask(RoundRequest(size=2))
@@ -92,12 +92,12 @@ def test_exploring_rounds_grow_like_the_logarithm():
 def test_two_states_tell_apart_what_one_mixes():
     """Good rounds pay slow clients, bad ones fast clients, in turns: knowing the chain, the next is foreseen."""
     rng = np.random.default_rng(0)
-    selector = RestlessBandit(context=("duration",), exploration=0.0, ridge=0.1, pool="top", uniform_share=0.0)
+    selector = RestlessBandit(context=("duration",), exploration=0.0, ridge=0.1, contexts="last")
     state = selector.init(ClientTable(n=2), rng)
     for t in range(200):
         x = rng.uniform(0.5, 2.0, (4, 1))
         slope, level = (1.0, 1.0) if t % 2 else (-1.0, -1.0)
-        state = selector.learnt(state, x, slope * x[:, 0] + level + 0.1 * rng.normal(size=4))
+        state = selector.learn(state, np.arange(4), x, slope * x[:, 0] + level + 0.1 * rng.normal(size=4))
     ahead = next_distribution(state.transitions, state.at)
     assert ahead[0] > 0.9  # the last round was a good one
     state = dataclasses.replace(state, rounds=200, duration=np.array([0.5, 2.0]))
@@ -108,7 +108,7 @@ def test_two_states_tell_apart_what_one_mixes():
 
 
 def test_a_round_in_which_all_fail_teaches_nothing_of_the_chain():
-    session = Session(RestlessBandit(first_round="asked"), ClientTable(n=4), seed=0)
+    session = Session(RestlessBandit(first_round="asked", contexts="last"), ClientTable(n=4), seed=0)
     cohort = session.ask(RoundRequest(size=2))
     session.tell(RoundReport(cohort.ticket, cohort.clients, status=[Status.FAILED] * 2))
     assert session.state.at == -1

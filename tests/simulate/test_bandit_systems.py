@@ -40,14 +40,14 @@ def cohorts(results, run):
     return [np.asarray(c) for c in results.column(run, "cohort")]
 
 
-def test_flash_lowers_the_noise_of_its_picks(tmp_path):
+def test_flash_advantage_lowers_the_noise_of_its_picks(tmp_path):
     scenario = {
         "partition": {"name": "iid", "clients": 30},
         "noise": {"level": 0.4},
         "latency": {"name": "shifted-exponential"},
         "validation": 0.1,
     }
-    selectors = {"uniform": {}, "flash": {}, "flash-half": {"name": "flash", "pool": 0.5}}
+    selectors = {"uniform": {}, "flash-advantage": {}, "half": {"name": "flash-advantage", "pool": 0.5}}
     results = results_of(tmp_path, scenario, selectors, rounds=80, cohort=4, local={"loss": "robust"})
 
     def late_noise(label):
@@ -58,7 +58,7 @@ def test_flash_lowers_the_noise_of_its_picks(tmp_path):
             found.append(np.mean([noise[c].mean() for c in cohorts(results, run)[-20:]]) / noise.mean())
         return np.mean(found)
 
-    found = [late_noise(label) for label in ("flash-half", "flash", "uniform")]
+    found = [late_noise(label) for label in ("half", "flash-advantage", "uniform")]
     assert found[0] < 0.75 < found[1] < found[2], found
 
 

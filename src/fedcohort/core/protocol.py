@@ -336,6 +336,7 @@ class Selector(Parameterized, ABC, Generic[State]):
     pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
     # Parameters that older versions did not have, with the values under which it chooses as it did then.
     added: ClassVar[Mapping[str, object]] = _EMPTY
+    formerly: ClassVar[tuple[str, ...]] = ()  # names that older journals have for it, now those of other selectors
     default_filter: ClassVar[str] = "fedca"  # where no filter is configured and it learns from Signal.KEPT
 
     @property

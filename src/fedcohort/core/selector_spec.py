@@ -29,13 +29,32 @@ def describe(selector: Selector[Any]) -> dict[str, Any]:
     }
 
 
+def current_name(spec: Mapping[str, Any]) -> str | None:
+    """Return the registered name under which the selector of a description is found now.
+
+    A variant that gave its name to the form of the paper says so in ``formerly``. Its journals are recognised by
+    parameters that the paper's form does not have, or does not allow.
+    """
+    name: str | None = spec["name"]
+    if name is None or name not in SELECTORS or _allows(SELECTORS.get(name), spec["params"]):
+        return name
+    kinds = {other: SELECTORS.get(other) for other in SELECTORS}
+    later = (o for o, kind in kinds.items() if name in getattr(kind, "formerly", ()) and _allows(kind, spec["params"]))
+    return next(later, name)
+
+
+def _allows(kind: Any, params: Mapping[str, Any]) -> bool:
+    constraints = {info.name: info.constraint for info in parameters(kind)} if isinstance(kind, type) else {}
+    return all(name in constraints and constraints[name].admits(value) for name, value in params.items())
+
+
 def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
     """Return the class that a description is about; None where it is neither registered nor imported.
 
     A journal is data: a file or module that one names is not imported for its sake. Whoever trusts the selector asks
     for it first, by ``SELECTORS.get(reference)``, by importing its module, or by ``--selector`` on the command line.
     """
-    name, reference = spec["name"], spec.get("reference")
+    name, reference = current_name(spec), spec.get("reference")
     found: Any = None
     if name is not None and name in SELECTORS:
         found = SELECTORS.get(name)
@@ -65,6 +84,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def rebuild_selector(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
     """Return the selector a journal was written with, from the registry or checked against ``given``."""
+    spec = {**spec, "name": current_name(spec)}
     if given is None:
         lacking = untrusted_reference(spec)
         if lacking is not None:

@@ -20,6 +20,7 @@ from fedcohort.selectors.baselines.restless_bandit import RestlessBandit
 from fedcohort.selectors.baselines.size_weighted import SizeWeighted
 from fedcohort.selectors.baselines.tifl import TiFL
 from fedcohort.selectors.baselines.uniform import All, Uniform
+from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
 from fedcohort.selectors.ours.balanced import Balanced
 from fedcohort.selectors.ours.bounded import Bounded
 from fedcohort.selectors.papers.fedacs import FedAcs
@@ -47,15 +48,18 @@ __all__ = [
     "FedCucb",
     "Feel",
     "Flash",
+    "FlashAdvantage",
     "GradNorm",
     "HicsFL",
     "NeuralBandit",
+    "NeuralBanditAdvantage",
     "Oort",
     "PowerOfChoice",
     "PyramidFL",
     "RbcsF",
     "Refl",
     "RestlessBandit",
+    "RestlessBanditAdvantage",
     "SizeWeighted",
     "TiFL",
     "Uniform",

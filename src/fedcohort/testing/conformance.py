@@ -453,7 +453,8 @@ def check_documentation(selector: AnySelector) -> None:
     _require(
         re.search(r"\.\. \[\w+\]", (module.__doc__ if module else "") or "") is not None, "the module cites no source"
     )
-    text = cls.__doc__ or ""
+    kinds = [kind for kind in cls.__mro__ if issubclass(kind, Selector) and kind is not Selector]
+    text = "\n".join(kind.__doc__ or "" for kind in kinds)  # a variant need not repeat what it varies
     for what, pattern in {
         "a citation": r"\[\w+\]_",
         "an equation": r":math:",

@@ -8,17 +8,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import Slate, register
 from fedcohort.selectors.papers.flash.context import ContextState
-from fedcohort.selectors.papers.flash.contextual import ContextualBandit
+from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
 from fedcohort.selectors.papers.flash.regression import observed, solution
 
 _LONGEST_GRADIENT = 1.0  # steps are shortened to this times the rate, so that one odd reward does not undo the network
@@ -48,18 +49,16 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         U(x) = \hat\theta^\top \phi(x; w) + \alpha \sqrt{\phi(x; w)^\top A^{-1} \phi(x; w)}, \qquad
         A = \lambda I + \sum \phi \phi^\top, \quad b = \sum r \phi, \quad \hat\theta = A^{-1} b
 
-    Cohorts are drawn among the clients for which U is above 0, at least four fifths of them, as FLASH does here
-    (``pool``, ``uniform_share``; with ``pool="top"`` the clients with the largest U are taken). Every H rounds W_1 and
+    The clients with the largest U are taken. Every H rounds W_1 and
     W_2 take some gradient steps on :math:`\sum_i (\hat\theta^\top \phi(x_i; w) - r_i)^2`. Contexts and rewards are
     those of FLASH, whose Figure 4 replaces its linear bandit by a neural one ([Chang2024]_, Sec. 3.5): more to learn
     from the same few rounds.
 
     Symbols: x = FLASH's context with a constant 1, scaled to norm 1 as the theory assumes; sigma = max(0, .); h =
     ``width``; alpha = ``exploration``; lambda = ``ridge``; H = ``interval``; n = ``steps`` of size eta = ``rate``;
-    r = FLASH's reward in its reading ``reward``.
+    r = FLASH's reward (``reward``).
 
-    Deviations: FLASH takes the top scores (``pool="top", uniform_share=0``), which leaves all training to a cohort's
-    worth of clients. From [Xu2020]_: several clients are taken per round (the combinatorial form FLASH needs). alpha is
+    Deviations: from [Xu2020]_: several clients are taken per round (the combinatorial form FLASH needs). alpha is
     a constant. The loss is the mean over the last ``memory`` observations with the current theta-hat, not over all with
     the theta-hat of their time, so that the state stays bounded; gradients are cut off at length 1. Weights start as He
     et al. propose, without the factor sqrt(h). FLASH also names H. Cao et al. (FL-AAAI 2022) for its neural bandit,
@@ -68,22 +67,22 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     Examples
     --------
     >>> from fedcohort import RoundReport, RoundRequest, Session, Signal
-    >>> session = Session(NeuralBandit(pool=0.5, uniform_share=0.0), ClientTable(n=6), seed=1)
-    >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
+    >>> session = Session(NeuralBandit(contexts="last"), ClientTable(n=6), seed=1)
+    >>> for _ in range(30):  # clients 0 to 2 still learn, the others do not
     ...     cohort = session.ask(RoundRequest(size=2))
-    ...     clean = cohort.clients < 3
+    ...     learns = cohort.clients < 3
     ...     report = {
-    ...         Signal.ROBUST_LOSS: np.where(clean, 1.0, 3.0),
-    ...         Signal.VALIDATION_LOSS: np.where(clean, 0.5, 2.0),
+    ...         Signal.ROBUST_LOSS: np.where(learns, 1.0, 3.0),
+    ...         Signal.VALIDATION_LOSS: np.where(learns, 0.5, 2.0),
     ...         Signal.DURATION: np.full(cohort.size, 60.0),
-    ...         Signal.ROBUST_LOSS_AFTER: np.where(clean, 0.5, 2.5),
+    ...         Signal.ROBUST_LOSS_AFTER: np.where(learns, 0.5, 3.0),
     ...     }
     ...     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=report))
     >>> session.ask(RoundRequest(size=2)).clients < 3
     array([ True,  True])
     """
 
-    starves = "a client whose context promises no reward is left to the few places that are drawn from everybody"
+    starves = "a client whose context promises little reward is not picked while others promise more"
 
     exploration: float = param(0.1, Interval(float, 0, None), "weight of the confidence width (alpha)")
     ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation of the last layer (lambda)")
@@ -97,28 +96,33 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         """Return random weights and no observations."""
         d, h = len(self.context) + 1, self.width
         return NeuralState(
-            **NeuralState.unknown(clients.n),
-            first=sealed(rng.standard_normal((h, d)) * np.sqrt(2 / d)),
-            second=sealed(rng.standard_normal((h, h)) * np.sqrt(2 / h)),
-            gram=sealed(self.ridge * np.eye(h)),
-            moment=sealed(np.zeros(h)),
-            inputs=sealed(np.zeros((self.memory, d))),
-            targets=sealed(np.zeros(self.memory)),
+            **NeuralState.unknown(clients.n, len(self.context)),
+            first=rng.standard_normal((h, d)) * np.sqrt(2 / d),
+            second=rng.standard_normal((h, h)) * np.sqrt(2 / h),
+            gram=self.ridge * np.eye(h),
+            moment=np.zeros(h),
+            inputs=np.zeros((self.memory, d)),
+            targets=np.zeros(self.memory),
             stored=0,
         )
 
     def scored(
-        self, state: NeuralState, slate: Slate, context: FloatArray, notes: dict[str, str | float | int]
+        self,
+        state: NeuralState,
+        slate: Slate,
+        context: Mapping[str, FloatArray],
+        notes: Notes,
+        rng: np.random.Generator,
     ) -> tuple[FloatArray, dict[str, FloatArray], NeuralState]:
         """Return U of every candidate."""
-        features = forward(state.first, state.second, network_input(context)).features
+        features = forward(state.first, state.second, network_input(np.stack(list(context.values()), axis=1))).features
         promise = features @ solution(state.gram, state.moment)
         square = np.einsum("ij,ij->i", features @ np.linalg.inv(state.gram), features)
         bonus = self.exploration * np.sqrt(np.maximum(square, 0.0))
         notes["observations"] = state.stored
         return promise + bonus, {"promise": promise, "exploration": bonus}, state
 
-    def learnt(self, state: NeuralState, context: FloatArray, rewards: FloatArray) -> NeuralState:
+    def learn(self, state: NeuralState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> NeuralState:
         """Enter the observations into the last layer and the memory; train the network when its time has come."""
         context, rewards = context[-self.memory :], rewards[-self.memory :]
         x = network_input(context)
@@ -135,12 +139,12 @@ class NeuralBandit(ContextualBandit[NeuralState]):
             first, second = trained(first, second, theta, inputs[:known], targets[:known], self.steps, self.rate)
         return dataclasses.replace(
             state,
-            first=sealed(first),
-            second=sealed(second),
-            gram=sealed(gram),
-            moment=sealed(moment),
-            inputs=sealed(inputs),
-            targets=sealed(targets),
+            first=first,
+            second=second,
+            gram=gram,
+            moment=moment,
+            inputs=inputs,
+            targets=targets,
             stored=stored,
         )
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import Slate, register
 from fedcohort.selectors.papers.flash.context import ContextState
-from fedcohort.selectors.papers.flash.contextual import ContextualBandit
+from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
 from fedcohort.selectors.papers.flash.regression import observed, solution
 
 _FORGET = 0.9  # of what rounds usually pay, a round
@@ -50,18 +51,16 @@ class RestlessBandit(ContextualBandit[RestlessState]):
     .. math:: E[r_i \mid s] = \theta_s^\top x_i, \qquad \hat P_{ss'} = \frac{1 + C_{ss'}}{S + \sum_u C_{su}}, \qquad
               \text{score}_i = \sum_{s'} \hat P_{s_t s'} \, \hat\theta_{s'}^\top x_i
 
-    Cohorts are drawn among the clients with scores above 0, at least four fifths of them, as FLASH does here (``pool``,
-    ``uniform_share``; with ``pool="top"`` the highest scores are taken). A round's state is recovered from what it
+    The clients with the highest scores are taken. A round's state is recovered from what it
     paid, each theta_s is a ridge regression over the rounds in that state, and the estimated transition matrix gives
     the next state's distribution. Rounds that explore (a uniform cohort) are spread so that there were about c ln t of
     them by round t. Contexts and rewards are those of FLASH, whose Figure 4 replaces its linear bandit by this
     ([Chang2024]_, Sec. 3.5), and says of it that it needs the extra estimation of the transition matrix.
 
     Symbols: x = FLASH's context; s_t = ``at``; S = ``states``; C = ``transitions``; c = ``exploration``; the ridge's
-    lambda = ``ridge``; t = round + 1; r = FLASH's reward in its reading ``reward``.
+    lambda = ``ridge``; t = round + 1; r = FLASH's reward (``reward``).
 
-    Deviations: FLASH takes the top scores (``pool="top", uniform_share=0``), which leaves most training to a few
-    clients. From [Yemini2021]_: its rewards have no noise beyond the hidden states, which can then be solved for;
+    Deviations: from [Yemini2021]_: its rewards have no noise beyond the hidden states, which can then be solved for;
     here a round's state is in which of S intervals its mean reward lies, equally likely ones under the normal
     distribution with the running mean and variance (which forget a tenth a round). The state of each arm of its own,
     which is independent from round to round there, is left to the regression's noise. Actions from a polytope are the
@@ -71,22 +70,22 @@ class RestlessBandit(ContextualBandit[RestlessState]):
     Examples
     --------
     >>> from fedcohort import RoundReport, RoundRequest, Session, Signal
-    >>> session = Session(RestlessBandit(pool="top", uniform_share=0.0), ClientTable(n=6), seed=1)
-    >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
+    >>> session = Session(RestlessBandit(contexts="last"), ClientTable(n=6), seed=1)
+    >>> for _ in range(30):  # clients 0 to 2 still learn, the others do not
     ...     cohort = session.ask(RoundRequest(size=2))
-    ...     clean = cohort.clients < 3
+    ...     learns = cohort.clients < 3
     ...     report = {
-    ...         Signal.ROBUST_LOSS: np.where(clean, 1.0, 3.0),
-    ...         Signal.VALIDATION_LOSS: np.where(clean, 0.5, 2.0),
+    ...         Signal.ROBUST_LOSS: np.where(learns, 1.0, 3.0),
+    ...         Signal.VALIDATION_LOSS: np.where(learns, 0.5, 2.0),
     ...         Signal.DURATION: np.full(cohort.size, 60.0),
-    ...         Signal.ROBUST_LOSS_AFTER: np.where(clean, 0.5, 2.5),
+    ...         Signal.ROBUST_LOSS_AFTER: np.where(learns, 0.5, 3.0),
     ...     }
     ...     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=report))
     >>> session.ask(RoundRequest(size=2)).clients < 3
     array([ True,  True])
     """
 
-    starves = "a client whose context promises no reward is left to places drawn from everybody and rounds that explore"
+    starves = "a client whose context promises little reward is left to the rounds that explore"
 
     states: int = param(2, Interval(int, 1, 32), "states of the common chain (S)")
     exploration: float = param(3.0, Interval(float, 0, None), "about c ln t of t rounds explore (c)")
@@ -96,10 +95,10 @@ class RestlessBandit(ContextualBandit[RestlessState]):
         """Nothing is known of the chain or the rewards."""
         d, s = len(self.context), self.states
         return RestlessState(
-            **RestlessState.unknown(clients.n),
-            gram=sealed(np.tile(self.ridge * np.eye(d), (s, 1, 1))),
-            moment=sealed(np.zeros((s, d))),
-            transitions=sealed(np.zeros((s, s))),
+            **RestlessState.unknown(clients.n, len(self.context)),
+            gram=np.tile(self.ridge * np.eye(d), (s, 1, 1)),
+            moment=np.zeros((s, d)),
+            transitions=np.zeros((s, s)),
             at=-1,
             pay_mean=0.0,
             pay_variance=0.0,
@@ -108,21 +107,26 @@ class RestlessBandit(ContextualBandit[RestlessState]):
         )
 
     def scored(
-        self, state: RestlessState, slate: Slate, context: FloatArray, notes: dict[str, str | float | int]
+        self,
+        state: RestlessState,
+        slate: Slate,
+        context: Mapping[str, FloatArray],
+        notes: Notes,
+        rng: np.random.Generator,
     ) -> tuple[FloatArray, dict[str, FloatArray], RestlessState]:
         """Return the expected rewards under the next state's distribution; equal ones in a round that explores."""
         following = next_distribution(state.transitions, state.at)
         theta = following @ np.stack([solution(g, b) for g, b in zip(state.gram, state.moment, strict=True)])
-        parts = {name: theta[j] * context[:, j] for j, name in enumerate(self.context)}
+        parts = {name: theta[j] * column for j, (name, column) in enumerate(context.items())}
         for s, chance in enumerate(following.tolist()):
             notes[f"chance of state {s}"] = chance
         if state.explored < self.exploration * math.log(slate.round + 1):
             notes["reason"] = "this round explores: the cohort is uniform"
             state = dataclasses.replace(state, explored=state.explored + 1)
-            return np.zeros(len(context)), parts, state
-        return context @ theta, parts, state
+            return np.zeros(len(slate.candidates)), parts, state
+        return np.stack(list(context.values()), axis=1) @ theta, parts, state
 
-    def learnt(self, state: RestlessState, context: FloatArray, rewards: FloatArray) -> RestlessState:
+    def learn(self, state: RestlessState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> RestlessState:
         """Recover the round's state, count the transition, and learn that state's rewards."""
         if not len(rewards):
             return state
@@ -137,9 +141,9 @@ class RestlessBandit(ContextualBandit[RestlessState]):
         away = paid - state.pay_mean
         return dataclasses.replace(
             state,
-            gram=sealed(gram),
-            moment=sealed(moment),
-            transitions=sealed(transitions),
+            gram=gram,
+            moment=moment,
+            transitions=transitions,
             at=now,
             pay_mean=state.pay_mean + share * away,
             pay_variance=(1 - share) * (state.pay_variance + share * away**2),

@@ -31,7 +31,7 @@
     [selectors.uniform]
 
     [selectors.ours]                  # a label; its name is the selector's unless it says otherwise
-    name = "flash"
+    name = "flash-advantage"
     local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter, labels
 
     # [selectors.mine]

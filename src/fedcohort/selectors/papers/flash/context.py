@@ -1,4 +1,4 @@
-r"""FLASH's context: what is known about each client, in numbers of a usual size (Sec. 2.3).
+r"""FLASH's context: what is known about each client (Sec. 2.3).
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 """
@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import per_client
 from fedcohort.core.signals import Signal
 
@@ -41,14 +41,16 @@ class ContextState:
     first_robust: FloatArray = per_client()  # (N,) NaN while unknown
     first_validation: FloatArray = per_client()  # (N,) NaN while unknown
     rewarded: BoolArray = per_client()  # (N,) whether it was ever asked and the outcome is known
-    level: FloatArray = (
-        per_client()
-    )  # (N,) the reward's loss of the received model, as last reported; NaN while unknown
+    level: FloatArray = per_client()  # (N,) the reward's loss of the model it received last; NaN while unknown
+    # Rewards that wait for the next global model (only with reward="validation-decrease").
+    waiting: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # (w,) clients
+    waiting_context: FloatArray = field(default_factory=lambda: np.empty((0, 0)))  # (w, d)
+    waiting_loss: FloatArray = field(default_factory=lambda: np.empty(0))  # (w,) of the model they received
 
     @staticmethod
-    def unknown(n: int) -> dict[str, Any]:
-        """Return the fields before the first round: the context of everybody is [1, 1, 1, 0]."""
-        ones, unknown = sealed(np.ones(n)), sealed(np.full(n, np.nan))
+    def unknown(n: int, elements: int) -> dict[str, Any]:
+        """Return the fields before the first round: the context of every client is [1, 1, 1, 0]."""
+        ones, unknown = np.ones(n), np.full(n, np.nan)
         return {
             "rounds": 0,
             "time_unit": 0.0,
@@ -57,20 +59,21 @@ class ContextState:
             "robust": ones,
             "validation": ones,
             "duration": ones,
-            "reward": sealed(np.zeros(n)),
+            "reward": np.zeros(n),
             "first_robust": unknown,
             "first_validation": unknown,
-            "rewarded": sealed(np.zeros(n, np.bool_)),
+            "rewarded": np.zeros(n, np.bool_),
             "level": unknown,
+            "waiting_context": np.empty((0, elements)),
         }
 
-    def with_rewards(self, who: IntArray, rewards: FloatArray) -> Self:
+    def with_rewards(self, clients: IntArray, rewards: FloatArray) -> Self:
         """Return the state in which these clients had these rewards."""
         last = self.reward.copy()
-        last[who] = rewards
+        last[clients] = rewards
         return dataclasses.replace(
             self,
-            reward=sealed(last),
+            reward=last,
             reward_sum=self.reward_sum + float(rewards.sum()),
             reward_count=self.reward_count + len(rewards),
         )
@@ -87,54 +90,37 @@ class ContextState:
         return float(np.clip(known, -1e100, 1e100).mean()) if len(known) else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlashState(ContextState):
-    """The contexts and the linear regression over them."""
-
-    gram: FloatArray  # (d, d) V
-    moment: FloatArray  # (d,) b
-    predicted: FloatArray = per_client()  # (N,) theta-hat' x it was last picked with; NaN when not waited for
-    streak: IntArray = per_client()  # (N,) times in a row that the prediction was below the reward
-    # Rewards that wait for the next global model (only with reward="validation-decrease").
-    waiting: IntArray = field(default_factory=lambda: sealed(np.empty(0, np.int64)))  # (w,) clients
-    waiting_context: FloatArray = field(default_factory=lambda: sealed(np.empty((0, 0))))  # (w, d)
-    waiting_loss: FloatArray = field(default_factory=lambda: sealed(np.empty(0)))  # (w,) of the model they received
-
-
-def columns(state: ContextState, elements: Sequence[str], who: IntArray | None) -> list[tuple[str, FloatArray]]:
-    """Return the name and the numbers of some elements of the context, for ``who`` or for everybody."""
+def columns(state: ContextState, elements: Sequence[str], clients: IntArray | None) -> dict[str, FloatArray]:
+    """Return some elements of the context by name, of these clients or, with None, of all."""
     known = {
         "robust-loss": state.robust,
         "validation-loss": state.validation,
         "duration": state.duration,
         "last-reward": state.reward,
     }
-    chosen = [(name, known[name] if who is None else known[name][who]) for name in elements]
+    found = {name: known[name] if clients is None else known[name][clients] for name in elements}
     if "last-reward" in elements and not state.rewarded.all():
-        rewarded = state.rewarded if who is None else state.rewarded[who]
-        chosen = [
-            (name, np.where(rewarded, column, state.mean_reward) if name == "last-reward" else column)
-            for name, column in chosen
-        ]
-    return chosen
+        rewarded = state.rewarded if clients is None else state.rewarded[clients]
+        found["last-reward"] = np.where(rewarded, found["last-reward"], state.mean_reward)
+    return found
 
 
-def contexts(state: ContextState, elements: Sequence[str], who: IntArray) -> FloatArray:
+def contexts(state: ContextState, elements: Sequence[str], clients: IntArray) -> FloatArray:
     """Return the contexts (k, d) of some clients."""
-    return np.stack([column for _, column in columns(state, elements, who)], axis=1)
+    return np.stack(list(columns(state, elements, clients).values()), axis=1)
 
 
-def with_losses(state: State, who: IntArray, losses: Mapping[Signal, FloatArray]) -> State:
-    """Return the state with newly known losses of ``who``; NaN leaves what was known."""
+def with_losses(state: State, clients: IntArray, losses: Mapping[Signal, FloatArray]) -> State:
+    """Return the state with new losses of these clients; NaN leaves what was known."""
     changes: dict[str, Any] = {}
     for signal, values in losses.items():
         name = "robust" if signal is Signal.ROBUST_LOSS else "validation"
         first, column = getattr(state, f"first_{name}").copy(), getattr(state, name).copy()
         known = np.isfinite(values)
-        new, loss = who[known], values[known]
+        new, loss = clients[known], values[known]
         first[new] = np.where(np.isnan(first[new]), loss, first[new])
         column[new] = _relative(loss, first[new])
-        changes |= {f"first_{name}": sealed(first), name: sealed(column)}
+        changes |= {f"first_{name}": first, name: column}
     return dataclasses.replace(state, **changes)
 
 

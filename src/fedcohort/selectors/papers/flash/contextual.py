@@ -1,91 +1,162 @@
-r"""FLASH with another bandit: the parts its Figure 4 keeps when it replaces the linear one.
+r"""What FLASH does around its bandit: contexts, reward, first round. Its Figure 4 keeps these and replaces the bandit.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import ParameterError
-from fedcohort.core.params import Interval, OneOf, Sequence, param
-from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate
+from fedcohort.core.params import Interval, OneOf, Optional, Sequence, param
+from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.papers.flash.context import ELEMENTS, LOSS_OF, State, contexts
-from fedcohort.selectors.papers.flash.draw import Draw, pool_param, uniform_share_param
+from fedcohort.core.top import top_k
+from fedcohort.selectors.papers.flash.context import ELEMENTS, LOSS_OF, State, columns, with_losses
 from fedcohort.selectors.papers.flash.observation import observed_round
-from fedcohort.selectors.papers.flash.reward import READINGS
+from fedcohort.selectors.papers.flash.reward import READINGS, Reading, rate
+
+Notes = dict[str, str | float | int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextualBandit(Selector[State]):
-    """Contexts, reward and first round of FLASH ([Chang2024]_ Sec. 2.3, Algorithm 1); the bandit is filled in."""
+    """Contexts, reward and first round of FLASH ([Chang2024]_ Sec. 2.3, Algorithm 1); a subclass adds the bandit."""
 
-    reward: str = param(
-        "robust-advantage",
-        OneOf(tuple(name for name, reading in READINGS.items() if reading.after is not None)),
-        "reading of FLASH's reward (r_t)",
+    readings: ClassVar[Mapping[str, Reading]] = READINGS
+
+    reward: str = param("robust-change", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
+    context: tuple[str, ...] = param(
+        ELEMENTS, Sequence(OneOf(ELEMENTS), 1), "elements of the context vector (x_t); leave some out for the ablation"
     )
-    context: tuple[str, ...] = param(ELEMENTS, Sequence(OneOf(ELEMENTS), 1), "elements of FLASH's context vector (x_t)")
-    pool: float | Literal["top"] = pool_param()
-    uniform_share: float = uniform_share_param()
+    contexts: str = param(
+        "fresh", OneOf(("last", "fresh")), "losses last reported, or asked of all candidates before every round"
+    )
     first_round: str = param(
         "all", OneOf(("all", "asked")), "who trains in the first round: everybody (S_0), or as many as asked"
     )
-    first_round_limit: int = param(1000, Interval(int, 1, None), "most clients of a first round of all")
+    first_round_limit: int | None = param(
+        None, Optional(Interval(int, 1, None)), "most clients of a first round of all; None: no limit"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        name = type(self).__name__
         if len(set(self.context)) != len(self.context):
             raise ParameterError(
-                f"The 'context' parameter of {type(self).__name__} must be a list without repeats. "
-                f"Got {self.context!r}."
+                f"The 'context' parameter of {name} must be a list without repeats. Got {self.context!r}."
+            )
+        if self._reading.after is None and self.contexts != "fresh":
+            raise ParameterError(
+                f"The 'contexts' parameter of {name} must be 'fresh' with reward={self.reward!r}, which compares the "
+                f"losses of two global models. Got {self.contexts!r}."
             )
 
     @property
-    def requires(self) -> frozenset[Signal]:
-        """Durations, the losses of the context and those of the reward."""
-        reading = READINGS[self.reward]
-        assert reading.after is not None
+    def _reading(self) -> Reading:
+        return self.readings[self.reward]
+
+    @property
+    def _asked(self) -> frozenset[Signal]:
+        """The losses asked of all candidates before a round."""
+        if self.contexts != "fresh":
+            return frozenset()
         losses = {LOSS_OF[name] for name in self.context if name in LOSS_OF}
-        return frozenset({Signal.DURATION, reading.before, reading.after} | losses)
+        return frozenset(losses | ({self._reading.before} if self._reading.after is None else set()))
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Durations, the losses of the context and those of the reward; loss queries when contexts are fresh."""
+        needed = {Signal.DURATION, self._reading.before}
+        if self._reading.after is not None:
+            needed.add(self._reading.after)
+        needed |= {LOSS_OF[name] for name in self.context if name in LOSS_OF}
+        if self._asked:
+            needed.add(Signal.LOSS_QUERY)
+        return frozenset(needed)
 
     def size(self, state: State, asked: int, candidates: int) -> int:
         """Everybody in the first round (S_0), up to the limit; then what was asked."""
         if self.first_round == "all" and state.rounds == 0:
-            return max(asked, min(candidates, self.first_round_limit))
+            most = candidates if self.first_round_limit is None else min(candidates, self.first_round_limit)
+            return max(asked, most)
         return asked
+
+    def query(self, state: State, slate: Slate, rng: np.random.Generator) -> Query | None:
+        """With fresh contexts, the losses of all candidates."""
+        return Losses(slate.candidates, self._asked) if self._asked else None
 
     @abstractmethod
     def scored(
-        self, state: State, slate: Slate, context: FloatArray, notes: dict[str, str | float | int]
+        self, state: State, slate: Slate, context: Mapping[str, FloatArray], notes: Notes, rng: np.random.Generator
     ) -> tuple[FloatArray, dict[str, FloatArray], State]:
-        """Return the scores (c,) of contexts (c, d), what they are made of, and the state; add to ``notes``."""
+        """Return the scores (c,) of contexts, their parts, and the state; add to ``notes``.
+
+        ``context`` has a column (c,) for each element.
+        """
 
     @abstractmethod
-    def learnt(self, state: State, context: FloatArray, rewards: FloatArray) -> State:
+    def learn(self, state: State, clients: IntArray, context: FloatArray, rewards: FloatArray) -> State:
         """Return the state after rewards (k,) for contexts (k, d); k may be 0."""
+
+    def choose(
+        self, state: State, score: FloatArray, reward: FloatArray, size: int, notes: Notes, rng: np.random.Generator
+    ) -> IntArray:
+        """Return up to ``size`` positions of candidates with scores and last rewards (c,): the top M_t."""
+        return top_k(score, min(size, len(score)), rng)
+
+    def informed(self, state: State, candidates: IntArray, answer: Answer | None) -> State:
+        """Take in the losses of the current global model, and the rewards that waited for them."""
+        if answer is None:
+            return state
+        losses = {s: answer[s] for name, s in LOSS_OF.items() if name in self.context and s in self._asked}
+        if len(state.waiting):
+            at = np.minimum(np.searchsorted(candidates, state.waiting), len(candidates) - 1)
+            now = np.where(candidates[at] == state.waiting, answer[self._reading.before][at], np.nan)
+            known = np.isfinite(now)
+            clients, context = state.waiting[known], state.waiting_context[known]
+            rewards = rate(self._reading, state.waiting_loss[known], now[known], state.duration[clients], state.usual)
+            state = dataclasses.replace(
+                self.learn(state.with_rewards(clients, rewards), clients, context, rewards),
+                waiting=np.empty(0, np.int64),
+                waiting_context=np.empty((0, len(self.context))),
+                waiting_loss=np.empty(0),
+            )
+        return with_losses(state, candidates, losses)
 
     def select(
         self, state: State, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, State]:
-        """Draw among those that promise something, or take the highest scores; where all are equal, anybody."""
-        notes: dict[str, str | float | int] = {}
-        context = contexts(state, self.context, slate.candidates)
-        score, parts, state = self.scored(state, slate, context, notes)
-        draw = Draw(self.pool, self.uniform_share, first=state.rounds == 0 or float(np.ptp(score)) == 0.0)
-        picked: IntArray = slate.candidates[
-            draw.picks(score, slate.of_candidates(state.reward), slate.size, notes, rng)
-        ]
-        return Cohort(picked, candidates=slate.candidates, score=score, parts=parts, notes=notes), state
+        """Score all candidates and choose by the scores."""
+        state = self.informed(state, slate.candidates, answer)
+        notes: Notes = {}
+        context = columns(state, self.context, None if slate.everyone else slate.candidates)
+        score, parts, state = self.scored(state, slate, context, notes, rng)
+        allowed = self.allowed(state, slate, notes)
+        reward = slate.of_candidates(state.reward)
+        picks = allowed[self.choose(state, score[allowed], reward[allowed], slate.size, notes, rng)]
+        chosen: IntArray = slate.candidates[picks]
+        return Cohort(chosen, candidates=slate.candidates, score=score, parts=parts, notes=notes), state
+
+    def allowed(self, state: State, slate: Slate, notes: Notes) -> IntArray:
+        """Return the positions of the candidates that may be chosen: all of them."""
+        return np.arange(len(slate.candidates))
 
     def update(self, state: State, outcome: Outcome) -> State:
         """Learn from the contexts the clients were picked by and the rewards they brought."""
-        state, seen = observed_round(state, outcome, self.context, READINGS[self.reward])
-        assert seen.rewards is not None
-        return self.learnt(state.with_rewards(seen.who, seen.rewards), seen.context, seen.rewards)
+        state, seen = observed_round(state, outcome, self.context, self._reading, losses=self.contexts == "last")
+        if seen.rewards is None:
+            return dataclasses.replace(
+                state,
+                waiting=np.concatenate([state.waiting, seen.clients]),
+                waiting_context=np.concatenate([state.waiting_context, seen.context]),
+                waiting_loss=np.concatenate([state.waiting_loss, seen.before]),
+            )
+        return self.learn(state.with_rewards(seen.clients, seen.rewards), seen.clients, seen.context, seen.rewards)

@@ -5,7 +5,8 @@ r"""FLASH's reward, which the paper leaves ambiguous: each reading has a name (S
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,22 +14,32 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.flash.context import LIMIT
 
+Gain = Callable[[FloatArray, FloatArray, float], FloatArray]
+"""Of the losses before and after (k,), and the mean loss of all clients that reported one: what is gained, (k,)."""
+
 
 class Reading(NamedTuple):
     """One way to read the paper's reward."""
 
     before: Signal
     after: Signal | None  # None: the same loss of the next global model, from the next round's query
-    form: Literal["decrease", "change", "advantage"]
+    gain: Gain
+
+
+def change(before: FloatArray, after: FloatArray, usual: float) -> FloatArray:
+    """Return how far the loss moved, in either direction."""
+    return np.abs(before - after)
+
+
+def decrease(before: FloatArray, after: FloatArray, usual: float) -> FloatArray:
+    """Return how far the loss fell."""
+    return before - after
 
 
 READINGS = {
-    "robust-advantage": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, "advantage"),
-    "robust-decrease": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, "decrease"),
-    "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, "change"),
-    "pseudo-decrease": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, "decrease"),
-    "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, "change"),
-    "validation-decrease": Reading(Signal.VALIDATION_LOSS, None, "decrease"),
+    "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, change),
+    "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, change),
+    "validation-decrease": Reading(Signal.VALIDATION_LOSS, None, decrease),
 }
 
 
@@ -38,27 +49,19 @@ def rate(reading: Reading, before: FloatArray, after: FloatArray, tau: FloatArra
     Parameters
     ----------
     reading : Reading
-        What is rewarded: the decrease of a loss, its change in either direction, or how far the loss afterwards lies
-        below the usual one, as a share of it.
+        What is rewarded.
     before, after : (k,) float array
         The loss of the received model and of the client's own (or of the next global model).
     tau : (k,) float array
         Durations.
     usual : float
-        The mean of the loss over all clients that are known; only looked at by an advantage. At 0 nobody has one.
+        The mean of the loss over all clients that reported one.
 
     Examples
     --------
-    >>> rate(READINGS["robust-advantage"], np.ones(2), np.array([0.5, 3.0]), np.array([1.0, 2.0]), 2.0)
-    array([ 0.75, -0.25])
+    >>> rate(READINGS["robust-change"], np.array([1.0, 1.0]), np.array([0.5, 3.0]), np.array([1.0, 2.0]), 2.0)
+    array([0.5, 1. ])
     """
     # Losses may be as large as 1e308; their difference must not overflow before it is cut off.
-    before, after = np.clip(before, -1e100, 1e100), np.clip(after, -1e100, 1e100)
-    match reading.form:
-        case "advantage":
-            gain = (usual - after) / usual if usual > 1e-100 else np.zeros(len(after))
-        case "decrease":
-            gain = before - after
-        case "change":
-            gain = np.abs(before - after)
+    gain = reading.gain(np.clip(before, -1e100, 1e100), np.clip(after, -1e100, 1e100), usual)
     return np.asarray(np.clip(gain / tau, -LIMIT, LIMIT))

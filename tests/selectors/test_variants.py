@@ -1,0 +1,51 @@
+"""Variants of the papers' selectors: what each changes, and that journals from before the names were split go on."""
+
+import pytest
+
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import JournalError
+from fedcohort.core.selector_spec import describe, rebuild_selector
+from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
+from fedcohort.selectors.papers.flash import Flash
+from fedcohort.session import Session
+
+OLD_CONTEXTUAL = {
+    "reward": "robust-advantage",
+    "context": ["robust-loss", "validation-loss", "duration", "last-reward"],
+    "pool": 0.8,
+    "uniform_share": 0.1,
+    "first_round": "all",
+    "first_round_limit": 1000,
+}
+OLD_NEURAL = {"exploration": 0.1, "ridge": 1.0, "width": 16, "interval": 5, "steps": 50, "rate": 0.1, "memory": 256}
+OLD = {
+    "flash": (
+        FlashAdvantage(),
+        OLD_CONTEXTUAL | {"contexts": "last", "exploration": 0.1, "ridge": 1.0, "delta": 0.1, "patience": None},
+    ),
+    "neural-bandit": (NeuralBanditAdvantage(), OLD_CONTEXTUAL | OLD_NEURAL),
+    "restless-bandit": (
+        RestlessBanditAdvantage(),
+        OLD_CONTEXTUAL | {"states": 2, "exploration": 3.0, "ridge": 1.0},
+    ),
+}
+"""What version 0.2 wrote into a journal of each name, and the selector that goes on with it."""
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_journal_that_has_a_variants_parameters_goes_on_with_the_variant(name):
+    variant, params = OLD[name]
+    spec = {"name": name, "class": "fedcohort.selectors:Old", "reference": None, "params": params}
+    assert rebuild_selector(spec, None, None) == variant
+    assert rebuild_selector(spec, variant, None) == variant
+
+
+def test_a_journal_of_the_papers_form_goes_on_with_it_and_not_with_the_variant(tmp_path):
+    spec = describe(Flash(exploration=0.5))
+    assert rebuild_selector(spec, None, None) == Flash(exploration=0.5)
+    with pytest.raises(JournalError, match=r"'flash'.*cannot be continued with 'flash-advantage'"):
+        rebuild_selector(spec, FlashAdvantage(), None)
+    with Session(FlashAdvantage(pool=0.5), ClientTable(n=5), journal=tmp_path / "a.sqlite") as session:
+        assert session.round == 0
+    with Session.open(tmp_path / "a.sqlite") as session:
+        assert session.selector == FlashAdvantage(pool=0.5)
