@@ -22,8 +22,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import Answers, CohortStrategy, Facts, cohort_client
 
-from .loopback import Loopback
-
 
 class Clock:
     """Time that passes only in ``sleep``."""
@@ -312,6 +310,8 @@ def kit() -> Any:
 
     class Kit:
         pass
+
+    from .loopback import Loopback  # here, because a test's own process imports this module by its path
 
     for thing in (model, step, client_app, facts, losses, gradient, flower_app, Fleet, Node, Clock, FakeGrid, Loopback):
         setattr(Kit, thing.__name__, staticmethod(thing) if not isinstance(thing, type) else thing)

@@ -281,7 +281,7 @@ def test_what_cannot_go_with_privacy_is_refused_at_once(empty_fleet: Any, kit: A
 def test_a_selector_that_takes_another_number_ends_the_run(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
     fill(empty_fleet, kit, "server, fixed")
     strategy = empty_fleet.strategy("all", FIXED(base(), 0.1, 5.0, 4), journal=tmp_path / "j")
-    with pytest.raises(InnerStrategyError, match="chose 6 clients, and the privacy noise is made for 4"):
+    with pytest.raises(RoundError, match="chose 6 clients, and the privacy noise is made for 4"):
         strategy.start(empty_fleet.grid, kit.model(counter=False), num_rounds=1)
     assert not empty_fleet.trained()
     strategy = empty_fleet.strategy("uniform", FIXED(base(), 0.1, 5.0, 4), journal=tmp_path / "k")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,16 +36,6 @@ def short(text: str, limit: int = 300) -> str:
     """
     text = printable(" ".join(text[: 10 * limit].split()))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """Return names in one line, of many the first.
-
-    >>> listed(["anna", "ben", "cem"], most=2)
-    'anna, ben and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 class Reply(NamedTuple):
@@ -82,6 +72,7 @@ class Outbox:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     waiting: dict[str, tuple[str, float]] = field(default_factory=dict)  # message id -> (name, when it was sent)
+    _pause_first: bool = False  # whether messages were pulled already, so that a pause is due
 
     def send(self, messages: Mapping[str, Message]) -> list[str]:
         """Push one message per name; return the names whose message the SuperLink did not take."""
@@ -118,21 +109,30 @@ class Outbox:
             arrived.append(Reply(name, message, now - since))
         return arrived
 
-    def gather(self, deadline: float, done: Callable[[Sequence[Reply]], bool] | None = None) -> list[Reply]:
-        """Return the replies that arrive within ``deadline`` seconds, or until ``done`` says there are enough."""
-        replies: list[Reply] = []
-        end = self.clock() + deadline
-        begun = self.clock()
+    def receive(self, until: float) -> list[Reply]:
+        """Return what has arrived; without anything, wait for it until the time ``until``."""
+        begun = min((since for _, since in self.waiting.values()), default=until)
         while True:
+            if self._pause_first:
+                self._pause(begun, until)
             news = self.pull()
-            replies += news
-            if not self.waiting or (news and done is not None and done(replies)):
-                return replies
-            left = end - self.clock()
-            if left <= 0:
-                return replies
-            pause = _RESOLUTION * (self.clock() - begun)
-            self.sleep(min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE, left))
+            self._pause_first = True
+            if news or not self.waiting or self.clock() >= until:
+                return news
+
+    def _pause(self, begun: float, until: float) -> None:
+        now = self.clock()
+        pause = min(max(_RESOLUTION * (now - begun), SHORTEST_PAUSE), LONGEST_PAUSE, until - now)
+        if pause > 0:
+            self.sleep(pause)
+
+    def gather(self, seconds: float) -> list[Reply]:
+        """Return the replies that arrive within so many seconds."""
+        until = self.clock() + seconds
+        replies = self.receive(until)
+        while self.waiting and self.clock() < until:
+            replies += self.receive(until)
+        return replies
 
     def owing(self) -> set[str]:
         """Return the names that have not answered."""
@@ -148,14 +148,13 @@ class Debt:
     outbox : Outbox
     nodes : mapping of str to int
         The node each name had; one that restarted since owes nothing.
-    ticket, round : int or None
+    ticket : int or None
         Of the cohort that was asked to train; None for questions and evaluations.
     """
 
     outbox: Outbox
     nodes: Mapping[str, int]
     ticket: int | None = None
-    round: int | None = None
 
 
 @dataclass
@@ -164,13 +163,11 @@ class Debts:
 
     open: list[Debt] = field(default_factory=list)
 
-    def add(
-        self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None, round_: int | None = None
-    ) -> None:
+    def add(self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None) -> None:
         """Note who has not answered, if anybody."""
         if outbox.waiting:
             owing = outbox.owing()
-            self.open.append(Debt(outbox, {n: node for n, node in nodes.items() if n in owing}, ticket, round_))
+            self.open.append(Debt(outbox, {n: node for n, node in nodes.items() if n in owing}, ticket))
 
     def busy(self, name: str, node: int) -> bool:
         """Whether a client still owes an answer."""

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,10 @@ from fedcohort.core.clients import ClientTable, LabelCounts, LabelGramRows, Labe
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, SignalError
 from fedcohort.core.protocol import Losses
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
-from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, listed, short
+from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, short
 from fedcohort.hosts.flower.roster import Card, Roster, natural
 from fedcohort.hosts.flower.wire import LOSSES, RECORD, Description, ask_record, reported
+from fedcohort.hosts.round import FederationTimeoutError, listed
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelOpener
@@ -38,12 +38,6 @@ _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 _FEW = 0.2  # a share of clients that does not decide how many classes there are
 
 
-class FederationTimeoutError(FedcohortError, TimeoutError):
-    """Too few clients came online in time."""
-
-    __str__ = FedcohortError.__str__
-
-
 _Version = tuple[int, int]
 
 
@@ -58,19 +52,6 @@ def rules_in(journal: Path) -> Rules | None:
     with closing(read_journal(journal)) as record:
         found = record.meta().get("rules")
     return None if found is None else Rules.recorded(found)
-
-
-@dataclass(frozen=True, eq=False)
-class Available:
-    """Clients that can take part now."""
-
-    names: list[str]
-    clients: IntArray  # their dense indices
-
-    @staticmethod
-    def of(table: ClientTable, names: list[str]) -> Available:
-        """Look names up in a session's table."""
-        return Available(names, table.indices(names))
 
 
 class Population:
@@ -133,7 +114,7 @@ class Population:
         self._supplied: frozenset[Signal] | None = None
         # What does not change between rounds is worked out once; a federation may have many thousand clients.
         self._welcomed: tuple[_Version, int] | None = None
-        self._free: tuple[tuple[_Version, int], Available] | None = None
+        self._free: tuple[tuple[_Version, int], IntArray] | None = None
 
     @property
     def online(self) -> dict[str, Card]:
@@ -484,16 +465,20 @@ class Population:
             self._keyed = keyed | frozenset(news)
             self._demands += 1
 
-    def available(self, session: Session, busy: bool) -> Available:
-        """Return who can take part now: online, a member, and (``busy``) not still at work on something else."""
+    def available(self, session: Session) -> IntArray:
+        """Return the members that are online."""
         online, table = self.online, session.table
-        if busy:
-            owes = self.debts.busy
-            return Available.of(table, [n for n, card in online.items() if n in table and not owes(n, card.node)])
         at = (self._version, session.changes)
         if self._free is None or self._free[0] != at:
-            self._free = (at, Available.of(table, [name for name in online if name in table]))
+            self._free = (at, table.indices([name for name in online if name in table]))
         return self._free[1]
+
+    def busy(self, session: Session, clients: IntArray) -> IntArray:
+        """Return those of ``clients`` that still work on something else."""
+        if not self.debts.open:
+            return clients[:0]
+        online, names = self.online, session.table.names_of(clients)
+        return clients[[self.debts.busy(name, online[name].node) for name in names]]
 
     # -- queries --------------------------------------------------------------------------------------------------
 

@@ -35,9 +35,9 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.checkpoint import Checkpoints
+from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import written_to
-from fedcohort.hosts.flower.population import FederationTimeoutError
-from fedcohort.hosts.flower.rounds import RoundError, Rounds
+from fedcohort.hosts.flower.run import LiveRun
 from fedcohort.hosts.flower.wire import composed, plain
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
@@ -47,6 +47,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     levels,
     wanted,
 )
+from fedcohort.hosts.round import FederationTimeoutError, RoundError
 from fedcohort.journal.signing import Signer
 from fedcohort.privacy.label_decoders import LabelOpener
 from fedcohort.session.rules import Rules
@@ -324,7 +325,7 @@ class CohortStrategy(Strategy):
                 "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                 "or cohort_size"
             )
-        run = Rounds(
+        host = FlowerHost(
             self,
             grid,
             num_rounds=num_rounds,
@@ -333,6 +334,7 @@ class CohortStrategy(Strategy):
             evaluate_config=evaluate_config or ConfigRecord(),
             evaluate_fn=evaluate_fn,
         )
+        run = LiveRun(host)
         failed: BaseException | None = None
         try:
             return run.play(initial_arrays)

@@ -1,10 +1,9 @@
-"""A cohort trains: the strategy's own messages out, replies checked, and nobody waited for beyond the deadline."""
+"""A cohort's training messages, made by the wrapped strategy, and the bounds that replies are kept within."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -13,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flower.exchange import Debts, Outbox, Reply, with_ttl
+from fedcohort.hosts.flower.exchange import Outbox, with_ttl
 from fedcohort.hosts.flower.replies import Checked, Checker, agreeing, clipped, with_weight
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.hosts.flower.weights import bounded_weights
@@ -21,43 +20,29 @@ from fedcohort.hosts.flower.wire import CONFIRMATION, RECORD, SEED, WORK, ask_re
 from fedcohort.hosts.flower.wrapped_strategy import GridView, addressed, grows, keys, offered, record_names
 
 log = logging.getLogger("flwr.fedcohort")
-_OK, _MISSING = Status.OK, Status.MISSING
+_OK = Status.OK
 _AFTERLIFE = 60.0  # seconds, at least, that a train message outlives its deadline, so that a late answer can arrive
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a cohort's training brought.
+def as_errors(replies: Iterable[Checked], sent: Mapping[str, Message]) -> list[Message]:
+    """Return the replies without a sound model as errors, for strategies that judge them.
 
-    Attributes
+    Parameters
     ----------
-    checked : list of Checked
-        The replies in the order of the cohort; who never answered is not among them.
-    reasons : dict of str to str
-        Why clients without a sound model have none.
-    corrections : dict of str to list of str
-        What was changed about sound replies before they entered the average.
-    sent : dict of str to Message
-        The messages that went out.
+    replies : iterable of Checked
+    sent : mapping of str to Message
+        The message that each client got.
     """
-
-    checked: list[Checked]
-    reasons: dict[str, str]
-    corrections: dict[str, list[str]]
-    sent: dict[str, Message]
-
-    def errors(self) -> list[Message]:
-        """Return the replies without a sound model as errors, for strategies that judge them."""
-        found = []
-        for reply in self.checked:
-            if reply.status is _OK:
-                continue
-            if reply.message is not None and reply.message.has_error():
-                found.append(reply.message)
-            else:
-                error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.reason)
-                found.append(Message(error, reply_to=self.sent[reply.name]))
-        return found
+    found = []
+    for reply in replies:
+        if reply.status is _OK:
+            continue
+        if reply.message is not None and reply.message.has_error():
+            found.append(reply.message)
+        else:
+            error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.reason)
+            found.append(Message(error, reply_to=sent[reply.name]))
+    return found
 
 
 class Training:
@@ -70,8 +55,6 @@ class Training:
         The wrapped strategy, whose messages are sent.
     deadline : float
         Seconds after which a round closes.
-    debts : Debts
-        Takes up who has not answered by then.
     max_share : float, optional
         Largest share of a round's weight that one client may have.
     max_update_norm : float, optional
@@ -83,23 +66,23 @@ class Training:
         grid: Grid,
         strategy: Strategy,
         deadline: float,
-        debts: Debts,
         max_share: float | None = None,
         max_update_norm: float | None = None,
     ) -> None:
         self._grid = grid
         self._strategy = strategy
-        self._deadline = deadline
-        self._debts = debts
+        self.deadline = deadline
         self._max_share = max_share
         self._max_update_norm = max_update_norm
         self._weight_key, self._config_key = keys(strategy)
         self._records = record_names(strategy)
         self._grows = grows(strategy)
-        self.commitment: str | None = None  # told to the clients with every message
-        self.confirmations: Mapping[str, bytes] = {}  # of a key holder's, shown to each client with its message
+        self.commitment: str | None = None
+        self.confirmations: Mapping[str, bytes] = {}
+        self.checker: Checker  # of the replies to the messages that were sent last
+        self.sent: dict[str, Message] = {}
 
-    def checker(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
+    def checks(self, arrays: ArrayRecord, required: Iterable[Signal]) -> Checker:
         """Return the checks of replies to ``arrays``."""
         return Checker(arrays, self._weight_key, required, same_shapes=not self._grows)
 
@@ -171,7 +154,7 @@ class Training:
             message.content = known[1]
         return found
 
-    def train(
+    def send(
         self,
         cohort: Cohort,
         online: Mapping[str, Card],
@@ -182,43 +165,37 @@ class Training:
         seed: int,
         required: frozenset[Signal],
         asked: frozenset[Signal],
-        enough: int,
-    ) -> Trained:
-        """Train a cohort; closes with ``enough`` sound models, or at the deadline."""
+        commitment: str | None,
+        confirmations: Mapping[str, bytes],
+    ) -> dict[str, str]:
+        """Send a cohort its train messages; return who could not be sent one, and why.
+
+        Parameters
+        ----------
+        cohort : Cohort
+        online : mapping of str to Card
+        arrays : ArrayRecord
+            The global model; replies are checked against it.
+        config : ConfigRecord
+        outbox : Outbox
+            Takes the messages.
+        seed : int
+        required, asked : frozenset of Signal
+            What a reply must report, and what it is asked to report.
+        commitment : str, optional
+            To the choice, shown to every client.
+        confirmations : mapping of str to bytes
+            A key holder's, shown to each client.
+        """
         cards = {name: card for name in cohort.names if (card := online.get(name)) is not None}
         reasons = {} if len(cards) == cohort.size else {n: "not online" for n in cohort.names if n not in online}
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
-        messages = self.messages(
+        self.commitment, self.confirmations = commitment, confirmations
+        self.checker = self.checks(arrays, required)
+        self.sent = self.messages(
             self._strategy, cohort.round + 1, cards, arrays, config, seed=seed, work=work, report=asked
         )
-        with_ttl(messages.values(), self._deadline + max(self._deadline, _AFTERLIFE))
-        for name in outbox.send(messages):
+        with_ttl(self.sent.values(), self.deadline + max(self.deadline, _AFTERLIFE))
+        for name in outbox.send(self.sent):
             reasons[name] = "the SuperLink did not take the message"
-        checker = self.checker(arrays, required)
-        checked: dict[str, Checked] = {}
-        seen = sound = 0
-
-        def done(replies: Sequence[Reply]) -> bool:
-            nonlocal seen, sound
-            for result in checker.all(replies[seen:]):
-                checked[result.name] = result
-                sound += result.status is _OK
-            seen = len(replies)
-            return sound >= enough
-
-        begun = outbox.clock()
-        done(outbox.gather(self._deadline, done))
-        if outbox.waiting:
-            closed = outbox.clock() - begun >= self._deadline
-            why = f"no answer within {self._deadline:g} s" if closed else "the round was closed with enough others"
-            reasons.update(dict.fromkeys(outbox.owing(), why))
-            self._debts.add(outbox, {name: card.node for name, card in cards.items()}, cohort.ticket, cohort.round)
-        # What was lost on the way counts as never answered; the session knows those by their absence.
-        if sound < len(checked):
-            reasons.update({c.name: c.reason for c in checked.values() if c.status is _MISSING})
-        answered = [c for c in map(checked.get, cohort.names) if c is not None and c.status is not _MISSING]
-        ordered, corrections = self.bounded(answered, online, arrays)
-        failed = {reply.name: reply.reason for reply in ordered if reply.status is not _OK}
-        reasons.update(failed)
-        log.info("sound models: %d, clients without one: %d", len(ordered) - len(failed), len(reasons))
-        return Trained(ordered, reasons, corrections, messages)
+        return reasons

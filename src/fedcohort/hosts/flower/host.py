@@ -1,0 +1,521 @@
+"""A Flower federation as a host: the strategy's messages out, checked replies in, the strategy's average."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedcohort.audit.choices import receipt
+from fedcohort.core import rng as streams
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
+from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.hosts.flower.averaging import Average, aggregated, with_integers
+from fedcohort.hosts.flower.evaluation import Evaluation, scalars
+from fedcohort.hosts.flower.exchange import Outbox, exchange, with_ttl
+from fedcohort.hosts.flower.logs import say
+from fedcohort.hosts.flower.metrics import evened
+from fedcohort.hosts.flower.population import Population
+from fedcohort.hosts.flower.pulse import Pulse
+from fedcohort.hosts.flower.replies import (
+    MEASURED,
+    Checked,
+    Measures,
+    averaged,
+    sample_counts,
+    scale_weight,
+    weight_of,
+    with_metrics,
+)
+from fedcohort.hosts.flower.training import Training, as_errors
+from fedcohort.hosts.flower.wire import plain
+from fedcohort.hosts.flower.wrapped_strategy import (
+    InnerStrategyError,
+    StrategyState,
+    accounted,
+    forget_round,
+    keys,
+    levels,
+    needed,
+    sampled,
+    stand_in,
+    wanted,
+)
+from fedcohort.hosts.live import Aggregation, Host, Online
+from fedcohort.hosts.orders import Order
+from fedcohort.hosts.round import Policy, Reply, Round, Shortage
+from fedcohort.journal.events import CORRECTED
+from fedcohort.session.session import Session
+from fedcohort.training.filters import KeepAll, Replies, judged
+
+if TYPE_CHECKING:
+    from fedcohort.hosts.flower.strategy import CohortStrategy, EvaluateFn
+
+log = logging.getLogger("flwr.fedcohort")
+_OK, _INVALID = Status.OK, Status.INVALID
+_TRIAL = "trial"
+_LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
+_NAMED = 8  # clients named in a line of the log
+
+
+class FlowerHost(Host):
+    """The clients behind a grid, the wrapped strategy and the global model.
+
+    Attributes
+    ----------
+    session : Session or None
+        None until it is known who is there.
+    arrays : ArrayRecord
+        The global model.
+    policy : Policy
+    """
+
+    def __init__(
+        self,
+        settings: CohortStrategy,
+        grid: Grid,
+        *,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        self.settings = settings
+        self.inner = settings.strategy
+        self.grid = grid
+        self.num_rounds = num_rounds
+        self.config = train_config
+        self._given = dict(train_config)
+        self._config_before = self._given  # of the round that is open
+        self.levels = levels(self.inner)
+        deadline = settings.deadline or timeout
+        self.query_deadline = settings.query_deadline or deadline
+        self.private = sampled(self.inner)  # a cohort has exactly so many clients; None: no differential privacy
+        self.policy = Policy(
+            size=self._size,
+            spares=settings.spares,
+            deadline=deadline,
+            min_replies=settings.min_replies,
+            tries=settings.tries,
+            wait_for=max(settings.wait_for or needed(self.inner), 1),
+            patience=settings.patience,
+            private=self.private is not None,
+        )
+        self.memory = StrategyState(self.inner)
+        self.weight_key, _ = keys(self.inner)
+        shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
+        # A shadow must be able to read the table; what else it would like to know is reported where clients can.
+        self.shadow_facts = shadows & TABLE_SIGNALS
+        self.wished = shadows & REPORT_SIGNALS
+        self.population = Population(
+            grid,
+            settings.selector.requires | self.shadow_facts,
+            patience=settings.patience,
+            labels=settings.labels,
+            describe_every=settings.describe_every,
+            classes=settings.classes,
+            registered_only=settings.registered_only,
+            clock=settings.clock,
+            sleep=self._sleep,
+            waits=self._waits,
+        )
+        self.debts = self.population.debts
+        self.result = Result()
+        self.training = Training(grid, self.inner, deadline, settings.max_share, settings.max_update_norm)
+        self.evaluation = Evaluation(
+            grid,
+            self.inner,
+            evaluate_config,
+            evaluate_fn,
+            self.result,
+            seed=settings.seed,
+            deadline=deadline,
+            debts=self.debts,
+            max_share=settings.max_share,
+        )
+        self.session: Session | None = None
+        self.arrays = ArrayRecord()
+        self.pulse = Pulse(settings.journal, num_rounds, settings.clock)
+        self._open: tuple[Cohort, Outbox] | None = None  # the cohort that trains, and its messages
+        self._average = Average()  # of the round that was combined last
+        self._saved: str | None = None  # the newest checkpoint
+        self._logged = 0.0  # for how long the run had waited when that was last logged
+
+    def _size(self, online: int) -> int | None:
+        return self.settings.cohort_size or wanted(self.levels, "train", online)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait, and see now and then who is still there."""
+        self.pulse.look(self.grid.get_node_ids)
+        self.settings.sleep(seconds)
+
+    def _waits(self, what: str) -> None:
+        self.pulse.seen(self.population.online, self.session)
+        self.pulse.waiting(what)
+
+    def _outbox(self) -> Outbox:
+        return Outbox(self.grid, self.settings.clock, self._sleep)
+
+    @property
+    def _running(self) -> Session:
+        assert self.session is not None
+        return self.session
+
+    # -- messages out, replies in -------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the time of the settings' clock."""
+        return self.settings.clock()
+
+    def online(self) -> Online:
+        """Look who is online, and let newcomers join."""
+        session, population = self._running, self.population
+        population.refresh()
+        population.welcome(session)
+        self.pulse.seen(population.online, session)
+        everybody = population.available(session)
+        return Online(everybody, population.busy(session, everybody))
+
+    def absent(self) -> Sequence[str]:
+        """Return in words who is connected and cannot take part, and why."""
+        return self.population.absent()
+
+    def send(self, cohort: Cohort) -> Mapping[str, str]:
+        """Send the strategy's own train messages."""
+        session, server_round = self._running, cohort.round + 1
+        self._config_before = dict(self.config)
+        forget_round(self.inner, server_round)  # of a run in this process that was cut off
+        required = session.requires & METRIC_SIGNALS
+        outbox = self._outbox()
+        self._open = (cohort, outbox)
+        return self.training.send(
+            cohort,
+            self.population.online,
+            self.arrays,
+            self.config,
+            outbox,
+            seed=session.seed,
+            required=required,
+            asked=required | (self.wished & self.population.supplied()),
+            commitment=receipt(session.journal, cohort.ticket, cohort.round),
+            confirmations=self.population.confirmations(session.table.names_of(cohort.clients)),
+        )
+
+    def receive(self, until: float) -> list[Reply]:
+        """Return checked replies of the cohort that trains; between two rounds, what was owed from earlier ones."""
+        if self._open is not None:
+            cohort, outbox = self._open
+            replies = outbox.receive(until)
+            checked = self.training.checker.all(replies)
+            return [
+                Reply(cohort.ticket, reply.name, found.status, found.reason, reply.seconds, found)
+                for reply, found in zip(replies, checked, strict=True)
+            ]
+        if (left := until - self.now()) > 0:
+            self._sleep(left)
+        return [
+            Reply(debt.ticket, reply.name, Status.OK if reply.error is None else Status.FAILED, "", reply.seconds)
+            for debt, reply in self.debts.collect()
+            if debt.ticket is not None
+        ]
+
+    # -- the average --------------------------------------------------------------------------------------------------
+
+    def combine(self, round_: Round) -> Aggregation:
+        """Filter the sound models and let the strategy average them; what it cannot average is refused."""
+        assert self._open is not None
+        cohort, outbox = self._open
+        self._open = None
+        online, sent = self.population.online, self.arrays
+        self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
+        answered: list[Checked] = [reply.content for reply in round_.in_order()]
+        checked, corrections = self.training.bounded(answered, online, sent)
+        refused = {
+            now.name: now.reason
+            for now, before in zip(checked, answered, strict=True)
+            if now.status is not before.status
+        }
+        sound = sum(reply.status is _OK for reply in checked)
+        log.info("sound models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
+        samples = sample_counts(checked)
+        measures = Measures(sent, checked, samples)
+        kept = self._kept(checked, measures)
+        average = self._aggregate(round_, checked, kept, corrections)
+        if average.arrays is not None:
+            average = replace(average, arrays=with_integers(average.arrays, sent))
+        if average.blamed:
+            checked = [
+                reply._replace(status=_INVALID, reason=average.blamed[reply.name])
+                if reply.name in average.blamed
+                else reply
+                for reply in checked
+            ]
+            kept = kept & np.array([reply.name not in average.blamed for reply in checked])
+            measures = Measures(sent, checked, samples)
+            refused.update(average.blamed)
+        if average.metrics is not None:
+            log.info("\t└──> Aggregated MetricRecord: %s", average.metrics)
+            self.result.train_metrics_clientapp[cohort.round + 1] = average.metrics
+        self._average = average
+        return Aggregation(
+            kept,
+            self._columns(measures, checked),
+            error="" if average.arrays is not None else average.error or "no model came of it",
+            refused=refused,
+            corrections=corrections,
+        )
+
+    def _kept(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
+        """Return which of the replies the filter keeps."""
+        ok = measures.rows
+        if not len(ok) or type(self.settings.filter) is KeepAll:
+            return measures.ok
+        validation = self.settings.validation
+        verdict = judged(
+            self.settings.filter,
+            Replies(
+                np.ones(len(ok), np.bool_),
+                updates=lambda: measures.updates[ok],
+                logits=None
+                if validation is None
+                else lambda: np.stack([plain(validation.logits(checked[i].arrays)) for i in ok.tolist()]),
+                labels=None if validation is None else plain(validation.labels),
+            ),
+        )
+        if not verdict.kept.all():
+            log.info("the filter keeps %d of %d models", int(verdict.kept.sum()), len(ok))
+        if measures.all_ok:
+            return verdict.kept
+        kept = np.zeros(len(checked), np.bool_)
+        kept[ok] = verdict.kept
+        return kept
+
+    def _aggregate(
+        self, round_: Round, checked: Sequence[Checked], kept: BoolArray, corrections: dict[str, list[str]]
+    ) -> Average:
+        cohort = round_.cohort
+        chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
+        if self.private is not None:
+            odd = _odd_weights(chosen, self.weight_key) if accounted(self.inner) else {}
+            if short := round_.shortfall(len(chosen) - len(odd)):
+                return Average(blamed=odd, error=short)
+        if cohort.weights is not None:
+            share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
+            for reply in chosen:
+                scale_weight(reply, self.weight_key, share[reply.name])
+        metrics, uneven = evened({reply.name: reply.metrics for reply in chosen}, self.weight_key)
+        if uneven:
+            chosen = [with_metrics(reply, metrics[reply.name]) for reply in chosen]
+            for name, texts in uneven.items():
+                corrections.setdefault(name, []).extend(texts)
+        if short := round_.shortfall(len(chosen)):
+            return Average(error=short)
+        if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
+            return Average(error="too few sound models")
+        found = aggregated(self.inner, cohort.round + 1, chosen, as_errors(checked, self.training.sent))
+        if len(chosen) - len(found.blamed) < self.settings.min_replies:
+            return Average(blamed=found.blamed, error=found.error)
+        return found
+
+    def _columns(self, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, FloatArray]:
+        """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
+        session = self._running
+        brought = [reply.values for reply in checked if reply.status is _OK]
+        extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
+        extra = frozenset(s for s in extra if len({np.shape(values[s]) for values in brought}) == 1)
+        signals = (session.requires & METRIC_SIGNALS) | extra | (self.wished & MEASURED)
+        columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
+        if Signal.SERVER_LOSS in session.requires:  # never what a client says
+            assert self.settings.validation is not None
+            columns[Signal.SERVER_LOSS] = np.where(measures.ok, self.settings.validation.loss(self.arrays), np.nan)
+        return columns
+
+    def store(self, round_: Round, aggregation: Aggregation) -> Any:
+        """Put the strategy's metrics on record, and the model and the strategy's memory into a checkpoint."""
+        cohort, average = round_.cohort, self._average
+        numbers = {f"train/{key}": value for key, value in scalars(average.metrics).items()}
+        if numbers:
+            self._running.record(cohort.round, numbers)
+        store = self.settings.checkpoints
+        if store is None:
+            return None
+        assert average.arrays is not None
+        # Of the config only what the strategy wrote; the rest is the app's, which may say otherwise next time.
+        written = {k: v for k, v in self.config.items() if k not in self._given or self._given[k] != v}
+        self._saved = store.save(cohort.round + 1, average.arrays, self.memory, written)
+        return {"checkpoint": self._saved}
+
+    def evaluate(self, round_: int, arrays: ArrayRecord) -> None:
+        """Evaluate the model after a round on clients and at the server, and put the numbers on record."""
+        session = self._running
+        numbers, corrections = self.evaluation.on_clients(round_ + 1, arrays, self.population.online, self._outbox())
+        _log_corrections(round_, corrections)
+        if corrections:
+            session.note(CORRECTED, {"round": round_, "corrections": {n: list(t) for n, t in corrections.items()}})
+        numbers.update(self.evaluation.at_server(round_ + 1, arrays))
+        if numbers:
+            session.record(round_, numbers)
+            session.commit()
+            say("evaluated", "round %d evaluated", round_, round=round_, metrics=numbers)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def answer(self, query: Query, available: IntArray) -> Answer:
+        """Ask clients for losses, or try cohorts out."""
+        table = self._running.table
+        match query:
+            case Losses(clients=clients, signals=signals):
+                names = table.names_of(clients)
+                return Answer(query, self.population.losses(self.arrays, names, signals, self.query_deadline))
+            case Trial():
+                if self.private is not None:
+                    raise InnerStrategyError(
+                        f"The selector {self._running.selector.name!r} wants to try cohorts out, and their models "
+                        "would be sent to clients without the noise of differential privacy.",
+                        hint="use a selector without trials; FedCor has none with samples='round'",
+                    )
+                return self._try_out(query, available)
+
+    def _try_out(self, query: Trial, available: IntArray) -> Answer:
+        """Train each trial cohort on a copy of the strategy, average, and ask everybody for the change of loss."""
+        session, arrays, deadline = self._running, self.arrays, self.training.deadline
+        ask = frozenset({query.measured})
+        everyone = session.table.names_of(available)
+        before = self.population.losses(arrays, everyone, ask, self.query_deadline)[query.measured]
+        changes = np.full((len(query.cohorts), session.table.n), np.nan)
+        for row, clients in enumerate(query.cohorts):
+            online = self.population.online
+            names = [name for name in session.table.names_of(clients) if name in online]
+            cards = {name: online[name] for name in names}
+            # Not the batches of the round itself, which may train the same clients.
+            seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
+            # Copies, because a trial must leave no trace in the strategy: no moments, no privacy spent.
+            double, config = stand_in(self.inner), ConfigRecord(dict(self.config))
+            messages = self.training.messages(
+                double, session.round + 1, cards, arrays, config, seed=seed, work={}, report=()
+            )
+            with_ttl(messages.values(), 2 * deadline)
+            replies = exchange(self._outbox(), messages, deadline, self.debts)
+            answers = [replies[name] for name in names if name in replies]
+            checked, _ = self.training.bounded(self.training.checks(arrays, ()).all(answers), online, arrays)
+            models = [reply for reply in checked if reply.status is _OK]
+            if not models:
+                log.warning("a trial of %s brought no model", ", ".join(names))
+                continue
+            tried = averaged(models, self.weight_key)
+            after = self.population.losses(tried, everyone, ask, self.query_deadline)[query.measured]
+            changes[row, available] = after - before
+        return Answer(query, {query.answered_with: changes})
+
+    # -- what happens, for the log ------------------------------------------------------------------------------------
+
+    def on_round(self, number: int, again: bool) -> None:
+        """Log the beginning of a round."""
+        text = "[ROUND %d, %d of %d] again: it was cut off" if again else "[ROUND %d, %d of %d]"
+        log.info(text, number, number + 1, self.num_rounds)
+
+    def on_waiting(self, shortage: Shortage, seconds: float) -> None:
+        """Say beside the journal what is waited for, and every few seconds in the log."""
+        absent = self.absent()
+        self.pulse.waiting(shortage.describe(absent=absent))
+        if seconds - self._logged >= _LOG_EVERY:
+            self._logged = seconds
+            log.info("waiting: %s", shortage.describe(seconds, absent))
+
+    def on_ready(self) -> None:
+        """Say that the run goes on."""
+        self._logged = 0.0
+        self.pulse.running()
+
+    def on_rules(self, order: Order) -> None:
+        """Log that an operator has changed the rules."""
+        session = self._running
+        self.population.meet_again()  # rules that are new may go by what clients say about themselves
+        say(
+            "rules", "rules of the operator hold from round %d on: %s", session.round, session.rules,
+            round=session.round, order=order.id, rules={} if session.rules is None else session.rules.to_dict(),
+        )  # fmt: skip
+
+    def on_chosen(self, cohort: Cohort, available: int) -> None:
+        """Log who was chosen."""
+        known = self._running.table.n
+        shown = ", ".join(cohort.names[:_NAMED]) + (", ..." if cohort.size > _NAMED else "")
+        say(
+            "selected", "selected %s (%d of %d available, %d known)", shown, cohort.size, available, known,
+            round=cohort.round, ticket=cohort.ticket, clients=list(cohort.names), available=available, known=known,
+        )  # fmt: skip
+
+    def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
+        """Go on with the new model: let old checkpoints go, log, evaluate."""
+        average, cohort = self._average, round_.cohort
+        assert average.arrays is not None
+        self.result.arrays = self.arrays = average.arrays
+        if self.settings.checkpoints is not None and self._saved is not None:
+            self.settings.checkpoints.prune(self._saved)
+        _log_replies(round_, aggregation)
+        models = int(aggregation.kept.sum())
+        say(
+            "round", "round %d: models in the average: %d", cohort.round, models,
+            round=cohort.round, ticket=cohort.ticket, models=models, without=len(round_.reasons),
+            metrics=scalars(average.metrics),
+        )  # fmt: skip
+        self.evaluate(cohort.round, average.arrays)
+
+    def on_abandoned(self, round_: Round, aggregation: Aggregation) -> None:
+        """Make the strategy forget the round, which is configured anew when it is tried again."""
+        cohort = round_.cohort
+        self.config = ConfigRecord(self._config_before)
+        forget_round(self.inner, cohort.round + 1)
+        _log_replies(round_, aggregation)
+        say(
+            "round-failed", "round %d leaves the global model as it was and is tried again: %s", cohort.round,
+            aggregation.error,
+            level=logging.WARNING, round=cohort.round, ticket=cohort.ticket, reason=aggregation.error,
+        )  # fmt: skip
+
+    def on_unfinished(self, cohort: Cohort, why: str) -> None:
+        """Log that a cohort is given up."""
+        log.warning("round %d is chosen anew: %s", cohort.round, why)
+
+    def on_late(self, reply: Reply, round_: int) -> None:
+        """Log a late answer."""
+        say(
+            "late", "client %r answered round %d after %.1f s", reply.client, round_, reply.seconds,
+            round=round_, ticket=reply.ticket, client=reply.client, seconds=reply.seconds,
+        )  # fmt: skip
+
+
+def _log_replies(round_: Round, aggregation: Aggregation) -> None:
+    """Log whose model is missing and whose was corrected."""
+    cohort = round_.cohort
+    for name, reason in round_.reasons.items():
+        say(
+            "client-failed", "\t> %s: %s", name, reason,
+            round=cohort.round, ticket=cohort.ticket, client=name, reason=reason,
+        )  # fmt: skip
+    _log_corrections(cohort.round, aggregation.corrections)
+
+
+def _log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
+    for name, texts in corrections.items():
+        for text in texts:
+            say("corrected", "\t> %s: %s", name, text, level=logging.WARNING, round=round_, client=name, reason=text)
+
+
+def _odd_weights(replies: Sequence[Checked], key: str) -> dict[str, str]:
+    """Return whose weight is not that of most others, which a privacy accountant demands; nobody without a majority."""
+    weights = {reply.name: weight_of(reply, key) for reply in replies}
+    usual, count = Counter(weights.values()).most_common(1)[0] if weights else (0.0, 0)
+    if 2 * count <= len(weights):
+        return {}
+    why = f"its weight {key!r} is {{:g}}, that of the others {usual:g}; a privacy accountant demands equal weights"
+    return {name: why.format(weight) for name, weight in weights.items() if weight != usual}

@@ -1,0 +1,229 @@
+"""One call of ``CohortStrategy.start``: open or continue the session, play its rounds, put the end on record."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from fedcohort.core.errors import InputError, ParameterError, SignalError
+from fedcohort.core.protocol import Selector
+from fedcohort.core.signals import Signal
+from fedcohort.core.vectors import needs_output_bias
+from fedcohort.hosts.flower import notes
+from fedcohort.hosts.flower.evaluation import evaluated
+from fedcohort.hosts.flower.host import FlowerHost
+from fedcohort.hosts.flower.logs import say
+from fedcohort.hosts.flower.population import facts_in, rules_in
+from fedcohort.hosts.flower.replies import bias_of
+from fedcohort.hosts.live import play
+from fedcohort.hosts.round import listed
+from fedcohort.journal import is_blank
+from fedcohort.session.resume import participations
+from fedcohort.session.session import Session
+
+log = logging.getLogger("flwr.fedcohort")
+
+
+class LiveRun:
+    """One call of ``start``."""
+
+    def __init__(self, host: FlowerHost) -> None:
+        self.host = host
+        self.settings = host.settings
+        self.population = host.population
+
+    @property
+    def session(self) -> Session | None:
+        """The session, once there is one."""
+        return self.host.session
+
+    def close(self, failed: BaseException | None = None) -> None:
+        """Close the journal; ``failed``: why the run ended."""
+        self.host.pulse.stop(failed)
+        if self.session is not None:
+            self.session.close()
+
+    def play(self, initial_arrays: ArrayRecord) -> Result:
+        """Run until as many rounds are on record as were asked for."""
+        host, settings, num_rounds = self.host, self.settings, self.host.num_rounds
+        begun, journal = settings.clock(), settings.journal
+        unknown = frozenset[Signal]()
+        if journal is not None and not is_blank(journal):
+            # As long as its table lacks facts that new shadows go by, those it has go on.
+            unknown = host.shadow_facts - facts_in(journal)
+            session = host.session = self._reopened(None if unknown else settings.shadows)
+            self.population.require(session.selector.requires)
+            if _finished(session, num_rounds):
+                self._resume(session, initial_arrays)
+                say(
+                    "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
+                    rounds=session.round,
+                )  # fmt: skip
+                return host.result
+        self._check_model(initial_arrays)
+        host.pulse.start(host.session)
+        self.population.assemble(host.policy.wait_for)
+        self._check_rules()
+        if host.session is not None and unknown:
+            self.population.complete(host.session)
+            host.session.commit()
+            host.session.close()
+            host.session = self._reopened(settings.shadows)
+        session = host.session = host.session or self._created()
+        host.pulse.opened(session)
+        host.pulse.running()
+        self.population.remember(session)
+        notes.begun(session, settings, host.levels, self.population.supplied(), num_rounds)
+        self._resume(session, initial_arrays)
+        stop = play(host, session, host.policy, num_rounds)
+        if stop is not None:
+            say("stopped", "the selector declares the run finished: %s", stop, reason=stop)
+        notes.finished(session, settings.clock() - begun)
+        log.info("Metrics by Flower's server round, which is one more than the round:")
+        for line in io.StringIO(str(host.result)):
+            log.info("\t%s", line.rstrip("\n"))
+        return host.result
+
+    def _check_model(self, arrays: ArrayRecord) -> None:
+        """Refuse a model that cannot supply what the selector requires, before anybody trains."""
+        required, wished = self.settings.selector.requires, self.host.wished
+        try:
+            if needs_output_bias(required | wished):
+                bias_of(arrays)
+        except SignalError:
+            if needs_output_bias(required):
+                raise
+            self.host.wished = frozenset(s for s in wished if not needs_output_bias({s}))
+
+    def _check_rules(self) -> None:
+        """Refuse rules that the clients there are cannot keep, before they are on record; warn of what may come."""
+        session, online = self.session, self.population.online
+        rules = self.settings.rules if session is None else session.rules
+        size = self.host.policy.size_for(len(online))
+        if rules is None or size is None:
+            return
+        spent, left = dict.fromkeys(online, 0), self.host.num_rounds
+        if session is not None:
+            spent, left = spent | participations(session.journal), left - session.round
+        try:
+            rules.check_feasible(spent, size, left)
+        except ParameterError:
+            if session is not None:  # without a commit, so that the journal keeps the rules it has
+                session.close()
+                self.host.session = None
+            raise
+        for what in rules.shortages(spent, size, left):
+            log.warning("the rules cannot be kept to the end unless other clients join: %s", what)
+        strangers = [name for name, card in online.items() if not card.registered]
+        if strangers and rules.by_name:
+            log.warning(
+                "the rules go by names, and %d of %d clients are not registered (%s): nothing keeps them from coming "
+                "back under other names (registered_only=True admits registered nodes only)",
+                len(strangers), len(online), listed(strangers),
+            )  # fmt: skip
+
+    # -- the session --------------------------------------------------------------------------------------------------
+
+    def _reopened(self, shadows: Mapping[str, Selector[Any]] | None) -> Session:
+        settings = self.settings
+        assert settings.journal is not None
+        before = rules_in(settings.journal)
+        # An operator's orders outlast a start with the rules they were given against.
+        rules = None if notes.begun_with(settings.journal, settings.rules) else settings.rules
+        session = Session.open(
+            settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
+        )
+        notes.rules(session, before, settings.rules if session.rules == settings.rules else rules)
+        if session.seed != settings.seed:
+            session.close()
+            raise InputError(
+                f"The journal {settings.journal} was written with seed {session.seed}; it cannot be continued with "
+                f"seed {settings.seed}.",
+                hint="pass the old seed, or start a new journal",
+            )
+        try:
+            self.population.adopt(session.table)
+        except InputError:
+            session.close()
+            raise
+        return session
+
+    def _created(self) -> Session:
+        settings = self.settings
+        if settings.journal is not None:
+            settings.journal.parent.mkdir(parents=True, exist_ok=True)
+        # From here on a client must supply what the selector, seeing who is there, decided to use.
+        selector = settings.selector.adapted(self.population.known())
+        for signal, names in self.population.untold(settings.selector.adapted(frozenset(Signal)).requires).items():
+            if signal not in selector.requires:
+                log.warning("the selector goes without '%s', which %s cannot supply", signal, listed(names))
+        self.population.require(selector.requires)
+        return Session(
+            selector,
+            self.population.first_table(self.host.policy.wait_for),
+            seed=settings.seed,
+            signals=self.population.supplied(),
+            journal=settings.journal,
+            shadows=settings.shadows,
+            rules=settings.rules,
+            # A round is made durable twice, when it is chosen and when it is closed; the rest can wait for these.
+            commit="manual",
+            audit=settings.audit,
+            sign=settings.sign,
+        )
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def _resume(self, session: Session, initial_arrays: ArrayRecord) -> None:
+        """Go on with the journal's checkpoint and metrics, or with ``initial_arrays`` before the first round."""
+        host, result = self.host, self.host.result
+        host.arrays = result.arrays = self._loaded(session, initial_arrays)
+        recorded = session.journal.metrics()
+        for round_, numbers in recorded.items():
+            for prefix, into in (
+                ("train/", result.train_metrics_clientapp),
+                ("evaluate/", result.evaluate_metrics_clientapp),
+                ("", result.evaluate_metrics_serverapp),
+            ):
+                found = {k[len(prefix) :]: v for k, v in numbers.items() if k.startswith(prefix) and
+                         (prefix or "/" not in k)}  # fmt: skip
+                if found:
+                    into[round_ + 1] = MetricRecord({**found})
+        if session.round == 0:
+            host.evaluation.at_server(0, host.arrays)
+        elif not session.pending and self.population.online and not evaluated(recorded.get(session.round - 1, {})):
+            host.evaluate(session.round - 1, host.arrays)  # the run was cut off before this was on record
+
+    def _loaded(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
+        host, store = self.host, self.settings.checkpoints
+        if store is None:
+            return initial_arrays
+        first = store.name(0)
+        if session.host_state is not None:
+            name = str(session.host_state["checkpoint"])
+        elif (begun := session.journal.last()[1] >= 0) and store.exists(first):
+            name = first
+        elif begun:
+            raise InputError(
+                f"The journal {self.settings.journal} has rounds, but {store.folder} has no checkpoint to go on from.",
+                hint="was 'checkpoints' another folder before?",
+            )
+        else:
+            store.save(0, initial_arrays, host.memory, {})
+            return initial_arrays
+        arrays = store.load(name, host.memory, host.config, like=initial_arrays)
+        done = session.round - len(session.pending)
+        say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
+        return arrays
+
+
+def _finished(session: Session, num_rounds: int) -> bool:
+    """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
+    last = session.journal.cohorts()[-1:]
+    stopped = bool(last) and last[0].stop is not None
+    return not session.pending and (session.round >= num_rounds or stopped)

@@ -1,0 +1,330 @@
+"""The rounds of a live federation: the loop that every host shares, and what a host must be able to do for it.
+
+A host reaches clients: it sends them the model, hands over their replies and knows the time. What a round is, who is
+asked again and when a run gives up is decided in :mod:`fedcohort.hosts.round`. :func:`play` puts the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, Status
+from fedcohort.core.signals import Signal
+from fedcohort.hosts import orders
+from fedcohort.hosts.round import RETRIED, Attempts, Policy, Reply, Round, Shortage
+from fedcohort.journal.events import CORRECTED, FAILURES
+from fedcohort.session.resume import participations
+from fedcohort.session.rules import Rules
+from fedcohort.session.session import Session
+
+_LOOK_EVERY = 0.25  # seconds between two looks at who is online, while a round cannot begin
+
+
+@dataclass(frozen=True, eq=False)
+class Online:
+    """Who can be reached.
+
+    Attributes
+    ----------
+    clients : names or indices
+        The clients that are online now.
+    busy : names or indices
+        Those of them that still work on something else; they are asked only if nobody else comes in time.
+    """
+
+    clients: Sequence[str] | IntArray
+    busy: Sequence[str] | IntArray = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregation:
+    """What a host made of the replies to a round; r are those who answered, in the order of the cohort.
+
+    Attributes
+    ----------
+    kept : (r,) bool array
+        Whose model is in the average, or would be if there were one.
+    metrics : mapping of Signal to (r,) or (r, V) array
+        What the session is told beside the statuses.
+    error : str
+        Why there is no new global model; empty when there is one.
+    refused : mapping of str to str
+        Clients whose reply turned out to be unusable, and why.
+    corrections : mapping of str to sequence of str
+        Clients whose reply was changed before it entered the average, and how.
+    """
+
+    kept: BoolArray
+    metrics: Mapping[Signal, FloatArray] = field(default_factory=dict)
+    error: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    corrections: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Host(ABC):
+    """Reaches the clients of a federation, for :func:`play`.
+
+    Four methods do the work. The others have defaults: override :meth:`answer` for selectors that ask questions,
+    :meth:`store` to save models, and the ``on_`` methods to show or log what happens.
+    """
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the time in seconds, from any beginning."""
+
+    @abstractmethod
+    def online(self) -> Online:
+        """Return who can be reached now."""
+
+    @abstractmethod
+    def send(self, cohort: Cohort) -> Mapping[str, str]:
+        """Ask a cohort to train the global model; return whom no message could be sent to, and why."""
+
+    @abstractmethod
+    def receive(self, until: float) -> Iterable[Reply]:
+        """Return the replies that have come since the last call, of any cohort.
+
+        Without any it waits for the first one, at most until the time ``until``.
+        """
+
+    @abstractmethod
+    def combine(self, round_: Round) -> Aggregation:
+        """Average the sound models among ``round_.in_order()`` into the next global model.
+
+        ``round_.shortfall(n)`` says whether ``n`` sound models are too few.
+        """
+
+    def answer(self, query: Query, available: IntArray) -> Answer:
+        """Answer what a selector wants to know before it chooses among ``available``."""
+        raise InputError(
+            f"This host answers no questions. The selector asks {type(query).__name__}.",
+            hint="choose a selector without queries, or override Host.answer",
+        )
+
+    def store(self, round_: Round, aggregation: Aggregation) -> Any:
+        """Save the new global model; what is returned is stored with the round, as the session's ``host_state``."""
+        return None
+
+    def absent(self) -> Sequence[str]:
+        """Return in words who is connected and cannot take part, and why."""
+        return ()
+
+    def on_round(self, number: int, again: bool) -> None:
+        """Called before round ``number``; ``again``: with a cohort that was chosen before the run was cut off."""
+
+    def on_waiting(self, shortage: Shortage, seconds: float) -> None:
+        """Called now and then while a round cannot begin, for ``seconds`` so far."""
+
+    def on_ready(self) -> None:
+        """Called when enough clients are there."""
+
+    def on_rules(self, order: orders.Order) -> None:
+        """Called when an operator's order has changed the rules."""
+
+    def on_chosen(self, cohort: Cohort, available: int) -> None:
+        """Called when a cohort is chosen among so many."""
+
+    def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
+        """Called when a round with a new model is on record."""
+
+    def on_abandoned(self, round_: Round, aggregation: Aggregation) -> None:
+        """Called when a round without a new model is on record; it is tried again."""
+
+    def on_unfinished(self, cohort: Cohort, why: str) -> None:
+        """Called when a cohort that was cut off is given up and chosen anew."""
+
+    def on_late(self, reply: Reply, round_: int) -> None:
+        """Called when somebody has answered after ``round_`` was closed."""
+
+
+def play(host: Host, session: Session, policy: Policy, rounds: int) -> str | None:
+    """Play rounds until the session has ``rounds``; return why the selector ended the run earlier, or None.
+
+    A cohort that was cut off by the end of an earlier run is trained again first. A session that commits by hand is
+    committed when a cohort is chosen and when its round is closed.
+
+    Parameters
+    ----------
+    host : Host
+    session : Session
+    policy : Policy
+    rounds : int
+        Of the session in all, those already on record included.
+    """
+    return _Player(host, session, policy, rounds).play()
+
+
+class _Player:
+    """One call of :func:`play`."""
+
+    def __init__(self, host: Host, session: Session, policy: Policy, rounds: int) -> None:
+        self.host = host
+        self.session = session
+        self.policy = policy
+        self.rounds = rounds
+        self.attempts = Attempts.of(session, policy)
+        self.online: IntArray = np.empty(0, np.int64)
+        self.written_off: set[tuple[int, str]] = set()  # by ticket, who was reported as failed without an answer
+
+    def play(self) -> str | None:
+        while True:
+            round_ = self._unfinished()
+            if round_ is None:
+                if self.session.round >= self.rounds:
+                    return None
+                self.host.on_round(self.session.round, again=False)
+                round_ = self._chosen()
+            if round_.cohort.size:
+                self._train(round_)
+            if round_.cohort.stop is not None:
+                return round_.cohort.stop
+
+    # -- whom to ask --------------------------------------------------------------------------------------------------
+
+    def _unfinished(self) -> Round | None:
+        """Return the round that an earlier run did not finish; one that is tried too often is given up."""
+        host, session, attempts = self.host, self.session, self.attempts
+        while session.pending:
+            cohort = session.pending[0]
+            self._look()
+            why = self._unusable(cohort) or attempts.exhausted(cohort)
+            if not why:
+                self._wait()
+                why = self._unusable(cohort)  # somebody may have left meanwhile
+            if not why:
+                host.on_round(cohort.round, again=True)
+                session.note(RETRIED, {"ticket": cohort.ticket})
+                session.commit()
+                round_ = Round(session, self.policy, len(self.online))
+                round_.resume(cohort)
+                return round_
+            host.on_unfinished(cohort, why)
+            session.abandon(cohort.ticket, why)
+            session.commit()
+        return None
+
+    def _unusable(self, cohort: Cohort) -> str:
+        if not self.policy.private:
+            return ""
+        names = set(self.session.table.names_of(self.online))
+        return self.attempts.unusable(cohort, names, self.policy.size_for(len(self.online)))
+
+    def _chosen(self) -> Round:
+        available = self._wait()
+        round_ = Round(self.session, self.policy, len(self.online))
+        query = round_.open(available)
+        cohort = round_.choose(None if query is None else self.host.answer(query, available))
+        self.session.commit()
+        self.host.on_chosen(cohort, len(available))
+        return round_
+
+    def _wait(self) -> IntArray:
+        """Return who can be asked, as soon as there are enough."""
+        host, session = self.host, self.session
+        begun = until = host.now()
+        while True:
+            self._take_late(host.receive(until))
+            busy = self._look()
+            found = self.attempts.candidates(self.online, busy)
+            now = host.now()
+            if isinstance(found, Shortage) and now > begun + self.policy.patience:
+                # Better to ask somebody who is slow than nobody.
+                found = self.attempts.candidates(self.online, busy[:0]) if len(busy) else found
+                if isinstance(found, Shortage):
+                    raise found.error(session.round, self.policy.patience, host.absent())
+            if not isinstance(found, Shortage):
+                host.on_ready()
+                return found
+            host.on_waiting(found, now - begun)
+            until = now + _LOOK_EVERY
+
+    def _look(self) -> IntArray:
+        """See who is online and what an operator has ordered; return who is busy."""
+        found = self.host.online()
+        self.online = self._indices(found.clients)
+        taken = orders.take(self.session, self._check_feasible)
+        for order in taken:
+            self.host.on_rules(order)
+        if taken:
+            found = self.host.online()
+            self.online = self._indices(found.clients)
+        return self._indices(found.busy)
+
+    def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
+        # An array is passed on as it is: the session recognises one that it was given before.
+        return clients if isinstance(clients, np.ndarray) else self.session.table.indices(clients)
+
+    def _check_feasible(self, session: Session, rules: Rules) -> None:
+        """Refuse rules that the clients there are cannot keep."""
+        size = self.policy.size_for(len(self.online))
+        if size is not None:
+            spent = dict.fromkeys(session.table.names_of(self.online), 0) | participations(session.journal)
+            rules.check_feasible(spent, size, self.rounds - session.round)
+
+    # -- one round ----------------------------------------------------------------------------------------------------
+
+    def _train(self, round_: Round) -> None:
+        host, session, cohort = self.host, self.session, round_.cohort
+        self._gather(round_)
+        made = host.combine(round_)
+        round_.refuse(made.refused)
+        if round_.reasons:
+            self._note_failures(cohort.round, cohort.ticket, round_.reasons)
+        if made.corrections:
+            texts = {client: list(found) for client, found in made.corrections.items()}
+            session.note(CORRECTED, {"round": cohort.round, "corrections": texts})
+        if made.error:
+            silent = round_.abandon(made.error, made.metrics)
+            self.written_off.update((cohort.ticket, client) for client in silent)
+            session.commit()
+            host.on_abandoned(round_, made)
+            self.attempts.fail(round_, int(made.kept.sum()))
+            return
+        round_.finish(made.kept, made.metrics, state=host.store(round_, made))
+        session.commit()
+        self.attempts.succeed()
+        host.on_closed(round_, made)
+
+    def _gather(self, round_: Round) -> None:
+        """Send a round's messages and take replies until it closes."""
+        host, ticket, deadline = self.host, round_.cohort.ticket, self.policy.deadline
+        round_.miss(host.send(round_.cohort))
+        begun = host.now()
+        end = math.inf if deadline is None else begun + deadline
+
+        def elapsed() -> float:
+            # What is handed over after the deadline was there at the deadline: the host waits no longer.
+            now = host.now()
+            return deadline if deadline is not None and now >= end else now - begun
+
+        while not round_.is_closed(elapsed()):
+            replies = list(host.receive(end))
+            arrived = elapsed()
+            for reply in replies:
+                if reply.ticket == ticket:
+                    round_.receive(reply, arrived)
+            self._take_late(reply for reply in replies if reply.ticket != ticket)
+        round_.close(elapsed())
+
+    def _take_late(self, replies: Iterable[Reply]) -> None:
+        """Put replies on record that came after their round was closed."""
+        for reply in replies:
+            if reply.status not in (Status.OK, Status.INVALID):
+                continue  # it is free again, and brought nothing
+            if (reply.ticket, reply.client) not in self.written_off:
+                self.session.tell(RoundReport(reply.ticket, [reply.client]))
+            row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
+            why = f"answered after {reply.seconds:.1f} s, when the round was closed"
+            self._note_failures(row.round, reply.ticket, {reply.client: why})
+            self.host.on_late(reply, row.round)
+
+    def _note_failures(self, round_: int, ticket: int, reasons: Mapping[str, str]) -> None:
+        self.session.note(FAILURES, {"round": round_, "ticket": ticket, "failures": dict(reasons)})

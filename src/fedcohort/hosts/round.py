@@ -1,0 +1,545 @@
+"""What a round decides, whoever carries it out: how many clients to ask, which replies count, what the session is told.
+
+Nothing here waits, sends a message or looks at a clock. A :class:`Round` is told what happened and answers what follows
+from it, so the simulator, a live federation and a test with a script of arrivals all close a round by the same rules.
+The simulator passes the arrivals of a whole cohort as arrays; :mod:`fedcohort.hosts.live` passes replies one by one.
+
+A round knows its session, its cohort and nothing of other rounds. Several may be open at once, each with the ticket of
+its cohort: a host that replaces clients one by one keeps many rounds of one client open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import FedcohortError, InputError, ParameterError
+from fedcohort.core.params import Constraint, Interval, Optional
+from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
+from fedcohort.core.signals import Signal
+from fedcohort.journal.events import ABANDONED, FAILURES
+from fedcohort.session.session import Session
+
+RETRIED = "try"  # the event of a pending cohort that is trained again
+_NAMED = 8  # clients named in an error
+_COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
+_NO_METRICS: Mapping[Signal, FloatArray] = {}
+
+
+class RoundError(FedcohortError, RuntimeError):
+    """A round brought no model, however often it was tried."""
+
+
+class FederationTimeoutError(FedcohortError, TimeoutError):
+    """Too few clients came online in time."""
+
+    __str__ = FedcohortError.__str__
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a host runs its rounds.
+
+    Parameters
+    ----------
+    size : int, None or callable
+        How many models a round needs. None: those of everybody available. A callable is given the number of clients
+        that are online and returns one of the two.
+    spares : int
+        So many clients more are asked to train, and the round closes with the first ``size`` sound models.
+    deadline : float, optional
+        Seconds after which a round closes with the models that are there. Default: it waits for everybody.
+    min_replies : int
+        With fewer sound models than this a round brings no model and is tried again. With 0 every round counts.
+    tries : int
+        How often a round is tried before the run ends with a :class:`RoundError`.
+    wait_for : int
+        How many clients must be online before a round.
+    patience : float
+        Longest time to wait for clients, in seconds.
+    private : bool
+        Whether noise for differential privacy is made for exactly ``size`` models: a cohort of another size, or another
+        number of sound models, must not be averaged.
+    """
+
+    size: int | Callable[[int], int | None] | None = None
+    spares: int = 0
+    deadline: float | None = None
+    min_replies: int = 1
+    tries: int = 3
+    wait_for: int = 1
+    patience: float = 600.0
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        constraints: dict[str, Constraint] = {
+            "spares": Interval(int, 0, None),
+            "deadline": Optional(_SECONDS),
+            "min_replies": Interval(int, 0, None),
+            "tries": _COUNT,
+            "wait_for": _COUNT,
+            "patience": _SECONDS,
+        }
+        if not callable(self.size):
+            constraints["size"] = Optional(_COUNT)
+        for name, constraint in constraints.items():
+            value = getattr(self, name)
+            if not constraint.admits(value):
+                raise ParameterError(
+                    f"The {name!r} parameter of Policy must be {constraint.describe()}. Got {value!r}."
+                )
+
+    def size_for(self, online: int) -> int | None:
+        """Return how many models a round needs when ``online`` clients are there; None: everybody's."""
+        return self.size(online) if callable(self.size) else self.size
+
+    def enough(self, size: int | None, cohort: int) -> int:
+        """Return how many sound models close a round of ``cohort`` clients; without spares, everybody's."""
+        if not self.spares or size is None:
+            return cohort
+        return min(cohort, max(size, cohort - self.spares))
+
+
+class Closing(NamedTuple):
+    """When a round closes and what that makes of its clients."""
+
+    status: AnyArray  # (k,) of Status
+    seconds: float  # since the round began
+
+
+def closing(
+    seconds: FloatArray, status: AnyArray, *, deadline: float | None = None, enough: int | None = None
+) -> Closing:
+    """Return when a round closes, and the status of each client by then.
+
+    A round closes when everybody has answered, when ``enough`` sound models are there, or at the deadline, whichever
+    comes first. A reply that arrives at that very moment counts; one that arrives later is LATE.
+
+    Parameters
+    ----------
+    seconds : (k,) float array
+        When each client's reply arrives, counted from the beginning of the round; infinity for one that has not.
+    status : (k,) array of Status
+        What each client replies. MISSING stays MISSING.
+    deadline : float, optional
+    enough : int, optional
+        Default: everybody.
+
+    Examples
+    --------
+    >>> arrivals, fine = np.array([3.0, 1.0, 2.0]), np.zeros(3, np.int8)
+    >>> closing(arrivals, fine, deadline=2.5)
+    Closing(status=array([3, 0, 0], dtype=int8), seconds=2.5)
+    >>> closing(arrivals, fine, enough=1).seconds
+    1.0
+    """
+    end = float(seconds.max(initial=0.0))
+    if deadline is not None:
+        end = min(end, deadline)
+    if enough is not None and enough < len(seconds):
+        sound = seconds[status == Status.OK]
+        if len(sound) >= enough:
+            end = min(end, float(np.partition(sound, enough - 1)[enough - 1]))
+    late = seconds > end
+    if late.any():
+        status = status.copy()
+        status[late & (status != Status.MISSING)] = Status.LATE
+    return Closing(status, end)
+
+
+class Reply(NamedTuple):
+    """One client's reply to the message of a cohort.
+
+    Attributes
+    ----------
+    ticket : int
+        Of the cohort.
+    client : str
+    status : Status
+        OK; INVALID for a model that cannot be used; FAILED for an error; MISSING for a message that got lost.
+    reason : str
+        Why it is not OK.
+    seconds : float
+        How long the client took, as the host measures it.
+    content : object
+        What came back, for the host's own use.
+    """
+
+    ticket: int
+    client: str
+    status: Status = Status.OK
+    reason: str = ""
+    seconds: float = 0.0
+    content: Any = None
+
+
+class Round:
+    """One round of a session: open it, choose, let replies arrive, finish it.
+
+    Parameters
+    ----------
+    session : Session
+    policy : Policy
+    online : int, optional
+        How many clients are online. Default: all of the session's.
+
+    Attributes
+    ----------
+    size : int or None
+        How many models it needs; None: everybody's.
+    cohort : Cohort
+        After :meth:`choose` or :meth:`resume`.
+    seconds : (k,) float array
+        When each reply arrived; infinity for one that has not.
+    status : (k,) int8 array of Status
+        What became of each client so far.
+    reasons : dict of str to str
+        Why clients without a sound model have none.
+    replies : dict of str to Reply
+        As they arrived one by one.
+    """
+
+    __slots__ = (
+        "_places", "_unreached", "cohort", "policy", "reasons", "replies", "request", "seconds", "session", "size",
+        "status",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, policy: Policy, online: int | None = None) -> None:
+        self.session = session
+        self.policy = policy
+        self.size = policy.size_for(session.table.n if online is None else online)
+        self.request: RoundRequest
+        self.cohort: Cohort
+        self.seconds: FloatArray
+        self.status: AnyArray
+        self.reasons: dict[str, str] = {}
+        self.replies: dict[str, Reply] = {}
+        self._places: dict[str, int] = {}
+        self._unreached: frozenset[str] = frozenset()
+
+    # -- whom to ask --------------------------------------------------------------------------------------------------
+
+    def open(self, available: BoolArray | IntArray | Sequence[str] | None = None) -> Query | None:
+        """Return the question the selector wants answered before it chooses among ``available``, or None."""
+        size = self.size
+        if size is not None:
+            size = min(size + self.policy.spares, self.session.table.n)
+        self.request = RoundRequest(size, available)
+        return self.session.query(self.request)
+
+    def choose(self, answer: Answer | None = None) -> Cohort:
+        """Return the cohort; ``answer`` is that to the question of :meth:`open`."""
+        cohort = self.session.ask(self.request, answer)
+        if self.policy.private and cohort.size not in (0, self.size):
+            why = f"the selector chose {cohort.size} clients, and the privacy noise is made for {self.size}"
+            self.session.abandon(cohort.ticket, why)
+            self.session.commit()
+            raise RoundError(
+                f"In round {cohort.round} {why}.",
+                hint="use a selector that takes as many as it is asked for, such as 'uniform'",
+            )
+        self.resume(cohort)
+        return cohort
+
+    def resume(self, cohort: Cohort) -> None:
+        """Go on with a cohort that was chosen before, whose replies are still to come."""
+        self.cohort = cohort
+        self.seconds = np.full(cohort.size, np.inf)
+        self.status = np.full(cohort.size, Status.MISSING, np.int8)
+
+    @property
+    def enough(self) -> int:
+        """How many sound models close the round."""
+        return self.policy.enough(self.size, self.cohort.size)
+
+    # -- which replies count ------------------------------------------------------------------------------------------
+
+    def settle(self, seconds: FloatArray, status: AnyArray) -> float:
+        """Take the arrivals of the whole cohort at once; return how long the round lasts.
+
+        Parameters
+        ----------
+        seconds : (k,) float array
+            When each reply arrives.
+        status : (k,) array of Status
+            What each client replies.
+        """
+        self.seconds = seconds
+        self.status, end = closing(seconds, status, deadline=self.policy.deadline, enough=self.enough)
+        return end
+
+    def miss(self, reasons: Mapping[str, str]) -> None:
+        """Take note of clients to which no message could be sent, and why."""
+        self._unreached = frozenset(reasons)
+        for client, reason in reasons.items():
+            self._arrive(client, Status.MISSING, reason, 0.0)
+
+    def receive(self, reply: Reply, seconds: float) -> None:
+        """Take a reply that arrived ``seconds`` after the round began; a second one of the same client is ignored."""
+        if self._arrive(reply.client, reply.status, reply.reason, seconds):
+            self.replies[reply.client] = reply
+
+    def _arrive(self, client: str, status: Status, reason: str, seconds: float) -> bool:
+        if not self._places:
+            self._places = {name: place for place, name in enumerate(self.cohort.names)}
+        place = self._places.get(client)
+        if place is None:
+            raise InputError(
+                f"The client {client!r} is not in the cohort of ticket {self.cohort.ticket}.",
+                hint=f"its clients are {', '.join(self.cohort.names[:_NAMED])}",
+            )
+        if self.seconds[place] < np.inf:
+            return False
+        self.seconds[place], self.status[place] = seconds, status
+        if status is not Status.OK:
+            self.reasons[client] = reason
+        return True
+
+    def is_closed(self, seconds: float) -> bool:
+        """Whether nobody needs to be waited for any more, so many seconds after the round began."""
+        found = closing(self.seconds, self.status, deadline=self.policy.deadline, enough=self.enough)
+        return found.seconds <= seconds
+
+    def close(self, seconds: float) -> None:
+        """Give those who have not answered a reason."""
+        deadline = self.policy.deadline
+        in_time = deadline is None or seconds < deadline
+        why = "the round was closed with enough others" if in_time else f"no answer within {deadline:g} s"
+        for place in np.flatnonzero(self.seconds == np.inf).tolist():
+            self.reasons[self.cohort.names[place]] = why
+
+    @property
+    def answered(self) -> BoolArray:
+        """(k,) who has answered, with a model or an error."""
+        return np.asarray(self.status != Status.MISSING)
+
+    def in_order(self) -> list[Reply]:
+        """Return the replies of those who have answered, in the order of the cohort."""
+        return [self.replies[name] for name, there in zip(self.cohort.names, self.answered, strict=True) if there]
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
+    def invalidate(self, places: IntArray) -> None:
+        """Mark replies as unusable that looked sound when they arrived."""
+        self.status = self.status.copy()
+        self.status[places] = Status.INVALID
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Mark the replies of some clients as unusable, and say why."""
+        if reasons:
+            self.invalidate(np.array([self._places[client] for client in reasons], np.int64))
+            self.reasons.update(reasons)
+
+    def shortfall(self, models: int) -> str:
+        """Return why so many sound models must not be averaged; an empty text when they may."""
+        if self.policy.private and models != self.size:
+            return f"{models} sound models came, and the privacy noise is made for {self.size}"
+        return "too few sound models" if models < self.policy.min_replies else ""
+
+    def report(
+        self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, complete: bool = True
+    ) -> RoundReport:
+        """Return what the session is told about those who have answered.
+
+        Parameters
+        ----------
+        kept : (r,) bool array
+            Whose model entered the average; r are those who have answered, in the order of the cohort.
+        metrics : mapping of Signal to (r,) or (r, V) array
+        complete : bool
+            Whether the round is over.
+        """
+        cohort, status = self.cohort, self.status
+        clients = cohort.clients
+        answered = self.answered
+        if not answered.all():
+            clients, status = clients[answered], status[answered]
+        return RoundReport(cohort.ticket, clients, status=status, metrics=metrics, kept=kept, complete=complete)
+
+    def finish(self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, state: Any = None) -> None:
+        """Tell the session how the round ended; ``state`` is the host's own, stored in the same transaction."""
+        self.session.tell(self.report(kept, metrics), host=state)
+
+    def abandon(self, why: str, metrics: Mapping[Signal, FloatArray] = _NO_METRICS) -> list[str]:
+        """Tell the session that no model came of the round; its number is given to another cohort.
+
+        Returns who was reported as failed without an answer: when a cohort is abandoned, absence alone counts for
+        nothing. When nobody answered, it was hardly the clients, and none of them is.
+        """
+        kept = np.zeros(int(self.answered.sum()), np.bool_)
+        self.session.tell(self.report(kept, metrics, complete=False))
+        silent: list[str] = []
+        if len(kept):
+            missing = [self.cohort.names[place] for place in np.flatnonzero(~self.answered).tolist()]
+            silent = [name for name in missing if name not in self._unreached]
+        if silent:
+            failed = [int(Status.FAILED)] * len(silent)
+            self.session.tell(RoundReport(self.cohort.ticket, silent, status=failed, complete=False))
+        self.session.abandon(self.cohort.ticket, why)
+        return silent
+
+
+@dataclass
+class Attempts:
+    """How the round that is next was tried so far: who is left out of the next try, and when it is enough.
+
+    A try that brings no model does not count if it names somebody new to leave out and others of it were sound.
+    """
+
+    session: Session
+    policy: Policy
+    left_out: set[str] = field(default_factory=set)
+    fruitless: int = 0
+
+    @classmethod
+    def of(cls, session: Session, policy: Policy) -> Attempts:
+        """Read from the journal who failed when an earlier run tried the round that is next."""
+        events = session.journal.events
+        tried = {body["ticket"] for body in events(ABANDONED) if body["round"] == session.round}
+        failed = {name for body in events(FAILURES) if body["ticket"] in tried for name in body["failures"]}
+        return cls(session, policy, failed)
+
+    def succeed(self) -> None:
+        """Take note of a round that brought a model."""
+        self.left_out.clear()
+        self.fruitless = 0
+
+    def fail(self, round_: Round, sound: int) -> None:
+        """Take note of a round without a model in which ``sound`` models were fine; raises when it is enough."""
+        narrowed = sound > 0 and not self.left_out.issuperset(round_.reasons)
+        self.left_out.update(round_.reasons)
+        self.fruitless += not narrowed
+        if self.fruitless >= self.policy.tries:
+            raise self._gave_up(round_.cohort)
+
+    def _gave_up(self, cohort: Cohort) -> RoundError:
+        events = self.session.journal.events
+        failures = [body["failures"] for body in events(FAILURES) if body["ticket"] == cohort.ticket]
+        why = [f"{name}: {reason}" for found in failures for name, reason in found.items()][:_NAMED]
+        why += [body["reason"] for body in events(ABANDONED) if body["ticket"] == cohort.ticket]
+        return RoundError(
+            f"Round {cohort.round} brought no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
+            hint="mend the clients or the strategy and start the run again: it continues with this round",
+        )
+
+    def unusable(self, cohort: Cohort, online: Collection[str], size: int | None) -> str:
+        """Return why privacy noise cannot use a cohort that was cut off; an empty text when it can be trained again."""
+        if not self.policy.private:
+            return ""
+        if cohort.size != size:
+            return f"it has {cohort.size} clients, and the noise is made for {size}"
+        gone = [name for name in cohort.names if name not in online]
+        return f"{listed(gone)} not online, and the noise is made for {size} clients" if gone else ""
+
+    def exhausted(self, cohort: Cohort) -> str:
+        """Return that a cohort that was cut off has been tried often enough; an empty text when it has not."""
+        tries = 1 + sum(body["ticket"] == cohort.ticket for body in self.session.journal.events(RETRIED))
+        return f"not finished in {tries} tries" if tries >= self.policy.tries else ""
+
+    def candidates(self, online: IntArray, busy: IntArray) -> Shortage | IntArray:
+        """Return who can be asked now, or what is missing.
+
+        Parameters
+        ----------
+        online, busy : int arrays
+            Who is online, and who of them still works on something else.
+        """
+        size = self.policy.size_for(len(online))
+        free = online if not len(busy) else online[~np.isin(online, busy)]
+        if self.left_out:
+            table = self.session.table
+            out = table.indices([name for name in self.left_out if name in table])
+            others, _ = self._admitted(online[~np.isin(online, out)])
+            if others >= (size or max(self.policy.min_replies, 1)):
+                free = free[~np.isin(free, out)]
+        admitted, excluded = self._admitted(free)
+        pending = bool(self.session.pending)
+        needed = size if self.policy.private and size is not None and not pending else 1
+        if len(online) >= self.policy.wait_for and admitted >= needed:
+            return free
+        return Shortage(
+            len(online), self.policy.wait_for, admitted, needed, self.session.table.names_of(busy), excluded
+        )
+
+    def _admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
+        """Return how many of ``clients`` the rules admit, and why they exclude others."""
+        session = self.session
+        if session.rules is not None and not session.pending and len(clients):
+            found = session.eligibility(RoundRequest(1, clients))
+            if found is not None:
+                return len(found.allowed), found.reasons
+        return len(clients), ()
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why no cohort can be chosen now.
+
+    Attributes
+    ----------
+    online, wait_for : int
+        How many clients are online, and how many must be.
+    admitted, needed : int
+        How many could be chosen, and how many must be.
+    busy : tuple of str
+        Who still works on something else.
+    excluded : tuple of str
+        Why the rules exclude clients.
+    """
+
+    online: int
+    wait_for: int
+    admitted: int
+    needed: int
+    busy: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+    def describe(self, seconds: float | None = None, absent: Sequence[str] = ()) -> str:
+        """Return it in words.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            For how long it has been so.
+        absent : sequence of str
+            Who is connected and cannot take part, and why.
+        """
+        long = "" if seconds is None else f" for {seconds:.0f} s"
+        if self.online < self.wait_for:
+            what = f"{self.online} of {self.wait_for} clients have been online"
+            if not self.online:
+                what = "nobody has been available"
+            return f"{what}{long}{': ' if absent else ''}{'; '.join(absent)}"
+        rules = f" ({'; '.join(self.excluded[:3])})" if self.excluded else ""
+        if self.needed > 1 and self.admitted:
+            some = "1 client" if self.admitted == 1 else f"{self.admitted} clients"
+            what = f"{some} could be chosen{rules}, and the privacy noise is made for {self.needed}"
+            return f"{what}{',' if long else ''}{long}{f'; still at work: {listed(self.busy)}' if self.busy else ''}"
+        if rules:
+            return f"the rules have admitted nobody{rules}{long}"
+        return f"everybody who is online has been at work on something else{long}: {listed(self.busy)}"
+
+    def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:
+        """Return the error of a run that has waited too long before ``round_``."""
+        text = self.describe(seconds, absent)
+        hint = "start more clients and run it again: it continues with this round"
+        if self.needed > 1 and self.online >= self.wait_for:
+            hint = (
+                f"differential privacy needs {self.needed} clients in every round: start more clients or ease the "
+                "rules, and run it again; it continues with this round"
+            )
+        return FederationTimeoutError(f"{text[0].upper()}{text[1:]} in round {round_}.", hint=hint)
+
+
+def listed(names: Sequence[str], most: int = _NAMED) -> str:
+    """Return names in one line, of many the first.
+
+    >>> listed(["anna", "ben", "cem"], most=2)
+    'anna, ben and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
