@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from fedcohort.report.page import assemble, build_report, embedded
+from fedcohort.report.figures import Figure
+from fedcohort.report.page import assemble, build_report, figure_html
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,19 @@ def test_names_cannot_break_out_of_the_page(toy, tmp_path):
     assert html.count("</script>") == 2
 
 
-def test_embedded_json_survives_the_round_trip():
-    value = {"a": "</script>\u2028<!--", "b": [1.5, None]}
-    assert json.loads(embedded(value)) == value and "<" not in embedded(value)
+def test_what_a_chart_draws_survives_the_page():
+    spec = {"kind": "lines", "views": [{"name": "</script>\u2028<!--&'", "series": [1.5, None]}]}
+    html = figure_html(Figure("odd", "<b>\u202e", "&", spec))
+    data = re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1]
+    assert "<" not in data and "\u2028" not in data
+    drawn = json.loads(data)["figures"]["0-odd"]
+    assert drawn["views"] == spec["views"] and drawn["title"] == "<b>\u202e"
+    assert "<h2>&lt;b&gt;\\u202e</h2>" in html  # what turns the direction of text is written out
+
+
+def test_a_page_refuses_numbers_that_are_no_json():
+    with pytest.raises(ValueError, match="JSON"):
+        figure_html(Figure("odd", "t", "s", {"kind": "lines", "views": [float("nan")]}))
 
 
 def test_a_running_experiment_carries_a_warning(toy, tmp_path):

@@ -48,6 +48,7 @@ EXTRAS = {
     "fastapi": "report",
     "flint": "attacks",
     "flwr": "flower",
+    "jinja2": "report",
     "pandas": "notebook",
     "pyarrow": "sim",
     "ray": "ray",

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import string
 import subprocess
 import tempfile
 from pathlib import Path
@@ -22,7 +21,8 @@ from fedcohort.core.errors import FedcohortError, MissingExtraError, ParameterEr
 from fedcohort.core.files import write_file
 from fedcohort.core.registry import nearest
 from fedcohort.report.figures import Figure
-from fedcohort.report.page import Report, asset, embedded, figure_files, figure_html, scripts, styles
+from fedcohort.report.page import Report, figure_files, figure_html
+from fedcohort.report.render import render
 
 FORMATS = ("svg", "png", "pdf")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -124,12 +124,8 @@ def _check_format(form: str) -> None:
 
 def _draw(figures: list[dict[str, Any]], target: Path, form: str, width: int) -> list[Path]:
     browser = find_browser()
-    page = string.Template(asset("export.html")).substitute(
-        styles=styles(),
-        data=embedded(figures),
-        options=json.dumps({"width": width, "png": _PIXELS if form == "png" else 0}),
-        scripts=scripts("export.js"),
-    )
+    options = {"width": width, "png": _PIXELS if form == "png" else 0}
+    page = render("export.html", figures=figures, options=options)
     written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="fedcohort-export-") as scratch:
         source = Path(scratch) / "figures.html"

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
-from fedcohort.core.text import escape_html
 from fedcohort.journal import read_journal
 from fedcohort.report import palette
 from fedcohort.report.account import Account, Past, account
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figures import Figure, participation, picks, rounded
-from fedcohort.report.page import Pane, build_page, figure_block, table_block, why_block
+from fedcohort.report.page import Pane, build_page
+from fedcohort.report.render import card
 from fedcohort.report.why import explanations_of
 from fedcohort.session.coverage import Tally, sentences
 from fedcohort.simulate.leaderboard.formats import Cell, Table
@@ -82,10 +83,14 @@ def build_live_report(
                 )
             run = live_run(found, past, journal.table()[0].n)
             explained = explanations_of(journal, found.name, found.selector, found.seed, rounds)
-        blocks = [_ending(found), *map(table_block, run.tables[:-2])]
-        for figure in run.figures:
-            blocks.append(figure_block(figure, number))
-        blocks += [*map(table_block, run.tables[-2:]), why_block(number), _rules(found)]
+        blocks = [
+            card("sentences", found.name, ending(found)),
+            *(card("table", table) for table in run.tables[:-2]),
+            *(card("figure", figure, number) for figure in run.figures),
+            *(card("table", table) for table in run.tables[-2:]),
+            card("why", number),
+            _rules(found),
+        ]
         figures = {figure.name: figure for figure in run.figures}
         panes.append(Pane(found.name, blocks, figures, [explained]))
         accounts.append(found)
@@ -131,19 +136,10 @@ def ending(found: Account) -> list[str]:
     return lines
 
 
-def _ending(found: Account) -> str:
-    lines = "".join(f"<p>{escape_html(line)}</p>" for line in ending(found))
-    return f'<section class="card"><h2>{escape_html(found.name)}</h2>{lines}</section>'
-
-
-def _rules(found: Account) -> str:
-    if found.proof is None or found.proof.rules is None:
-        return '<section class="card"><h2>Rules</h2><p>The run had no rules.</p></section>'
-    rules = found.proof.rules.to_dict()
-    rows = "".join(
-        f"<tr><th scope='row'>{escape_html(k)}</th><td>{escape_html(str(v))}</td></tr>" for k, v in rules.items()
-    )
+def _rules(found: Account) -> Markup:
     proof = found.proof
+    if proof is None or proof.rules is None:
+        return card("sentences", "Rules", ["The run had no rules."])
     held = " ".join([
         proof.verdict,
         *(f"Round {b.round}, {b.client}: {b.what}." for b in proof.breaches[:10]),
@@ -152,12 +148,7 @@ def _rules(found: Account) -> str:
     excluded: Counter[str] = Counter()
     for past in found.rounds:
         excluded.update(past.excluded)
-    told = "".join(f"<li>{escape_html(reason)}: {count} times</li>" for reason, count in excluded.most_common(20))
-    listed = f"<p>Kept out of a round:</p><ul>{told}</ul>" if told else ""
-    return (
-        f'<section class="card"><h2>Rules</h2><p>{escape_html(held)}</p><div class="table"><table><tbody>{rows}</tbody>'
-        f"</table></div>{listed}</section>"
-    )
+    return card("rules", held, proof.rules.to_dict(), excluded.most_common(20))
 
 
 def _seconds(value: float | None) -> str:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import string
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import fedcohort
+from markupsafe import Markup
+
 from fedcohort.core.errors import UnknownNameError
 from fedcohort.core.registry import nearest
-from fedcohort.core.text import escape_html
-from fedcohort.report import palette
 from fedcohort.report.data import Bundle, Setting, boards, load_bundle
 from fedcohort.report.figures import Figure, general_figures
 from fedcohort.report.insights import selector_figures
-from fedcohort.report.setup import setup_html
+from fedcohort.report.render import card, render
+from fedcohort.report.setup import setup_card
 from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
-from fedcohort.simulate.leaderboard.formats import to_html
+
+NOTHING = Markup("")
 
 
 @dataclass(frozen=True)
@@ -117,27 +115,6 @@ def load_figures(*paths: str | Path, setting: str | None = None) -> dict[str, Fi
     return {figure.name: figure for figure in section.figures}
 
 
-def asset(name: str) -> str:
-    """Return the text of a file of ``assets/``."""
-    return (resources.files("fedcohort.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def scripts(*names: str) -> str:
-    """Return the chart code followed by ``names``, to be put into one script element."""
-    return "\n".join(asset(name) for name in ("core.js", "kinds.js", "chart.js", "why.js", *names))
-
-
-def styles() -> str:
-    """Return the style sheet with the colours of both themes."""
-    return palette.css() + asset("style.css")
-
-
-def embedded(value: Any) -> str:
-    """Return JSON that may stand inside a script element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
 def build_report(report: Report, *, theme: str | None = None) -> str:
     """Return the HTML of a report.
 
@@ -157,7 +134,7 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
         report.warnings,
         panes,
         remarks=report.remarks,
-        setup=setup_html(report.bundle),
+        setup=setup_card(report.bundle),
         theme=theme,
     )
 
@@ -167,7 +144,7 @@ class Pane:
     """What is shown together; of several one is chosen by its name."""
 
     name: str
-    blocks: Sequence[str]
+    blocks: Sequence[Markup]
     figures: Mapping[str, Figure]
     explanations: list[dict[str, Any]]
 
@@ -179,7 +156,7 @@ def build_page(
     panes: Sequence[Pane],
     *,
     remarks: Sequence[str] = (),
-    setup: str = "",
+    setup: Markup = NOTHING,
     theme: str | None = None,
 ) -> str:
     """Return a self-contained page.
@@ -190,7 +167,7 @@ def build_page(
     facts : numbers under it, each with the word for what is counted
     warnings, remarks : sentences that stand above everything
     panes : what is shown
-    setup : HTML that follows
+    setup : the card that follows
     theme : "light" or "dark", optional
     """
     data: dict[str, Any] = {"figures": {}, "explanations": {}}
@@ -198,32 +175,24 @@ def build_page(
         for figure in pane.figures.values():
             data["figures"][f"{number}-{figure.name}"] = _drawn(figure, pane.name if len(panes) > 1 else None)
         data["explanations"][str(number)] = pane.explanations
-    return string.Template(asset("report.html")).substitute(
-        title=escape_html(title),
-        theme=f' data-theme="{escape_html(theme)}"' if theme else "",
-        styles=styles(),
-        summary="".join(f"<li><b>{n:,}</b> {word}{'s' if n != 1 else ''}</li>" for n, word in facts),
-        remarks="".join(f"<p>{escape_html(text)}</p>" for text in remarks),
-        warnings="".join(f'<p class="warning">{escape_html(text)}</p>' for text in warnings),
-        tabs=_tabs(panes),
-        sections="".join(_pane(pane, number, len(panes) > 1) for number, pane in enumerate(panes)),
+    return render(
+        "report.html",
+        title=title,
+        theme=theme,
+        facts=facts,
+        remarks=remarks,
+        warnings=warnings,
+        panes=panes,
         setup=setup,
-        provenance=_provenance(),
-        data=embedded(data),
-        scripts=scripts("report.js"),
+        data=data,
+        date=time.strftime("%Y-%m-%d %H:%M"),
     )
 
 
 def figure_html(figure: Figure) -> str:
     """Return one figure as a page of its own."""
-    spec = {"title": figure.title, "sentence": figure.sentence, "file": figure.name, **figure.spec}
-    return string.Template(asset("figure.html")).substitute(
-        title=escape_html(figure.title),
-        styles=styles(),
-        figure=figure_block(figure, 0),
-        data=embedded({"figures": {f"0-{figure.name}": spec}, "explanations": {}}),
-        scripts=scripts("report.js"),
-    )
+    data = {"figures": {f"0-{figure.name}": _drawn(figure, None)}, "explanations": {}}
+    return render("figure.html", figure=figure, data=data)
 
 
 def figure_files(report: Report) -> list[dict[str, Any]]:
@@ -250,70 +219,14 @@ def _facts(report: Report) -> list[tuple[int, str]]:
     ]  # fmt: skip
 
 
-def _tabs(panes: Sequence[Pane]) -> str:
-    if len(panes) < 2:
-        return ""
-    buttons = "".join(
-        f'<button role="tab" aria-selected="{"false" if i else "true"}" data-setting="{i}">'
-        f"{escape_html(pane.name)}</button>"
-        for i, pane in enumerate(panes)
-    )
-    return f'<nav class="settings" role="tablist" aria-label="settings">{buttons}</nav>'
-
-
-def _pane(pane: Pane, number: int, several: bool) -> str:
-    hidden = " hidden" if number else ""
-    heading = f'<h2 class="setting">{escape_html(pane.name)}</h2>' if several else ""
-    return f'<div class="pane" data-pane="{number}"{hidden}>{heading}{"".join(pane.blocks)}</div>'
-
-
-def _blocks(section: Section, number: int) -> list[str]:
+def _blocks(section: Section, number: int) -> list[Markup]:
     board, participation = section.tables
-    blocks = [table_block(board)]
+    blocks = [card("table", board)]
     for figure in section.figures:
-        where = figure.name == "participation"
-        blocks.append(
-            figure_block(figure, number, f'<div class="extra">{to_html(participation)}</div>' if where else "")
-        )
-        if where and section.explanations:
-            blocks.append(why_block(number))
+        if figure.name != "participation":
+            blocks.append(card("figure", figure, number))
+            continue
+        blocks.append(card("figure", figure, number, participation))
+        if section.explanations:
+            blocks.append(card("why", number))
     return blocks
-
-
-def table_block(table: Table) -> str:
-    """Return a table as a card, with a button that saves its cells."""
-    return (
-        f'<section class="card"><h2>{escape_html(table.title)}</h2><div class="downloads">'
-        f'<button type="button" data-table="{table.name}.csv" aria-label="Save {escape_html(table.title)} as CSV">CSV'
-        f"</button></div>{to_html(table)}</section>"
-    )
-
-
-def figure_block(figure: Figure, number: int, extra: str = "") -> str:
-    """Return a figure of pane ``number`` as a card."""
-    title = escape_html(figure.title)
-    buttons = "".join(
-        f'<button type="button" data-save="{form}" aria-label="Save {title} as {form.upper()}">{form.upper()}</button>'
-        for form in ("csv", "svg", "png")
-    )
-    return (
-        f'<figure class="card" id="{number}-{figure.name}"><figcaption><h2>{title}</h2>'
-        f'<p>{escape_html(figure.sentence)}</p></figcaption><div class="downloads">{buttons}</div>'
-        f'<div class="chart" data-figure="{number}-{figure.name}"></div>{extra}</figure>'
-    )
-
-
-def why_block(number: int) -> str:
-    """Return the card in which the explanations of pane ``number`` are browsed."""
-    return (
-        f'<section class="card why" data-why="{number}"><h2>Why these clients?</h2>'
-        "<p>The score of every picked client and of those that were nearly picked, part by part, and what each shadow "
-        "selector would have done in their place.</p>"
-        '<div class="controls"><label>Selector <select data-role="selector"></select></label>'
-        '<label>Round <select data-role="round"></select></label></div><div data-role="table"></div></section>'
-    )
-
-
-def _provenance() -> str:
-    made = time.strftime("%Y-%m-%d %H:%M")
-    return f"<p>Made by fedcohort {fedcohort.__version__} on {made}. Opens offline.</p>"

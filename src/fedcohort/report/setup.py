@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from fedcohort.core.errors import FedcohortError
-from fedcohort.core.text import escape_html
 from fedcohort.report.data import Bundle
+from fedcohort.report.render import card
 from fedcohort.scenario import Scenario
 from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.leaderboard.words import names
@@ -139,18 +140,10 @@ def _seeds(value: Any) -> str:
     return f"{len(seeds)}: {names([str(seed) for seed in seeds], 30)}" if seeds else ""
 
 
-def setup_html(bundle: Bundle) -> str:
+def setup_card(bundle: Bundle) -> Markup:
     """Return the card that states the set-up of every experiment of a report, with a button that copies it as TOML."""
-    parts = []
-    for number, (path, config, meta) in enumerate(zip(bundle.paths, bundle.configs, bundle.metas, strict=True)):
-        rows = "".join(
-            f"<dt>{escape_html(name)}</dt><dd>{escape_html(text)}</dd>" for name, text in facts(config, meta).items()
-        )
-        heading = f"<h3>{escape_html(path.resolve().name)}</h3>" if len(bundle.paths) > 1 else ""
-        parts.append(
-            f'{heading}<dl class="setup">{rows}</dl>'
-            f'<button type="button" data-copy="toml-{number}">Copy as TOML</button>'
-            "<details><summary>The complete configuration</summary>"
-            f'<pre class="toml" id="toml-{number}" tabindex="0">{html.escape(to_toml(config))}</pre></details>'
-        )
-    return f'<section class="card" id="setup"><h2>Set-up</h2>{"".join(parts)}</section>'
+    experiments = [
+        {"name": path.resolve().name, "facts": facts(config, meta), "toml": to_toml(config)}
+        for path, config, meta in zip(bundle.paths, bundle.configs, bundle.metas, strict=True)
+    ]
+    return card("setup", experiments)

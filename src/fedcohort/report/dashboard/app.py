@@ -7,7 +7,6 @@ import contextlib
 import hmac
 import ipaddress
 import logging
-import string
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.journal.exposition import CONTENT_TYPE, exposition
 from fedcohort.report.dashboard.sessions import JournalItem
 from fedcohort.report.dashboard.watcher import Watcher, plain_json
-from fedcohort.report.page import asset, scripts, styles
+from fedcohort.report.render import render
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.4  # so that a new round is on the page well within two seconds
@@ -127,8 +126,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
             answer = RedirectResponse("/", status_code=303)  # keeps the token out of the history and of links
             answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
             return answer
-        body = string.Template(asset("dashboard.html")).substitute(styles=styles(), scripts=scripts("dashboard.js"))
-        return HTMLResponse(body)
+        return HTMLResponse(render("dashboard.html"))
 
     @app.get("/events")
     async def events(item: str = "") -> StreamingResponse:

@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedcohort.core.text import escape_html
-from fedcohort.simulate.leaderboard.formats import Cell, Table, to_html, to_markdown
+from fedcohort.report import palette
+from fedcohort.report.render import render
+from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markdown
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
 from fedcohort.studies.papers.record import Record
 from fedcohort.studies.papers.verdicts import Ratio, Verdict, counts, judge, ratios
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6776; --paper: #fff; --line: #d8dee6; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8edf3; --soft: #a3b0bf; --paper: #12181f; --line: #344150; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  max-width: 80rem; padding: 1.5rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
-p, li { max-width: 60rem; } .table { overflow-x: auto; } .note { color: var(--soft); }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
-th:first-child, td.wrap, th.wrap { text-align: left; }
-"""
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
-_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#a05a2c")
+_MOST_CURVES = 8
 
 
 def number(value: float, measure: Measure) -> str:
@@ -239,24 +230,23 @@ def html_page(exhibit: Exhibit, record: Record) -> str:
         *(f"Different from the paper: {text}" for text in exhibit.study.differences),
         *exhibit.notes,
     ]
-    body = "".join(f"<h2>{escape_html(table.title)}</h2>{to_html(table)}" for table in tables_of(exhibit, record))
-    curves = "".join(
-        f"<h2>Accuracy over rounds: {escape_html(setting)}</h2>{curve_svg(exhibit, found['labels'])}"
-        for setting, found in record.settings.items()
-    )
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{escape_html(title)}</title><style>{_STYLE}</style><main><h1>{escape_html(title)}</h1>"
-        f"<p>{escape_html(summary(judge(exhibit, record)))}</p>"
-        f"<ul>{''.join(f'<li>{escape_html(item)}</li>' for item in items)}</ul>{body}{curves}</main></html>"
+    return render(
+        "exhibit.html",
+        title=title,
+        summary=summary(judge(exhibit, record)),
+        items=items,
+        tables=tables_of(exhibit, record),
+        curves={setting: _curves(exhibit, found["labels"]) for setting, found in record.settings.items()},
     )
 
 
-def curve_svg(exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> str:
-    """Return the mean curves as a picture; at most eight of them, the first."""
-    shown = [(label, found["curve"]) for label, found in labels.items() if found["curve"]["round"]][: len(_SERIES)]
+def _curves(
+    exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+) -> dict[str, Any] | None:
+    """Return the mean curves as the page draws them, the first eight; None before the first evaluation."""
+    shown = [(label, found["curve"]) for label, found in labels.items() if found["curve"]["round"]][:_MOST_CURVES]
     if not shown:
-        return "<p>No round was evaluated yet.</p>"
+        return None
     last = max(curve["round"][-1] for _, curve in shown)
     values = [value for _, curve in shown for value in curve["accuracy"]]
     low, high = min(values), max(*values, min(values) + 1e-6)
@@ -265,27 +255,17 @@ def curve_svg(exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, S
     def place(at: float, value: float) -> str:
         return f"{left + width * at / last:.1f},{10 + height * (high - value) / (high - low):.1f}"
 
-    lines = ""
-    for i, (label, curve) in enumerate(shown):
-        points = " ".join(place(at, value) for at, value in zip(curve["round"], curve["accuracy"], strict=True))
-        y = 24 + 20 * i
-        name = escape_html(exhibit.study.names.get(label, label))
-        lines += (
-            f"<polyline points='{points}' fill=none stroke='{_SERIES[i]}' stroke-width=2 />"
-            f"<line x1={left + width + 15} x2={left + width + 40} y1={y - 5} y2={y - 5} stroke='{_SERIES[i]}' "
-            f"stroke-width=4 />"
-            f"<text x={left + width + 46} y={y}>{name}</text>"
-        )
-    axis = (
-        f"<line x1={left} x2={left + width} y1={height + 10} y2={height + 10} stroke='currentColor' />"
-        f"<text x={left} y={height + 28}>0</text><text x={left + width - 40} y={height + 28}>{last:,}</text>"
-        f"<text x=4 y=20>{high:.0%}</text><text x=4 y={height + 10}>{low:.0%}</text>"
-    )
-    names = ", ".join(exhibit.study.names.get(label, label) for label, _ in shown)
-    return (
-        f"<div class=table tabindex=0><svg role=img aria-label='Mean accuracy over rounds of {escape_html(names)}' "
-        f"width={left + width + 280} height={height + 40} font-size=14 fill='currentColor'>{axis}{lines}</svg></div>"
-    )
+    drawn = palette.assign(label for label, _ in shown)
+    lines = [
+        {
+            "name": exhibit.study.names.get(label, label),
+            "points": " ".join(place(at, value) for at, value in zip(curve["round"], curve["accuracy"], strict=True)),
+            "colour": drawn[label][0],
+            "dash": DASHES[drawn[label][1]],
+        }
+        for label, curve in shown
+    ]
+    return {"last": last, "low": f"{low:.0%}", "high": f"{high:.0%}", "lines": lines}
 
 
 def overview(folder: Path) -> str:

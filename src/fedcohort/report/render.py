@@ -1,0 +1,61 @@
+"""Pages from templates: one head and one style sheet for all of them, and every value is escaped.
+
+A page is a file of ``templates/`` that extends ``base.html``; the parts that pages share are macros of ``cards.html``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+import fedcohort
+from fedcohort.core.text import printable
+from fedcohort.report import palette
+from fedcohort.simulate.leaderboard.formats import to_html
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page."""
+    return _environment().get_template(template).render(values)
+
+
+def card(macro: str, *values: Any) -> Markup:
+    """Return a part of a page: what a macro of ``cards.html`` makes of ``values``."""
+    return Markup(getattr(_cards(), macro)(*values))  # the macro has escaped everything
+
+
+def _visible(value: object) -> str:
+    """Write out characters that turn the direction of text or hide: escaping leaves them as they are."""
+    return value if isinstance(value, Markup) else printable(value, lines=True)
+
+
+def _asset(name: str) -> Markup:
+    """Return the text of one of our own style sheets or scripts."""
+    return Markup((resources.files("fedcohort.report") / "assets" / name).read_text(encoding="utf-8"))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedcohort.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    # NaN is not JSON, and the order of figures is theirs.
+    found.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    found.globals.update(asset=_asset, colours=Markup(palette.css()), version=fedcohort.__version__)
+    found.filters["table"] = lambda table: Markup(to_html(table))  # it escapes every cell
+    return found
+
+
+@cache
+def _cards() -> Any:
+    return _environment().get_template("cards.html").module
