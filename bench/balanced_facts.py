@@ -17,7 +17,7 @@ import numpy as np
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
-from fedcohort.studies.benchmark.run import seeds_of
+from fedcohort.studies.benchmark.run import parse_seeds
 from fedcohort.studies.benchmark.scores import half_interval, score
 from fedcohort.studies.benchmark.suite import table
 
@@ -103,7 +103,7 @@ if __name__ == "__main__":
     parser.add_argument("--picture", action="store_true", help="only draw what is stored")
     arguments = parser.parse_args()
     if not arguments.picture:
-        outcome = measured(seeds_of(arguments.seeds), arguments.processes)
+        outcome = measured(parse_seeds(arguments.seeds), arguments.processes)
         arguments.out.write_text(json.dumps(outcome, indent=1) + "\n")
     stored = json.loads(arguments.out.read_text())
     print(markdown(stored))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedcohort.cli.demo import companion, explanations, remarks, verdict
+from fedcohort.cli.demo import explain_losses, fair_baseline, known_reasons, summarise
 from fedcohort.simulate.config.toml import find_table
 from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.store.results import load
@@ -34,47 +34,47 @@ def board(setting, **accuracies):
 
 def test_a_gain_is_divided_into_loss_and_choice():
     found = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.85, 0.87], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
-    assert verdict([found], CONFIG) == [
+    assert summarise([found], CONFIG) == [
         "In noisy, flash ends highest with 87.0%, +6.0 pts over uniform; +5.0 pts of it are its loss and +1.0 pts its "
         "choice of clients."
     ]
     worse = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.9, 0.9], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
-    (said,) = verdict([worse], CONFIG)
+    (said,) = summarise([worse], CONFIG)
     assert said == (
         "In noisy, uniform-robust ends highest with 90.0%, +9.0 pts over uniform; its loss does that, for its clients "
         "are chosen by chance."
     )
     other = board("skewed", uniform=[0.8, 0.82], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
-    assert verdict([other], CONFIG) == ["In skewed, fedacs ends highest with 85.0%, +4.0 pts over uniform."]
+    assert summarise([other], CONFIG) == ["In skewed, fedacs ends highest with 85.0%, +4.0 pts over uniform."]
     none = board("skewed", uniform=[0.9, 0.9], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
-    assert verdict([none], CONFIG) == ["In skewed, uniform ends highest with 90.0%."]
+    assert summarise([none], CONFIG) == ["In skewed, uniform ends highest with 90.0%."]
 
 
 def test_who_does_badly_is_explained_and_nobody_else():
     bad = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.82, 0.82], flash=[0.7, 0.7], fedacs=[0.77, 0.78])
-    flash, fedacs = explanations([bad], CONFIG)
+    flash, fedacs = explain_losses([bad], CONFIG)
     assert flash.startswith("flash in skewed ends −12.0 pts against uniform-robust: it rewards")
     assert fedacs.startswith("fedacs in skewed ends −2.5 pts against uniform: it looks for")
     # As good as uniform selection with the same loss, though below the one with the other loss.
     good = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.795, 0.795], flash=[0.79, 0.79], fedacs=[0.81, 0.81])
-    assert explanations([good], CONFIG) == []
+    assert explain_losses([good], CONFIG) == []
     chance = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.8, 0.8], flash=[0.8, 0.8], fedacs=[0.6, 0.81])
-    assert explanations([chance], CONFIG) == []  # worse in one seed of two
+    assert explain_losses([chance], CONFIG) == []  # worse in one seed of two
     gone = board("skewed", uniform=[0.8], uniform_robust=[0.8], flash=[math.nan], fedacs=[0.8])
-    assert explanations([gone], CONFIG) == []
+    assert explain_losses([gone], CONFIG) == []
 
 
 def test_every_remark_is_about_something_shown():
     table = find_table("demo")
-    assert set(remarks()) == {setting["name"] for setting in table["settings"]}
-    assert {label for said in remarks().values() for label in said} <= set(table["selectors"])
+    assert set(known_reasons()) == {setting["name"] for setting in table["settings"]}
+    assert {label for said in known_reasons().values() for label in said} <= set(table["selectors"])
 
 
 def test_uniform_selection_is_there_with_every_training():
     table = find_table("demo")
     selectors = {label: {"name": label, **entry} for label, entry in table["selectors"].items()}
     for label, entry in selectors.items():
-        fair = selectors[companion({"selectors": selectors}, label, "uniform")]
+        fair = selectors[fair_baseline({"selectors": selectors}, label, "uniform")]
         assert fair["name"] == "uniform" and fair.get("local") == entry.get("local")
     assert "balanced" in selectors and "terminal" not in table["run"]
 

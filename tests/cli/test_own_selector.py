@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedcohort import SELECTORS, Session
-from fedcohort.cli.flower import rendered
+from fedcohort.cli.flower import app_files
 from fedcohort.core.errors import InputError, JournalError, UnknownNameError
 from fedcohort.journal import read_journal
 from fedcohort.report.dashboard.watcher import Watcher
@@ -184,7 +184,7 @@ def test_a_journal_whose_file_is_gone_says_so(own):
 def test_a_flower_app_takes_the_file_along(own, monkeypatch):
     folder, name = own
     monkeypatch.chdir(folder)
-    files = rendered("app", "mine.py:Mine")
+    files = app_files("app", "mine.py:Mine")
     assert files["app/mine_selector.py"] == (folder / "mine.py").read_text()
     table = tomllib.loads(files["experiment.toml"])
     assert table["selectors"][name] == {"name": "app/mine_selector.py:Mine"}

@@ -118,9 +118,9 @@ def test_init_writes_a_commented_file_that_runs(tmp_path, command):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_init_knows_every_preset(name, tmp_path):
-    from fedcohort.cli.init import written
+    from fedcohort.cli.init import config_text
 
-    table = tomllib.loads(written(name, "digits", ["uniform"], tmp_path / "x.toml"))
+    table = tomllib.loads(config_text(name, "digits", ["uniform"], tmp_path / "x.toml"))
     assert table["scenario"]["preset"] == name
 
 

@@ -7,7 +7,7 @@ from scipy import stats
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import parameters
 from fedcohort.scenario import LATENCIES, NoLatency, ShiftedExponential
-from fedcohort.scenario.counter import uniforms
+from fedcohort.scenario.counter_rng import uniforms
 
 SIZES = np.full(20_000, 600)
 EVERYBODY = np.arange(20_000)

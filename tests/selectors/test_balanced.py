@@ -21,7 +21,7 @@ from fedcohort import (
 from fedcohort.core.errors import JournalError, SignalError
 from fedcohort.selectors import Balanced, Uniform
 from fedcohort.selectors.numerics.class_balance import qcid
-from fedcohort.simulate.label_sharing import Noisy
+from fedcohort.simulate.label_sharing import NoisyCounts
 
 
 def federation(seed=0, n=9, classes=4):
@@ -185,7 +185,7 @@ def test_a_class_that_is_seldom_there_is_trained_while_it_is():
 def test_noisy_counts_balance_the_true_ones(epsilon):
     rng = np.random.default_rng(3)
     counts = np.array([rng.multinomial(100, share) for share in rng.dirichlet(np.full(6, 0.2), size=60)])
-    told = Noisy(epsilon=epsilon).tell(counts, rng).labels
+    told = NoisyCounts(epsilon=epsilon).tell(counts, rng).labels
 
     def imbalance(selector, labels):
         cohorts = play(Session(selector, ClientTable(labels=labels), seed=5), 40, 6)

@@ -461,7 +461,7 @@ def test_attributes_of_a_scenario_are_what_rules_go_by(tmp_path: Path) -> None:
         record = read_journal(journal)
         seed = int(record.meta()["seed"])
         for row in record.cohorts():
-            said = scenario.said(names, seed=seed, round=row.round)
+            said = scenario.client_attributes(names, seed=seed, round=row.round)
             assert [said[n]["region"] for n in names] == regions
             fit = [n for n in names if int(said[n]["battery"]) >= 30]
             picked = [str(c) for c in row.clients.tolist()]
@@ -471,7 +471,7 @@ def test_attributes_of_a_scenario_are_what_rules_go_by(tmp_path: Path) -> None:
         record.close()
     assert len(seen) > 12  # batteries change from round to round and differ from seed to seed
     many = dataclasses.replace(scenario, attributes={"device": scenario.attributes["device"]})
-    drawn = [v["device"] for v in many.said(tuple(map(str, range(4000))), seed=1, round=0).values()]
+    drawn = [v["device"] for v in many.client_attributes(tuple(map(str, range(4000))), seed=1, round=0).values()]
     assert 0.22 < drawn.count("kiosk") / 4000 < 0.28
 
 
@@ -482,9 +482,9 @@ def test_attributes_that_do_not_fit_the_federation_are_refused() -> None:
     names = ("anna", "ben")
     short = Scenario(attributes={"region": ["north"]})
     with pytest.raises(ParameterError, match="'region' of the scenario has 1 values for 2 clients"):
-        short.said(names, seed=0, round=0)
+        short.client_attributes(names, seed=0, round=0)
     with pytest.raises(ScenarioError, match="'ben' of the federation is not among them"):
-        Scenario(attributes={"client": ["anna", "bob"], "region": ["n", "s"]}).said(names, seed=0, round=0)
+        Scenario(attributes={"client": ["anna", "bob"], "region": ["n", "s"]}).client_attributes(names, seed=0, round=0)
     with pytest.raises(ParameterError, match="a table of attributes, each a list"):
         Scenario(attributes={"battery": {"low": 5}})
     with pytest.raises(ScenarioError, match=r"nowhere.csv cannot be read"):

@@ -24,7 +24,7 @@ import sys
 import numpy as np
 from fedcohort import Cohort, Losses, Selector, Signal, per_client
 from fedcohort.training.aggregators import Aggregator, Combined, Mix, WeightedSum
-from fedcohort.training.filters import Filter, Verdict
+from fedcohort.training.filters import Filter, FilterDecision
 from fedcohort.core.protocol import Trial
 
 

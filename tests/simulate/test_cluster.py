@@ -4,7 +4,7 @@ import pytest
 
 from fedcohort.core.errors import JournalError
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.processes.cluster import ClusterError, Driver, HandOver
+from fedcohort.simulate.processes.cluster import ClusterDriver, ClusterError, HandOver
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
@@ -89,7 +89,7 @@ def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_pat
     from fedcohort.simulate.processes import cluster as module
 
     killed = []
-    real = module.Driver.collect
+    real = module.ClusterDriver.collect
 
     def collect(self, future):
         number, _ = self.pending[future]
@@ -99,7 +99,7 @@ def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_pat
             killed.append(number)
             ray.kill(self.pending[again[0]][1])
 
-    monkeypatch.setattr(module.Driver, "collect", collect)
+    monkeypatch.setattr(module.ClusterDriver, "collect", collect)
     out = tmp_path / "x"
     assert Simulation(Experiment.from_dict(table(engine="ray")), out).run() == "finished"
     assert killed
@@ -125,7 +125,7 @@ class Taken:
     """A driver whose simulation and launches are only counted."""
 
     def __init__(self, outcomes):
-        self.driver = Driver.__new__(Driver)
+        self.driver = ClusterDriver.__new__(ClusterDriver)
         self.driver.ray, self.driver.attempts, self.driver.pending = Lossy(outcomes), {}, {}
         self.driver.seconds, self.driver.simulation = 0.0, self
         self.driver.launch = self.launch

@@ -520,7 +520,7 @@ def test_what_a_gz_holds_is_checked_whoever_packed_it(tmp_path, server):
 
 def test_a_download_that_unpacks_without_end_is_given_up(tmp_path, server, monkeypatch):
     folder, url = server
-    monkeypatch.setattr(places, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(places, "MAX_BLOCKS", 2)
     (folder / "a.gz").write_bytes(gzip.compress(bytes(5 << 20)))
     with pytest.raises(DataError, match="unpacks to more than"):
         fetch(Resource("a.gz", f"{url}/a.gz", "unpacked-sha256:" + "0" * 64), tmp_path / "d")

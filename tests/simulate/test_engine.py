@@ -13,7 +13,7 @@ from fedcohort.core.errors import DeviceError, InputError, ParameterError
 from fedcohort.core.signals import Measure
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, train_plain
 from fedcohort.simulate.engine.flat import FlatModel
-from fedcohort.simulate.engine.library import compiled
+from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss
 from fedcohort.simulate.models import build_model
 from fedcohort.training.local import LocalTraining, batch_plan, crop_plan
@@ -160,13 +160,13 @@ def build(data, clients, model, local, device="cpu", **kwargs):
 @pytest.fixture(params=["machine code", "torch"], autouse=True)
 def means(request, monkeypatch):
     """Everything here holds for the compiled programs and for those made of torch's operators."""
-    compiled.cache_clear()
+    load_compiled.cache_clear()
     if request.param == "torch":
         monkeypatch.setenv("FEDCOHORT_CC", "")
-    elif compiled("train") is None:
+    elif load_compiled("train") is None:
         pytest.skip("no C compiler")
     yield request.param
-    compiled.cache_clear()
+    load_compiled.cache_clear()
 
 
 @pytest.fixture(autouse=True)

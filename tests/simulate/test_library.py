@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, library, native
-from fedcohort.simulate.engine.library import build, compile_library, compiled, find_compiler, flags, read_sources
+from fedcohort.simulate.engine.library import build, compile_library, find_compiler, flags, load_compiled, read_sources
 from fedcohort.simulate.engine.plans import draw_plan
 from fedcohort.training.local import LocalTraining, batch_plan
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    caches = (compiled, library.warn_once, library.passing_folder)
+    caches = (load_compiled, library.warn_once, library.temporary_folder)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -35,9 +35,9 @@ def fresh():
 
 @pytest.fixture
 def compiler():
-    if compiled("plans") is None:
+    if load_compiled("plans") is None:
         pytest.skip("no C compiler")
-    compiled.cache_clear()
+    load_compiled.cache_clear()
     return find_compiler()
 
 
@@ -64,7 +64,7 @@ def test_plans_are_those_of_numpy(seed, round, client, n, batch_size, steps):
 def test_plans_do_without_a_compiler(monkeypatch):
     local = LocalTraining(steps=4, batch_size=3)
     with_it = draw_plan(1, 2, 3, 10, local, 4)
-    compiled.cache_clear()
+    load_compiled.cache_clear()
     monkeypatch.setenv("FEDCOHORT_CC", "")
     np.testing.assert_array_equal(draw_plan(1, 2, 3, 10, local, 4).indices, with_it.indices)
 
@@ -72,15 +72,15 @@ def test_plans_do_without_a_compiler(monkeypatch):
 def test_machine_code_can_be_declined_without_a_warning(monkeypatch, caplog):
     monkeypatch.setenv("FEDCOHORT_CC", "")
     with caplog.at_level(logging.WARNING):
-        assert compiled("train") is None
+        assert load_compiled("train") is None
     assert not caplog.records
 
 
 def test_without_a_compiler_one_warning_says_what_to_do(monkeypatch, caplog):
     monkeypatch.delenv("FEDCOHORT_CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    assert compiled("train") is None
-    assert compiled("plans") is None
+    assert load_compiled("train") is None
+    assert load_compiled("plans") is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "there is no C compiler" in record.message
@@ -89,7 +89,7 @@ def test_without_a_compiler_one_warning_says_what_to_do(monkeypatch, caplog):
 
 def test_a_named_compiler_that_is_not_there_is_said(monkeypatch, caplog):
     monkeypatch.setenv("FEDCOHORT_CC", "/nowhere/cc")
-    assert compiled("train") is None
+    assert load_compiled("train") is None
     assert "'/nowhere/cc'" in caplog.text
 
 
@@ -125,7 +125,7 @@ def script(path, text):
 def test_a_compiler_that_fails_is_named_and_life_goes_on(tmp_path, monkeypatch, caplog, commands, said):
     monkeypatch.setenv("FEDCOHORT_CC", script(tmp_path / "cc", commands))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiled("train") is None
+    assert load_compiled("train") is None
     assert said in caplog.text
     assert not list((tmp_path / "fedcohort").iterdir())
 
@@ -149,24 +149,24 @@ def test_a_library_that_computes_something_else_is_refused(tmp_path, compiler, n
 
 def test_a_library_is_kept_and_used_again(tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiled("plans") is not None
+    assert load_compiled("plans") is not None
     kept = list((tmp_path / "fedcohort").iterdir())
     assert [file.suffix for file in kept] == [".so"]  # nothing else is left behind
-    compiled.cache_clear()
+    load_compiled.cache_clear()
     monkeypatch.setattr(library, "build", lambda *_: pytest.fail("compiled twice"))
-    assert compiled("plans") is not None
+    assert load_compiled("plans") is not None
 
 
 def test_a_damaged_library_is_not_loaded(tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiled("plans") is not None
+    assert load_compiled("plans") is not None
     (kept,) = (tmp_path / "fedcohort").iterdir()
     whole = kept.read_bytes()
     kept.unlink()  # the one that is loaded keeps its own
     kept.write_bytes(whole[:-8])
     kept.chmod(0o700)
-    compiled.cache_clear()
-    assert compiled("plans") is not None
+    load_compiled.cache_clear()
+    assert load_compiled("plans") is not None
     assert kept.read_bytes() == whole  # made anew
 
 
@@ -174,15 +174,15 @@ def test_a_damaged_library_is_not_loaded(tmp_path, monkeypatch, compiler):
 @pytest.mark.parametrize("what", ["folder", "file"])
 def test_a_cache_others_can_write_to_is_not_trusted(tmp_path, monkeypatch, compiler, caplog, what):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiled("plans") is not None
+    assert load_compiled("plans") is not None
     folder = tmp_path / "fedcohort"
     (kept,) = folder.iterdir()
     (folder if what == "folder" else kept).chmod(0o777)
-    compiled.cache_clear()
+    load_compiled.cache_clear()
     built = []
     real = library.build
     monkeypatch.setattr(library, "build", lambda *args: built.append(real(*args)) or built[-1])
-    assert compiled("plans") is not None
+    assert load_compiled("plans") is not None
     assert len(built) == 1
     if what == "folder":
         assert "can be written by somebody else" in caplog.text
@@ -240,7 +240,7 @@ def test_the_rest_of_a_batch_computes_as_whole_vectors_do(tmp_path, monkeypatch,
 def trained_by(paths, monkeypatch, batch_size):
     """Return models trained by the compiled libraries, and what their evaluation says."""
     zeros = np.zeros(3, np.int64)
-    monkeypatch.setattr(native, "compiled", {name: library.load(name, path) for name, path in paths.items()}.get)
+    monkeypatch.setattr(native, "load_compiled", {name: library.load(name, path) for name, path in paths.items()}.get)
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 256, (90, 12, 12), dtype=np.uint8), generator.integers(0, 4, 90)
     clients = ClientData(np.arange(90), np.arange(0, 91, 30), y, zeros + 5)
@@ -278,7 +278,7 @@ def test_it_compiles_for_other_processors(tmp_path, zig, target):
 def test_a_cache_that_cannot_be_written_is_no_hindrance(tmp_path, monkeypatch, compiler):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert compiled("plans") is not None
+    assert load_compiled("plans") is not None
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86-64")

@@ -85,7 +85,7 @@ def test_a_machine_that_dies_with_a_hand_over_that_nobody_fetched_yet_changes_no
     cluster, folders = machines
     nodes = {node.node_id: node for node in folders.values()}
     killed = []
-    real = module.Driver.collect
+    real = module.ClusterDriver.collect
 
     def collect(self, future):
         number, actor = self.pending[future]
@@ -97,7 +97,7 @@ def test_a_machine_that_dies_with_a_hand_over_that_nobody_fetched_yet_changes_no
             killed.append(number)
             cluster.remove_node(nodes[home], allow_graceful=False)
 
-    monkeypatch.setattr(module.Driver, "collect", collect)
+    monkeypatch.setattr(module.ClusterDriver, "collect", collect)
     out = tmp_path / "out"
     assert Simulation(Experiment.from_dict(with_options(small, engine="ray")), out).run() == "finished"
     assert killed

@@ -55,5 +55,5 @@ def test_what_the_allocators_say_becomes_a_sentence(monkeypatch):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
     with pytest.raises(RuntimeError, match="something else"), memory_check.memory_errors():
         raise RuntimeError("something else")
-    monkeypatch.setattr(memory_check, "memory", lambda: None)
-    memory_check.check_room("Anything", 10**30)
+    monkeypatch.setattr(memory_check, "memory_limit", lambda: None)
+    memory_check.check_memory("Anything", 10**30)

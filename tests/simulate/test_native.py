@@ -14,7 +14,7 @@ from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
-from fedcohort.simulate.engine.library import compiled
+from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.engine.native import NativeBackend, describe
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, Jobs, Spans
@@ -23,7 +23,7 @@ from fedcohort.training.local import LocalTraining, batch_plan
 
 @pytest.fixture(autouse=True)
 def library():
-    if compiled("train") is None:
+    if load_compiled("train") is None:
         pytest.skip("no C compiler")
 
 

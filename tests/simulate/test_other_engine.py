@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from fedcohort.cli.app import app
 from fedcohort.core.errors import OtherEngineError
 from fedcohort.report.data import load_bundle
-from fedcohort.simulate.engine.library import compiled
+from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.runner import Simulation, run_experiment
 from fedcohort.simulate.store.results import load
@@ -38,16 +38,16 @@ class StopAfter(Listener):
 
 @pytest.fixture(autouse=True)
 def compiler():
-    compiled.cache_clear()
-    if compiled("train") is None:
+    load_compiled.cache_clear()
+    if load_compiled("train") is None:
         pytest.skip("no C compiler")
     yield
-    compiled.cache_clear()
+    load_compiled.cache_clear()
 
 
 def lose_the_compiler(monkeypatch):
     monkeypatch.setenv("FEDCOHORT_CC", "")
-    compiled.cache_clear()
+    load_compiled.cache_clear()
 
 
 def interrupted(out, **changes):
@@ -99,7 +99,7 @@ def test_an_experiment_can_go_back_to_its_engine_after_a_switch_only_if_that_is_
     assert listener.simulation.run() == "interrupted"
     Simulation.open(tmp_path / "x")  # the plain loop made the last rounds
     monkeypatch.delenv("FEDCOHORT_CC")
-    compiled.cache_clear()
+    load_compiled.cache_clear()
     with pytest.raises(OtherEngineError, match=f"made by {PLAIN}.*would be made by {COMPILED}"):
         Simulation.open(tmp_path / "x")
 

@@ -9,7 +9,7 @@ import pytest
 from fedcohort.core.errors import DataError, InputError, MissingExtraError
 from fedcohort.simulate.config.experiment import ConfigError, Experiment
 from fedcohort.simulate.config.toml import read_table
-from fedcohort.simulate.data import Dataset, OwnFile, from_arrays, load_dataset, spelled
+from fedcohort.simulate.data import Dataset, OwnFile, data_section, from_arrays, load_dataset
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation, run_experiment
 from fedcohort.simulate.store.results import load
@@ -135,10 +135,10 @@ def test_archives_and_folders(tmp_path):
 def test_what_a_name_stands_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
-    assert spelled("digits") == {"name": "digits"}
-    assert spelled("zoo.parquet") == {"name": "file", "path": "zoo.parquet"}
+    assert data_section("digits") == {"name": "digits"}
+    assert data_section("zoo.parquet") == {"name": "file", "path": "zoo.parquet"}
     (tmp_path / "mine").mkdir()
-    assert spelled("mine")["name"] == "file" and spelled("nothing") == {"name": "nothing"}
+    assert data_section("mine")["name"] == "file" and data_section("nothing") == {"name": "nothing"}
 
 
 def test_a_configuration_finds_what_lies_beside_it(tmp_path):

@@ -92,7 +92,7 @@ def judge(outputs, targets):
 FILTER = """
 import dataclasses
 import numpy as np
-from fedcohort.training.filters import Filter, Verdict
+from fedcohort.training.filters import Filter, FilterDecision
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,8 +232,8 @@ def test_a_model_or_metric_that_raises_ends_the_runs_that_share_it(tmp_path, cha
     ("does", "said"),
     [
         (BAD, RAISED),
-        ("return None", "must return a Verdict"),
-        ("return Verdict(np.ones(len(replies) + 1, bool))", "of each reply whether it is kept, an array of shape (2,)"),
+        ("return None", "FilterDecision"),
+        ("return FilterDecision(np.ones(len(replies) + 1, bool))", "array of shape (2,)"),
     ],
     ids=["raises", "nothing", "length"],
 )
@@ -272,7 +272,7 @@ def test_an_aggregator_that_raises_or_returns_nonsense_ends_its_own_run(tmp_path
 
 def test_a_filter_and_an_aggregator_of_ones_own_are_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
-        FILTER.replace("WHAT", "return Verdict(replies.ok & (np.arange(len(replies)) > 0))")
+        FILTER.replace("WHAT", "return FilterDecision(replies.ok & (np.arange(len(replies)) > 0))")
         + AGGREGATOR.replace("WHAT", "return Mix(members.by_count)").replace("MEMORY", "return None")
     )
     table = {

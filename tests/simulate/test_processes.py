@@ -18,7 +18,7 @@ from fedcohort.selectors.baselines.uniform import Uniform
 from fedcohort.simulate.config.experiment import ConfigError, Experiment
 from fedcohort.simulate.processes import local as processes
 from fedcohort.simulate.processes.cuda_sharing import shared_device
-from fedcohort.simulate.processes.worker import packed
+from fedcohort.simulate.processes.worker import pack_error
 from fedcohort.simulate.rounds import runner
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
@@ -108,12 +108,12 @@ def test_a_process_that_dies_is_replaced_and_another_stop_can_be_continued(alone
 
     drivers = []
 
-    class Kept(processes.Driver):
+    class Kept(processes.LocalDriver):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             drivers.append(self)
 
-    monkeypatch.setattr(runner, "Driver", Kept)
+    monkeypatch.setattr(runner, "LocalDriver", Kept)
     monkeypatch.setattr(Simulation, "take_over", take_over)
     out = tmp_path / "x"
     experiment = Experiment.from_dict({**table(processes=2), "selectors": own})
@@ -136,7 +136,7 @@ def test_without_enough_memory_fewer_processes_go_on(alone, own, tmp_path, monke
             short.append(self.group)
             self.process.kill()
             self.process.wait()
-            return "failed", packed(MemoryError("none is left"))
+            return "failed", pack_error(MemoryError("none is left"))
         return kind, value
 
     monkeypatch.setattr(processes.Worker, "receive", receive)
@@ -167,7 +167,7 @@ def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, 
     config = {**table(), "selectors": {"uniform": {}, "known-here-only": {}}}
     with pytest.raises(ConfigError, match="known-here-only"):
         Simulation(Experiment.from_dict(with_options(config, processes=2)), tmp_path / "x").run()
-    monkeypatch.setattr("fedcohort.simulate.rounds.prepare.how_many", lambda *arguments: 2)
+    monkeypatch.setattr("fedcohort.simulate.rounds.prepare.choose_process_count", lambda *arguments: 2)
     config["run"] = {key: value for key, value in config["run"].items() if key != "processes"}
     assert Simulation(Experiment.from_dict(config), tmp_path / "y").run() == "finished"
     assert "another one cannot open the experiment" in caplog.text

@@ -29,7 +29,7 @@ from fedcohort.studies.benchmark import (
 from fedcohort.studies.benchmark.__main__ import STOPPED, main
 from fedcohort.studies.benchmark.page import markdown, page, sentences
 from fedcohort.studies.benchmark.run import every_selector
-from fedcohort.studies.benchmark.scores import Line, Scores, horizon, restricted_mean
+from fedcohort.studies.benchmark.scores import Scores, SelectorScore, horizon, restricted_mean
 from fedcohort.studies.benchmark.suite import DATASETS, kinds
 
 STORED = Path(__file__).parents[2] / "bench" / "results"
@@ -98,7 +98,9 @@ def test_pieces_are_scored_together_if_they_fit(small, tmp_path):
 
 def line(label, **gains):
     arrays = {name: np.array(values, float) for name, values in gains.items()}
-    return Line(label, arrays, {"rounds": dict.fromkeys(gains, 1.0), "seconds": dict.fromkeys(gains, math.nan)})
+    return SelectorScore(
+        label, arrays, {"rounds": dict.fromkeys(gains, 1.0), "seconds": dict.fromkeys(gains, math.nan)}
+    )
 
 
 def test_the_sentence_says_where_it_helps_and_where_it_hurts():
@@ -209,7 +211,7 @@ def test_settings_that_differ_in_time_alone_count_once():
     gains = {"noise": [0.0, 0.0], "skew-noise": [3.0, 3.0], "skew-noise-slow": [3.0, 3.0]}
     grouped = kinds("digits", list(gains))
     assert grouped == (("noise",), ("skew-noise", "skew-noise-slow"))
-    one = Line("a", {name: np.array(values) for name, values in gains.items()}, kinds=grouped)
+    one = SelectorScore("a", {name: np.array(values) for name, values in gains.items()}, kinds=grouped)
     assert one.mean == 1.5
     assert kinds("digits", ["skew-slow", "skew-failures"]) == (("skew-slow",), ("skew-failures",))
     scores = Scores("digits", (1, 2), 60, tuple(gains), (one,), True)
@@ -218,14 +220,14 @@ def test_settings_that_differ_in_time_alone_count_once():
 
 def test_columns_of_speed_say_how_many_settings_they_cover():
     gains = {name: np.ones(2) for name in ("x", "y")}
-    some = Line("a", gains, {"rounds": {"x": 2.0, "y": math.nan}}, {"x": 1.0, "y": 0.0})
+    some = SelectorScore("a", gains, {"rounds": {"x": 2.0, "y": math.nan}}, {"x": 1.0, "y": 0.0})
     assert (some.speed("rounds"), some.covers("rounds"), some.arrived) == (2.0, 1, 0.5)
     text = markdown(Scores("digits", (1, 2), 60, ("x", "y"), (some,), True))
     assert "2.00×" in text and "in 1" in text and "50%" in text
 
 
 def test_scores_without_times_say_so():
-    old = Line("a", {"x": np.ones(2), "y": np.ones(2)})
+    old = SelectorScore("a", {"x": np.ones(2), "y": np.ones(2)})
     scores = Scores("digits", (1, 2), 60, ("x", "y"), (old,), True)
     assert "of an earlier version" in page(scores) and "of an earlier version" in markdown(scores)
 

@@ -21,8 +21,8 @@ from fedcohort.studies.papers import (
     Exhibit,
     Grid,
     Near,
-    Record,
     Study,
+    StudyRecord,
     fedacs,
     fedcbs,
     fedcm,
@@ -332,7 +332,7 @@ EXHIBIT = Exhibit(
 def record(**settings):
     made = {"device": "cpu", "date": "today", "command": "none"}
     curve = {"round": [1, 10], "accuracy": [0.1, 0.5]}
-    return Record(
+    return StudyRecord(
         "made-up",
         {
             name: {"seeds": [1, 2], "rounds": 10, "planned": 10, "finished": True, "made": made, "labels": {
@@ -397,7 +397,7 @@ def test_a_record_keeps_what_has_more_seeds_or_rounds(tmp_path):
     path = tmp_path / "made-up.json"
     one = record(x={"a": {"rounds": [1, 2]}})
     one.write(path)
-    read = Record.read(path, STUDY)
+    read = StudyRecord.read(path, STUDY)
     assert read.settings == one.settings
     fewer = record(x={"a": {"rounds": [9]}})
     fewer.settings["x"]["seeds"] = [1]
@@ -408,7 +408,7 @@ def test_a_record_keeps_what_has_more_seeds_or_rounds(tmp_path):
     assert read.values("x", "a", "rounds") == [3, 4]
     assert read.values("y", "a", "rounds") == [5, 6]
     with pytest.raises(RecordError, match="no record of the study"):
-        Record.read(path, STUDIES["hicsfl-fmnist"])
+        StudyRecord.read(path, STUDIES["hicsfl-fmnist"])
 
 
 def test_pages_show_fewer_seeds_and_escape_names():
@@ -437,7 +437,7 @@ def test_every_stored_record_belongs_to_a_study_and_names_its_command():
     files = sorted(STORED.glob("*.json"))
     assert files
     for file in files:
-        found = Record.read(file, STUDIES[file.stem])
+        found = StudyRecord.read(file, STUDIES[file.stem])
         for name, setting in found.settings.items():
             assert name in STUDIES[file.stem].rounds
             assert re.match(r"fedcohort (reproduce|run) ", setting["made"]["command"])

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from fedcohort.core.errors import ParameterError
-from fedcohort.training.early_stop import EarlyStop, Watch
+from fedcohort.training.early_stop import EarlyStop, LossTrend
 
 
 def run(patience, pairs):
     """Return the round after which it stops, counted from 0, or None."""
-    rule, watch = EarlyStop(patience=patience), Watch()
+    rule, watch = EarlyStop(patience=patience), LossTrend()
     for t, (training, validation) in enumerate(pairs):
         watch, reason = rule.after_round(watch, training, validation)
         if reason:

@@ -110,8 +110,8 @@ def analytics(
         rows = _rows(found, names, None)
     else:
         wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
-        settings = settings_of(config, wanted, set_ or [])
-        report = _simulated(settings, rounds, level, device, console)
+        settings = configuration(config, wanted, set_ or [])
+        report = _rank_simulated(settings, rounds, level, device, console)
         rows = _rows(report.ranking, list(report.federation.names), report.true_skewness)
         summary |= {"rounds": report.rounds, "megabytes": report.megabytes, "agreement": report.agreement}
     if format is Format.JSON:
@@ -139,7 +139,7 @@ def analytics(
         )
 
 
-def settings_of(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+def configuration(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return the configuration with the command line's wishes laid over it."""
     from fedcohort.simulate.config.toml import find_table, merged, override
 
@@ -152,7 +152,9 @@ def settings_of(config: str | None, wanted: dict[str, Any], changes: list[str]) 
     return override(merged(find_table("demo" if config is None else config), change), changes)
 
 
-def _simulated(settings: dict[str, Any], rounds: int | None, level: float, device: str | None, console: Any) -> Any:
+def _rank_simulated(
+    settings: dict[str, Any], rounds: int | None, level: float, device: str | None, console: Any
+) -> Any:
     from fedcohort.studies.analytics import rank_by_skewness
 
     with rounds_bar(console, "duels") as (start, advance):

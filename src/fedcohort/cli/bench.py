@@ -17,11 +17,11 @@ from fedcohort.cli.options import (
     ProcessesOption,
     QuietOption,
     complete_selectors,
-    listed,
+    split_names,
 )
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
-from fedcohort.simulate.processes.interrupts import graceful
+from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.rounds.progress import Progress
 
 
@@ -74,13 +74,13 @@ def bench(
     if resume is not None:
         simulation = Simulation.open(resume, device=device, processes=processes)
     else:
-        chosen = listed(selectors, "--selectors") if selectors else every_selector()
+        chosen = split_names(selectors, "--selectors") if selectors else every_selector()
         names = [name for name in chosen if name != "uniform"]
         wanted = table(
             data,
             selector_entries(names),
             _seeds(seeds)[: 1 if quick else None],
-            settings=listed(settings, "--settings") if settings else (),
+            settings=split_names(settings, "--settings") if settings else (),
             rounds=QUICK_ROUNDS if quick else 0,
         )
         if folder is not None:
@@ -94,7 +94,7 @@ def bench(
         )
     simulation.listeners.append(Progress(console))
     say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
-    with graceful(simulation, partial(say, console)):
+    with finish_round_on_interrupt(simulation, partial(say, console)):
         state = simulation.run()
     if state == "interrupted":
         say(console, f"interrupted; continue with: fedcohort bench --resume {simulation.out}")
@@ -130,9 +130,9 @@ def _submit(folder: Path, target: Path) -> None:
 
 def _seeds(text: str) -> list[int]:
     from fedcohort.core.errors import InputError
-    from fedcohort.studies.benchmark.run import seeds_of
+    from fedcohort.studies.benchmark.run import parse_seeds
 
     try:
-        return seeds_of(text)
+        return parse_seeds(text)
     except InputError as error:
         raise typer.BadParameter(error.message) from None

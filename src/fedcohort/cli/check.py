@@ -14,7 +14,7 @@ from fedcohort.core.errors import UnknownNameError
 from fedcohort.core.terminal import err, say
 
 
-def _skipped(items: list[str]) -> dict[str, str]:
+def _checks_to_skip(items: list[str]) -> dict[str, str]:
     """Return the checks to leave out, each with its reason."""
     from fedcohort.core.registry import nearest
     from fedcohort.testing import CHECKS
@@ -58,7 +58,7 @@ def check(
     from fedcohort.testing import CHECKS, ConformanceError
     from fedcohort.testing.conformance import run_check
 
-    skipped = _skipped(skip or [])
+    skipped = _checks_to_skip(skip or [])
     selector = SELECTORS.create(target)
     results: list[dict[str, Any]] = []
     console = err(quiet=format is Format.JSON)

@@ -26,8 +26,8 @@ from fedcohort.cli.options import (
     SweepOption,
     TrackOption,
     complete_selectors,
-    listed,
     parse_seeds,
+    split_names,
 )
 from fedcohort.cli.output import Format
 
@@ -86,7 +86,7 @@ def compare(
     from fedcohort.simulate.config.toml import parse_override
 
     experiment, notes = Comparison(
-        selectors=None if selectors is None else listed(selectors, "--selectors"),
+        selectors=None if selectors is None else split_names(selectors, "--selectors"),
         data=data,
         label=label,
         client=client,
@@ -121,6 +121,6 @@ def compare(
 
 def _targets(text: str) -> list[float]:
     try:
-        return [float(item) for item in listed(text, "--targets")]
+        return [float(item) for item in split_names(text, "--targets")]
     except ValueError:
         raise typer.BadParameter(f"--targets must be numbers separated by commas. Got {text!r}.") from None

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcohort.api import simulator
-from fedcohort.cli.experiment import execute, typed
+from fedcohort.cli.experiment import command_line, execute
 from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
 from fedcohort.cli.output import Format, out
 from fedcohort.core.terminal import err, say
@@ -26,7 +26,7 @@ from fedcohort.simulate.leaderboard.words import percent
 _BADLY = -0.01  # below uniform selection of the same training by more than this, in most seeds
 
 
-def companion(config: Mapping[str, Any], label: str, baseline: str) -> str:
+def fair_baseline(config: Mapping[str, Any], label: str, baseline: str) -> str:
     """Return the uniform selection that trains as ``label`` does, so that what is left is the choice of clients."""
     selectors = config["selectors"]
     for other, entry in selectors.items():
@@ -43,14 +43,14 @@ def _difference(row: LeaderRow, other: LeaderRow) -> tuple[float, float]:
     return sum(pairs) / len(pairs), sum(value < 0 for value in pairs) / len(pairs)
 
 
-def verdict(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
+def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
     """Say in one sentence for each setting who ends highest, and how much of that is the choice of clients."""
     said = []
     for board in boards:
         rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
         best = max(rows.values(), key=lambda row: row.terminal.mean)
         text = f"In {board.setting}, {best.label} ends highest with {percent(best.terminal.mean)}"
-        fair = companion(config, best.label, board.baseline)
+        fair = fair_baseline(config, best.label, board.baseline)
         if best.label != board.baseline:
             gain = _difference(best, rows[board.baseline])[0]
             text += f", {board.metric.difference(gain)} over {board.baseline}"
@@ -64,19 +64,19 @@ def verdict(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[st
     return said
 
 
-def remarks() -> dict[str, dict[str, str]]:
+def known_reasons() -> dict[str, dict[str, str]]:
     """Return why a selector may do badly, by setting and label; written beside the configuration."""
     folder = importlib.resources.files("fedcohort.simulate.config") / "builtin" / "remarks"
     return tomllib.loads((folder / "demo.toml").read_text())
 
 
-def explanations(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
+def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
     """Explain every selector that does badly somewhere: worse than uniform selection with the same training."""
-    said, known = [], remarks()
+    said, known = [], known_reasons()
     for board in boards:
         rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
         for label, row in rows.items():
-            fair = companion(config, label, board.baseline)
+            fair = fair_baseline(config, label, board.baseline)
             fair = board.baseline if fair == label else fair
             if fair == label:
                 continue
@@ -117,14 +117,14 @@ def demo(
     simulate = simulator()
     folder = out_dir or simulate.default_out("demo")
     execute(
-        simulate.Simulation(Experiment.from_dict(table), folder, device=device, command=typed()),
+        simulate.Simulation(Experiment.from_dict(table), folder, device=device, command=command_line()),
         quiet=quiet,
         format=Format.TABLE,
         track=(),
     )
     results = load(folder)
     boards = leaderboards(results)
-    sentences, reasons = verdict(boards, results.config), explanations(boards, results.config)
+    sentences, reasons = summarise(boards, results.config), explain_losses(boards, results.config)
     with err(quiet).status("drawing the report"):
         found = assemble([folder], title="Demonstration")
         page = build_report(replace(found, remarks=(" ".join(sentences), *reasons)))

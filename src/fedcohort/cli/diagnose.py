@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.analytics import settings_of
+from fedcohort.cli.analytics import configuration
 from fedcohort.cli.options import (
     BaseArgument,
     DataOption,
@@ -51,7 +51,7 @@ def diagnose(
 
     console = err(quiet or format is Format.JSON)
     wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
-    settings = settings_of(config, wanted, set_ or [])
+    settings = configuration(config, wanted, set_ or [])
     with rounds_bar(console, "rounds") as (start, advance):
         found = look(
             settings, looks=looks, every=every, samples=samples, device=device, on_start=start, on_round=advance

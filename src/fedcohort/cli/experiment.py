@@ -64,12 +64,12 @@ def launch(
             device=device,
             processes=processes,
             address=address,
-            command=typed(),
+            command=command_line(),
         )
     execute(simulation, quiet=quiet, format=format, track=track or ())
 
 
-def typed() -> str:
+def command_line() -> str:
     """Return the command line, for the record."""
     return " ".join(["fedcohort", *sys.argv[1:]])
 

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedcohort.cli.options import MOST_ROUND, FormatOption
+from fedcohort.cli.options import MAX_ROUND, FormatOption
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
 from fedcohort.core.text import printable
@@ -22,7 +22,7 @@ from fedcohort.report.why import explain as explain_journal
 from fedcohort.session.explain import ScoreRow, history
 from fedcohort.simulate.leaderboard.words import counted
 
-_TROUBLED = 30  # clients that failed, shown at most
+_MAX_FAILED = 30  # clients that failed, shown at most
 
 
 def explain(  # the command line's options are this signature
@@ -35,7 +35,7 @@ def explain(  # the command line's options are this signature
             "--round",
             "-r",
             min=0,
-            max=MOST_ROUND,
+            max=MAX_ROUND,
             help="Which round, counted from 0; without it and --client, the run.",
         ),
     ] = None,
@@ -59,9 +59,9 @@ def explain(  # the command line's options are this signature
     if round_ is None:
         journal = find_journal(run, name)
         if client is None:
-            _whole(journal, format)
+            _explain_run(journal, format)
         else:
-            _history(journal, client, format)
+            _explain_client(journal, client, format)
         return
     why = explain_journal(find_journal(run, name), round_, client, nearly=nearly)
     if format is Format.JSON:
@@ -96,7 +96,7 @@ def explain(  # the command line's options are this signature
             say(console, past.sentence())
 
 
-def _whole(journal: Path, format: Format) -> None:
+def _explain_run(journal: Path, format: Format) -> None:
     """Show what became of a run."""
     found = read_account(journal)
     if format is Format.JSON:
@@ -112,13 +112,13 @@ def _whole(journal: Path, format: Format) -> None:
         "client", "picked", "sound", "the last time it brought no model", header_style="bold", box=SIMPLE_HEAD,
         pad_edge=False,
     )  # fmt: skip
-    for client in sorted(troubled, key=lambda c: c.statuses.get("OK", 0) - c.picked)[:_TROUBLED]:
+    for client in sorted(troubled, key=lambda c: c.statuses.get("OK", 0) - c.picked)[:_MAX_FAILED]:
         sound = str(client.statuses.get("OK", 0))
         result.add_row(printable(client.name), str(client.picked), sound, printable(client.reason))
     console.print(result)
 
 
-def _history(journal: Path, client: str, format: Format) -> None:
+def _explain_client(journal: Path, client: str, format: Format) -> None:
     """Show one client's part in every round."""
     with closing(read_journal(journal)) as record:
         parts = history(record, client)

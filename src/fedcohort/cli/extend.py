@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.api import simulator
-from fedcohort.cli.experiment import execute, typed
+from fedcohort.cli.experiment import command_line, execute
 from fedcohort.cli.options import (
     DeviceOption,
     FormatOption,
@@ -18,8 +18,8 @@ from fedcohort.cli.options import (
     SweepOption,
     TrackOption,
     complete_selectors,
-    listed,
     parse_seeds,
+    split_names,
 )
 from fedcohort.cli.output import Format
 
@@ -65,7 +65,7 @@ def extend(
     from fedcohort.simulate.config.sweep import expanded, parse_sweeps
 
     grid = parse_sweeps(sweep or [])
-    names = listed(selectors, "--selectors") if selectors is not None else []
+    names = split_names(selectors, "--selectors") if selectors is not None else []
     names += [label for label in grid if label not in names]
     added = selector_entries(names) if names else {}
     simulation = simulator().Simulation.extend(
@@ -75,7 +75,7 @@ def extend(
         selectors=expanded(added, grid),
         device=device,
         processes=processes,
-        command=typed(),
+        command=command_line(),
         allow_other_engine=allow_other_engine,
     )
     execute(simulation, quiet=quiet, format=format, track=track or ())

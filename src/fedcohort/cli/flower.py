@@ -48,7 +48,7 @@ def new(
 
     Example: fedcohort flower new my-app --selector fedcor
     """
-    files = rendered(directory.resolve().name, selector)
+    files = app_files(directory.resolve().name, selector)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(
             f"{directory} exists and is not an empty directory.", hint="give a new directory; nothing is overwritten"
@@ -73,7 +73,7 @@ def _write(directory: Path, files: Mapping[str, str]) -> None:
         raise
 
 
-def rendered(name: str, selector: str) -> dict[str, str]:
+def app_files(name: str, selector: str) -> dict[str, str]:
     """Return the files of an app called ``name``, as path -> text.
 
     Parameters

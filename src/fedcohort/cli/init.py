@@ -39,7 +39,7 @@ def init(
 
     Example: fedcohort init fedcor-1spc --data fashion-mnist --selectors uniform,fedcor,fedcbs
     """
-    text = written(preset, data or "digits", [name.strip() for name in selectors.split(",") if name.strip()], out_)
+    text = config_text(preset, data or "digits", [name.strip() for name in selectors.split(",") if name.strip()], out_)
     if out_.exists():
         raise InputError(f"{out_} exists; nothing is overwritten.", hint="name another file with --out")
     out_.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def init(
     say(err(), f"Run it with: fedcohort run {out_}")
 
 
-def written(name: str, data: str, selectors: list[str], file: Path) -> str:
+def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
     """Return the text of a configuration: checked, complete, every key with its meaning."""
     from fedcohort.scenario.presets import find_preset, preset_table
     from fedcohort.simulate.comparison import selector_entries, supply

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.audit.verification import examine
-from fedcohort.cli.options import MOST_ROUND, FormatOption, SignOption, TrustOption, import_selectors
+from fedcohort.cli.options import MAX_ROUND, FormatOption, SignOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS
@@ -149,7 +149,7 @@ def export_tables(
 @journal_app.command("prune")
 def prune_details(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
-    keep: Annotated[int, typer.Option(min=0, max=MOST_ROUND, help="Of how many of the newest rounds details stay.")],
+    keep: Annotated[int, typer.Option(min=0, max=MAX_ROUND, help="Of how many of the newest rounds details stay.")],
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:
@@ -197,7 +197,7 @@ def forget_client(
 def abandon(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     ticket: Annotated[
-        int | None, typer.Option(max=MOST_ROUND, help="Which pending cohort; default: the oldest.")
+        int | None, typer.Option(max=MAX_ROUND, help="Which pending cohort; default: the oldest.")
     ] = None,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "abandoned by the operator",
     selector: TrustOption = None,

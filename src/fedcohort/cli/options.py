@@ -10,7 +10,7 @@ import typer
 from fedcohort.cli.output import Format
 
 
-def listed(text: str, what: str) -> list[str]:
+def split_names(text: str, what: str) -> list[str]:
     """Return names that are separated by commas."""
     items = [item.strip() for item in text.split(",")]
     if not all(items):
@@ -60,7 +60,7 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in MODELS.names() if name.startswith(incomplete)]
 
 
-MOST_ROUND = 2**63 - 1  # what a journal can count
+MAX_ROUND = 2**63 - 1  # what a journal can count
 BaseArgument = Annotated[
     str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
 ]

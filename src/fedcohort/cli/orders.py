@@ -81,7 +81,7 @@ def apply_rules(
         if not allow_unknown:
             _check_names(order, table)
         round_ = next_round(record)[0]
-        before = _after_waiting(record, journal)
+        before = _rules_after_pending(record, journal)
         rules = order.carried_out(before, round_)  # raises when they cannot hold together
         _check_feasible(rules, record, round_)
         how = run_state(record)
@@ -137,7 +137,7 @@ def _pause(text: str) -> tuple[str, int]:
     return name, int(rounds)
 
 
-def _after_waiting(record: Journal, journal: Path) -> Rules | None:
+def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
     """Return the rules there will be when the changes before this one have been taken over."""
     known = record.meta().get("rules")
     rules = None if known is None else Rules.recorded(known)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import MOST_ROUND, FormatOption, QuietOption, TrustOption, import_selectors
+from fedcohort.cli.options import MAX_ROUND, FormatOption, QuietOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
@@ -18,7 +18,7 @@ from fedcohort.report.page import assemble, build_report
 from fedcohort.simulate.leaderboard.formats import render
 
 
-class Picture(StrEnum):
+class FigureFormat(StrEnum):
     """Formats of exported figures."""
 
     SVG = "svg"
@@ -26,7 +26,7 @@ class Picture(StrEnum):
     PDF = "pdf"
 
 
-class TableForm(StrEnum):
+class TableFormat(StrEnum):
     """Formats of exported tables."""
 
     LATEX = "latex"
@@ -50,15 +50,15 @@ def report(  # the command line's options are this signature
     round_: Annotated[
         list[int] | None,
         typer.Option(
-            "--round", min=0, max=MOST_ROUND, help="A round whose choices the report explains; may be repeated."
+            "--round", min=0, max=MAX_ROUND, help="A round whose choices the report explains; may be repeated."
         ),
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure and its numbers into this folder.")
     ] = None,
-    picture: Annotated[Picture, typer.Option("--picture", help="Format of exported figures.")] = Picture.SVG,
+    picture: Annotated[FigureFormat, typer.Option("--picture", help="Format of exported figures.")] = FigureFormat.SVG,
     tables: Annotated[
-        TableForm | None, typer.Option(help="Print the tables in this format instead of writing a page.")
+        TableFormat | None, typer.Option(help="Print the tables in this format instead of writing a page.")
     ] = None,
     selector: TrustOption = None,
     format: FormatOption = Format.TABLE,

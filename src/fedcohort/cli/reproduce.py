@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, listed
+from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, split_names
 from fedcohort.cli.output import Format, out, print_json, print_tables, table
 from fedcohort.core.terminal import err, say
-from fedcohort.simulate.processes.interrupts import graceful
+from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.rounds.progress import Progress
 
 _STOPPED = 75  # there is more to do: the same command goes on
@@ -80,15 +80,15 @@ def reproduce(
         out_dir,
         seeds=seeds,
         rounds=rounds,
-        parts=listed(parts, "--parts") if parts else (),
-        labels=listed(labels, "--labels") if labels else (),
+        parts=split_names(parts, "--parts") if parts else (),
+        labels=split_names(labels, "--labels") if labels else (),
         quick=quick,
         device=device,
         processes=processes,
         minutes=minutes,
         folder=folder,
         listener=lambda: Progress(console),
-        guard=lambda simulation: graceful(simulation, partial(say, console)),
+        guard=lambda simulation: finish_round_on_interrupt(simulation, partial(say, console)),
         say=lambda text: say(console, text),
         command=" ".join(["fedcohort", *sys.argv[1:]]),
     )

@@ -91,14 +91,14 @@ def _print(proof: Proof) -> None:
             f"{counted(proof.registered, 'participation')} under registered names, {proof.unregistered} under others, "
             "which prove nothing about who took part."
         )
-    lines += _listed([f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]])
-    lines += _listed([f"Round {breach.round}, client {breach.client}: {breach.what}." for breach in proof.breaches])
-    lines += _listed([f"Client {exceeded.client}: {exceeded.what}." for exceeded in proof.exceeded])
+    lines += _shorten([f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]])
+    lines += _shorten([f"Round {breach.round}, client {breach.client}: {breach.what}." for breach in proof.breaches])
+    lines += _shorten([f"Client {exceeded.client}: {exceeded.what}." for exceeded in proof.exceeded])
     if left_out := [key for key in rules.to_dict() if key in _UNPROVED]:
         lines.append(f"Not part of this proof: {', '.join(left_out)}.")
     for line in [*lines, proof.verdict]:
         say(console, line)
 
 
-def _listed(lines: list[str]) -> list[str]:
+def _shorten(lines: list[str]) -> list[str]:
     return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more."] if len(lines) > _SHOWN else lines

@@ -19,11 +19,11 @@ from fedcohort.scenario.dirichlet import (
     Skewness,
 )
 from fedcohort.scenario.federation import ClientSamples, Federation
-from fedcohort.scenario.given import Custom, Natural
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 from fedcohort.scenario.picture import text_picture
+from fedcohort.scenario.predefined import Custom, Natural
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
 

@@ -18,7 +18,7 @@ from fedcohort.core import rng
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import ParameterError, ScenarioError
 from fedcohort.core.params import Constraint, Interval
-from fedcohort.scenario.counter import uniforms
+from fedcohort.scenario.counter_rng import uniforms
 
 Value = str | float | int | bool
 _FILE = "file"
@@ -91,14 +91,14 @@ def read_attributes(table: Any) -> Any:
         raise ScenarioError(
             f"The attributes in {path} must be a CSV table: a line of names, then as many values for each client."
         )
-    columns = {str(name): [_parsed(str(row[name])) for row in rows] for name in rows[0]}
+    columns = {str(name): [_parse_value(str(row[name])) for row in rows] for name in rows[0]}
     return {**columns, **{key: value for key, value in table.items() if key != _FILE}}
 
 
-def _parsed(text: str) -> Value:
+def _parse_value(text: str) -> Value:
     """Return a cell as what it looks like.
 
-    >>> [_parsed(cell) for cell in ("3", "0.5", "true", "north")]
+    >>> [_parse_value(cell) for cell in ("3", "0.5", "true", "north")]
     [3, 0.5, True, 'north']
     """
     if text.lower() in ("true", "false"):
@@ -111,7 +111,7 @@ def _parsed(text: str) -> Value:
     return text
 
 
-def attributes_of(
+def draw_attributes(
     table: Mapping[str, Any], names: Sequence[str], *, seed: int, round: int, changing: bool = False
 ) -> dict[str, dict[str, Value]]:
     """Return what each client says about itself in a round, by name.
@@ -129,7 +129,7 @@ def attributes_of(
 
     Examples
     --------
-    >>> attributes_of({"region": ["north", "south"]}, ["0", "1"], seed=0, round=0)
+    >>> draw_attributes({"region": ["north", "south"]}, ["0", "1"], seed=0, round=0)
     {'0': {'region': 'north'}, '1': {'region': 'south'}}
     """
     if changing and not any(isinstance(entry, Mapping) and entry.get("changes") for entry in table.values()):

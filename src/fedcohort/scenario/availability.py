@@ -49,7 +49,7 @@ class Availability(Parameterized):
         return describe_parts(self.name, self)
 
 
-def _chosen(clients: int, picked: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BoolArray:
+def _to_mask(clients: int, picked: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BoolArray:
     mask = np.zeros(clients, dtype=bool)
     mask[picked] = True
     return mask
@@ -82,7 +82,7 @@ class UniformShare(Availability):
         clients = len(federation)
         draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
         wanted = max(1, _nearest(self.share * clients))
-        return _chosen(clients, draw.choice(clients, size=wanted, replace=False, shuffle=False))
+        return _to_mask(clients, draw.choice(clients, size=wanted, replace=False, shuffle=False))
 
 
 def _nearest(value: float) -> int:
@@ -125,7 +125,7 @@ class ClassBiased(Availability):
         shuffled = draw.permutation(clients)
         by_class = shuffled[np.argsort(federation.main_class[shuffled], kind="stable")]
         starts = np.concatenate([[0], np.cumsum(have)])
-        return _chosen(clients, np.concatenate([by_class[s : s + n] for s, n in zip(starts, wanted, strict=False)]))
+        return _to_mask(clients, np.concatenate([by_class[s : s + n] for s, n in zip(starts, wanted, strict=False)]))
 
 
 @AVAILABILITIES.register("bernoulli")

@@ -137,7 +137,7 @@ class ClassesPerClient(Partition):
                 f"The partition 'classes-per-client' wants {self.per_client} classes per client, the training set has "
                 f"samples of {len(present)}."
             )
-        mine = present[_spread(self.clients, self.per_client, len(present), rng)]
+        mine = present[_deal_classes(self.clients, self.per_client, len(present), rng)]
         member = np.zeros((self.clients, pool.classes), dtype=bool)
         np.put_along_axis(member, mine, True, axis=1)
         holders = member.sum(axis=0)
@@ -147,7 +147,7 @@ class ClassesPerClient(Partition):
         return deal(pool, counts, rng, who=self.name, traits=traits)
 
 
-def _spread(clients: int, each: int, classes: int, rng: np.random.Generator) -> IntArray:
+def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generator) -> IntArray:
     """Give every client ``each`` different classes, every class to equally many clients: (clients, each).
 
     Always taking the classes with the most places left keeps it possible to the end.

@@ -71,7 +71,9 @@ class ClientHeterogeneity(Partition):
             counts = np.stack([round_to_total(shares[c], int(pool.counts[c])) for c in range(pool.classes)], axis=1)
             smallest = max(smallest, int(counts.sum(axis=1).min()))
             if smallest >= self.least:
-                return deal(pool, counts, rng, who=self.name, remarks=_redrawn(attempt, "left a client too small"))
+                return deal(
+                    pool, counts, rng, who=self.name, remarks=_redraw_remark(attempt, "left a client too small")
+                )
         raise ScenarioError(
             f"The partition 'client-heterogeneity' with alpha {self.alpha:g} left the smallest of {self.clients:,} "
             f"clients with at most {smallest:,} samples in {self.redraws + 1:,} draws; {self.least:,} are wanted.",
@@ -79,7 +81,7 @@ class ClientHeterogeneity(Partition):
         )
 
 
-def _redrawn(times: int, why: str) -> tuple[str, ...]:
+def _redraw_remark(times: int, why: str) -> tuple[str, ...]:
     if not times:
         return ()
     return (f"{times:,} draw{'s' if times > 1 else ''} {why} and {'were' if times > 1 else 'was'} repeated",)
@@ -234,7 +236,7 @@ class DirichletQp(Partition):
                 rng,
                 who=self.name,
                 traits={"exact_size": sizes},
-                remarks=_redrawn(attempt, "had no solution of the quadratic programme"),
+                remarks=_redraw_remark(attempt, "had no solution of the quadratic programme"),
             )
         raise ScenarioError(
             f"The partition 'dirichlet-qp' found no sizes x >= {self.least:g} with Qx = d in {self.redraws + 1:,} "

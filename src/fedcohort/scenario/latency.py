@@ -15,7 +15,7 @@ from fedcohort.core import rng
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.params import Interval, Parameterized, param
 from fedcohort.core.registry import Registry
-from fedcohort.scenario.counter import uniforms
+from fedcohort.scenario.counter_rng import uniforms
 from fedcohort.scenario.partition import describe_parts
 
 LATENCIES: Registry[Latency] = Registry("latency")

@@ -1,7 +1,7 @@
 """How the training set is divided among clients: the common ground of all partitions, and their registry.
 
 Nearly every partition is a matrix of integers, how many samples of each class every client gets; :func:`deal` turns it
-into samples. The partitions themselves stand in ``classwise``, ``dirichlet`` and ``given``.
+into samples. The partitions themselves stand in ``classwise``, ``dirichlet`` and ``predefined``.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from fedcohort.scenario.dirichlet import (
     DirichletQp,
     Skewness,
 )
-from fedcohort.scenario.given import Natural
 from fedcohort.scenario.latency import ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
+from fedcohort.scenario.predefined import Natural
 from fedcohort.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True)
-class Training:
+class PaperTraining:
     """How a paper trains on one dataset.
 
     Attributes
@@ -57,54 +57,58 @@ class Preset:
     source: str
     meaning: str
     cohort: int | None = None  # None: the paper does not say
-    training: Mapping[str, Training] = field(default_factory=lambda: {"": Training({}, 100, ours=("all of it",))})
+    training: Mapping[str, PaperTraining] = field(
+        default_factory=lambda: {"": PaperTraining({}, 100, ours=("all of it",))}
+    )
 
-    def training_on(self, data: str) -> Training:
+    def training_on(self, data: str) -> PaperTraining:
         """Return how clients train on a dataset."""
         if data in self.training:
             return self.training[data]
         return replace(next(iter(self.training.values())), targets=())
 
 
-def _fedcor(fashion: float, cifar: float) -> dict[str, Training]:
+def _fedcor(fashion: float, cifar: float) -> dict[str, PaperTraining]:
     """Return FedCor's training (App. C.1) with the targets of Table 1."""
     dense = {"batch_size": 64, "steps": 20, "lr": 0.005, "milestones": (150, 300), "milestone_factor": 0.5}
     convolutional = {"batch_size": 50, "steps": 40, "lr": 0.01, "weight_decay": 3e-4}
     return {
-        "fashion-mnist": Training({**dense, "weight_decay": 1e-4}, 500, (fashion,), "mean"),
-        "cifar10": Training(convolutional, 2000, (cifar,), "mean"),
+        "fashion-mnist": PaperTraining({**dense, "weight_decay": 1e-4}, 500, (fashion,), "mean"),
+        "cifar10": PaperTraining(convolutional, 2000, (cifar,), "mean"),
     }
 
 
 _FEDCBS_LOCAL = {"batch_size": 50, "epochs_of_largest": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}
 
 
-def _fedcbs(cifar: tuple[float, ...] = (), fashion: tuple[float, ...] = ()) -> dict[str, Training]:
+def _fedcbs(cifar: tuple[float, ...] = (), fashion: tuple[float, ...] = ()) -> dict[str, PaperTraining]:
     """Return Fed-CBS's training (Sec. 5, App. D.1) with the targets of Tables 1 and 4."""
     return {
-        "cifar10": Training(_FEDCBS_LOCAL, 3000, cifar),
-        "fashion-mnist": Training(_FEDCBS_LOCAL, 3000, fashion, "fednova"),
+        "cifar10": PaperTraining(_FEDCBS_LOCAL, 3000, cifar),
+        "fashion-mnist": PaperTraining(_FEDCBS_LOCAL, 3000, fashion, "fednova"),
     }
 
 
 _FEDCBS_TARGETS = {0.1: (0.45, 0.78), 0.2: (0.47, 0.80), 0.5: (0.50, 0.82)}
 _FEDCBS_FIGURE_1 = {
-    "cifar10": Training({"batch_size": 50, "epochs": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}, 200)
+    "cifar10": PaperTraining({"batch_size": 50, "epochs": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}, 200)
 }
-_FEDCBS_FEMNIST = {"femnist": Training(_FEDCBS_LOCAL, 2000, (0.75,), ours=("rounds",))}
+_FEDCBS_FEMNIST = {"femnist": PaperTraining(_FEDCBS_LOCAL, 2000, (0.75,), ours=("rounds",))}
 _FEDACS = {
-    "cifar10": Training({"batch_size": 400, "epochs": 5, "lr": 0.1, "lr_decay_epoch": 0.9993}, 200, ours=("rounds",))
+    "cifar10": PaperTraining(
+        {"batch_size": 400, "epochs": 5, "lr": 0.1, "lr_decay_epoch": 0.9993}, 200, ours=("rounds",)
+    )
 }
 _FEDCM_LOCAL = {"epochs": 5, "batch_size": 50, "lr": 0.05}
 _FEDCM_OURS = ("batch_size", "lr", "aggregator")
 
 
-def _fedcm(alpha: float, target: float) -> dict[str, Training]:
+def _fedcm(alpha: float, target: float) -> dict[str, PaperTraining]:
     """Return FedCM's training; the targets of Table 5 are for alpha = 0.1."""
-    return {"cifar10": Training(_FEDCM_LOCAL, 100, (target,) if alpha == 0.1 else (), "fedpdp", _FEDCM_OURS)}
+    return {"cifar10": PaperTraining(_FEDCM_LOCAL, 100, (target,) if alpha == 0.1 else (), "fedpdp", _FEDCM_OURS)}
 
 
-_FLASH = {"cifar10": Training({"batch_size": 50, "steps": 20, "lr": 0.05}, 200, ours=("local training", "rounds"))}
+_FLASH = {"cifar10": PaperTraining({"batch_size": 50, "steps": 20, "lr": 0.05}, 200, ours=("local training", "rounds"))}
 _THIRTY = UniformShare(share=0.3)
 
 
@@ -329,6 +333,6 @@ def preset_table(name: str, data: str) -> dict[str, Any]:
         run["targets"] = list(training.targets)
     local = {key: list(value) if isinstance(value, tuple) else value for key, value in training.local.items()}
     table: dict[str, Any] = {"data": {"name": data}, "scenario": {"preset": name}, "local": local, "run": run}
-    if training.aggregator != Training.aggregator:  # under the default, selectors may bring their own
+    if training.aggregator != PaperTraining.aggregator:  # under the default, selectors may bring their own
         table["aggregator"] = {"name": training.aggregator}
     return table

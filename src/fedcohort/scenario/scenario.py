@@ -16,10 +16,10 @@ from fedcohort.core.errors import ParameterError, ScenarioError
 from fedcohort.core.params import Interval, Optional, Parameterized, param, parameters
 from fedcohort.core.protocol import Status
 from fedcohort.core.registry import Registry, nearest
-from fedcohort.scenario.attributes import AttributeTable, attributes_of, read_attributes
+from fedcohort.scenario.attributes import AttributeTable, draw_attributes, read_attributes
 from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
 from fedcohort.scenario.classwise import Iid
-from fedcohort.scenario.counter import uniforms
+from fedcohort.scenario.counter_rng import uniforms
 from fedcohort.scenario.federation import Federation
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency
 from fedcohort.scenario.noise import LabelNoise
@@ -134,7 +134,7 @@ class Scenario(Parameterized):
                 f"The server keeps {self.server_validation:,} samples of each class, which is the whole training set."
             )
         part = self.partition.assign(rest, rng.stream(seed, rng.DATA, _PARTITION))
-        places = _shuffled(part, rng.stream(seed, rng.DATA, _SHUFFLE))
+        places = _shuffle_within_clients(part, rng.stream(seed, rng.DATA, _SHUFFLE))
         true_labels = rest.labels[places].astype(np.int32)
         noisy, exact, drawn = self.noise.apply(
             true_labels, part.offsets, pool.classes, rng.stream(seed, rng.DATA, _NOISE)
@@ -221,7 +221,7 @@ class Scenario(Parameterized):
             seconds = min(seconds, self.deadline)
         return RoundEvents(durations, status, seconds)
 
-    def said(
+    def client_attributes(
         self, names: tuple[str, ...], *, seed: int, round: int, changing: bool = False
     ) -> dict[str, dict[str, str | float | int | bool]]:
         """Return what clients say about themselves in a round, by name; empty without ``attributes``.
@@ -237,7 +237,7 @@ class Scenario(Parameterized):
         """
         if self.attributes is None:
             return {}
-        return attributes_of(self.attributes, names, seed=seed, round=round, changing=changing)
+        return draw_attributes(self.attributes, names, seed=seed, round=round, changing=changing)
 
     def describe(self) -> str:
         """Return the scenario as a few lines of text."""
@@ -344,7 +344,7 @@ def _noise_from(value: Any, base: LabelNoise) -> LabelNoise:
         return value
     if not isinstance(value, Mapping):
         raise ParameterError(f"The 'noise' of a scenario must be a table such as {{level = 0.15}}. Got {value!r}.")
-    return _changed("label noise", base, dict(value))
+    return _replace_parameters("label noise", base, dict(value))
 
 
 def _part_from(kind: str, value: Any, registry: Registry[Any], base: Any) -> Any:
@@ -357,11 +357,11 @@ def _part_from(kind: str, value: Any, registry: Registry[Any], base: Any) -> Any
     values = dict(value)
     name = values.pop("name", base.name)
     if name == base.name:
-        return _changed(f"{kind} {name!r}", base, values)
+        return _replace_parameters(f"{kind} {name!r}", base, values)
     return registry.create(name, **values)
 
 
-def _changed(what: str, base: T, values: dict[str, Any]) -> T:
+def _replace_parameters(what: str, base: T, values: dict[str, Any]) -> T:
     """Return ``base`` with some parameters changed; an unknown one is an error that names the nearest."""
     known = [info.name for info in parameters(type(base))]
     for key in values:
@@ -374,7 +374,7 @@ def _changed(what: str, base: T, values: dict[str, Any]) -> T:
     return dataclasses.replace(base, **values)  # type: ignore[type-var]  # every Parameterized is a dataclass
 
 
-def _shuffled(part: Assignment, draw: np.random.Generator) -> IntArray:
+def _shuffle_within_clients(part: Assignment, draw: np.random.Generator) -> IntArray:
     """Return the places with a random order inside every client, so that its last samples are a random share."""
     sizes = np.diff(part.offsets)
     owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)

@@ -19,7 +19,7 @@ from fedcohort.scenario import Scenario
 from fedcohort.scenario.presets import find_preset, preset_table
 from fedcohort.simulate.config.experiment import Experiment, names_clients, values_of
 from fedcohort.simulate.config.toml import find_table, merged, set_key
-from fedcohort.simulate.data import Dataset, from_arrays, from_pandas, spelled
+from fedcohort.simulate.data import Dataset, data_section, from_arrays, from_pandas
 from fedcohort.simulate.metrics import Metric
 from fedcohort.training.filters import Need
 
@@ -134,7 +134,7 @@ def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset 
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         return from_pandas(data, label=columns.get("label", "label"), client=columns.get("client")), None
     if data is None or isinstance(data, (str, os.PathLike)):
-        section = {} if data is None else spelled(os.fspath(data))
+        section = {} if data is None else data_section(os.fspath(data))
         return None, {**section, **columns} or None
     if isinstance(data, Mapping):
         return None, {**data, **columns}

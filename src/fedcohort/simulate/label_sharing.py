@@ -23,7 +23,7 @@ from fedcohort.privacy.rotation import SecretRotation
 
 
 @dataclass(frozen=True)
-class Told:
+class LabelKnowledge:
     """What the server got to know about labels, and what it cost.
 
     Parameters
@@ -50,7 +50,7 @@ class LabelSharing(Parameterized, ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+    def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return what the server knows of (N, B) label counts."""
 
 
@@ -59,38 +59,38 @@ LABEL_SHARING: Registry[LabelSharing] = Registry("label sharing")
 
 @LABEL_SHARING.register("counts")
 @dataclass(frozen=True, kw_only=True)
-class InTheClear(LabelSharing):
+class PlainCounts(LabelSharing):
     """Clients send their label counts as they are."""
 
-    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+    def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return the counts; they count as known, like the sizes."""
-        return Told(LabelCounts(counts))
+        return LabelKnowledge(LabelCounts(counts))
 
 
 @LABEL_SHARING.register("none")
 @dataclass(frozen=True, kw_only=True)
-class Nothing(LabelSharing):
+class NoLabels(LabelSharing):
     """Clients say nothing about labels; for selectors that do not ask."""
 
-    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+    def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return nothing."""
-        return Told(None)
+        return LabelKnowledge(None)
 
 
 @LABEL_SHARING.register("rotated")
 @dataclass(frozen=True, kw_only=True)
-class Rotated(LabelSharing):
+class RotatedCounts(LabelSharing):
     """Clients rotate their counts with a secret they share; the server gets a factor of S."""
 
-    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+    def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return the factor."""
         rotation = SecretRotation(rng.bytes(32), counts.shape[1])
-        return Told(LabelFactor(counts @ rotation.matrix, counts.shape[1]), bytes_up=8 * counts.size)
+        return LabelKnowledge(LabelFactor(counts @ rotation.matrix, counts.shape[1]), bytes_up=8 * counts.size)
 
 
 @LABEL_SHARING.register("noisy")
 @dataclass(frozen=True, kw_only=True)
-class Noisy(LabelSharing):
+class NoisyCounts(LabelSharing):
     """Clients add noise to their counts: differential privacy of one release."""
 
     epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
@@ -99,19 +99,19 @@ class Noisy(LabelSharing):
     )
     delta: float = param(1e-5, Interval(float, 0, 1, "neither"), "of one release with gaussian noise (delta)")
 
-    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+    def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return the counts with noise, made plausible."""
         noise = CountNoise(epsilon=self.epsilon, mechanism=self.mechanism, delta=self.delta)
         rows = [plausible(noise.simulated(row, rng), float(row.sum())) for row in counts]
-        return Told(LabelCounts(rows), bytes_up=8 * counts.size)
+        return LabelKnowledge(LabelCounts(rows), bytes_up=8 * counts.size)
 
 
 @LABEL_SHARING.register("encrypted")
 @dataclass(frozen=True, kw_only=True)
-class Encrypted(LabelSharing):
+class EncryptedCounts(LabelSharing):
     """Clients seal and sign their counts, a key holder tells S (extra keyholder). Exact."""
 
-    def tell(self, counts: IntArray, rng: np.random.Generator) -> Told:
+    def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return S, as measured here: sealing by all clients at once, then the server and the key holder."""
         from fedcohort.privacy.keyholder import KeyHolder
         from fedcohort.privacy.label_decoders import EncryptedLabels
@@ -132,4 +132,4 @@ class Encrypted(LabelSharing):
         server = time.perf_counter() - began
         assert isinstance(labels, LabelGram)
         size = sum(map(len, sealed.values()))
-        return Told(labels, clients / len(counts) + server, clients, size)
+        return LabelKnowledge(labels, clients / len(counts) + server, clients, size)

@@ -13,7 +13,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 _HINT = "take fewer samples, clients, local steps, or runs in lock-step (run.lockstep)"
 
 
-def memory() -> int | None:
+def memory_limit() -> int | None:
     """Return how many bytes of memory this process may have at most, or None where the system does not say."""
     found = []
     with contextlib.suppress(ValueError, OSError, AttributeError):
@@ -24,25 +24,25 @@ def memory() -> int | None:
     return min(found, default=None)
 
 
-def check_room(what: str, size: int, hint: str = _HINT) -> None:
+def check_memory(what: str, size: int, hint: str = _HINT) -> None:
     """Refuse what needs more bytes than there is memory.
 
-    >>> check_room("The test samples", 10**30)
+    >>> check_memory("The test samples", 10**30)
     Traceback (most recent call last):
         ...
     fedcohort.core.errors.InputError: The test samples would take ... of memory, and this machine has ...
     """
-    there = memory()
+    there = memory_limit()
     if there is not None and size > there:
         raise InputError(
-            f"{what} would take {readable(size)} of memory, and this machine has {readable(there)}.", hint=hint
+            f"{what} would take {format_bytes(size)} of memory, and this machine has {format_bytes(there)}.", hint=hint
         )
 
 
-def readable(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Return a number of bytes in words.
 
-    >>> readable(3 * 10**9), readable(10**30)
+    >>> format_bytes(3 * 10**9), format_bytes(10**30)
     ('3 GB', '1e+12 EB')
     """
     value, unit = float(min(size, 10**60)), "bytes"

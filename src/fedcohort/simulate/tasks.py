@@ -193,25 +193,25 @@ class NextToken(Task):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownMetric:
     higher: bool
     targets: tuple[Target, ...]
     of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], float]
 
 
-def _right(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
     return float((outputs.argmax(-1) == targets).double().mean())
 
 
-def _absolute(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+def _mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
     return float((outputs - targets).double().abs().mean())
 
 
-def _root(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+def _root_mean_square_error(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
     return float((outputs - targets).double().square().mean().sqrt())
 
 
-def _explained(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+def _r_squared(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
     residual = (outputs - targets).double().square().sum()
     return float(1 - residual / (targets - targets.mean(0)).double().square().sum())
 
@@ -222,16 +222,16 @@ def _perplexity(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tens
     return float(F.cross_entropy(outputs.flatten(0, -2), targets.reshape(-1)).double().exp())
 
 
-def _loss(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
+def _mean_loss(outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
     return float(losses.double().mean())
 
 
 _METRICS = {
-    "accuracy": _Known(True, ("class",), _right),
-    "token-accuracy": _Known(True, ("token",), _right),
-    "perplexity": _Known(False, ("class", "token"), _perplexity),
-    "rmse": _Known(False, ("number",), _root),
-    "mae": _Known(False, ("number",), _absolute),
-    "r2": _Known(True, ("number",), _explained),
-    "loss": _Known(False, ("class", "number", "token"), _loss),
+    "accuracy": _KnownMetric(True, ("class",), _accuracy),
+    "token-accuracy": _KnownMetric(True, ("token",), _accuracy),
+    "perplexity": _KnownMetric(False, ("class", "token"), _perplexity),
+    "rmse": _KnownMetric(False, ("number",), _root_mean_square_error),
+    "mae": _KnownMetric(False, ("number",), _mean_absolute_error),
+    "r2": _KnownMetric(True, ("number",), _r_squared),
+    "loss": _KnownMetric(False, ("class", "number", "token"), _mean_loss),
 }

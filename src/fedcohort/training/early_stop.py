@@ -14,7 +14,7 @@ from fedcohort.core.signals import Signal
 
 
 @dataclass(frozen=True)
-class Watch:
+class LossTrend:
     """What was seen so far: the last losses, and for how many rounds in a row they have moved apart."""
 
     training: float = math.nan
@@ -31,7 +31,7 @@ class EarlyStop(Parameterized):
 
     Examples
     --------
-    >>> rule, watch = EarlyStop(patience=2), Watch()
+    >>> rule, watch = EarlyStop(patience=2), LossTrend()
     >>> for training, validation in [(1.0, 1.0), (0.9, 0.95), (0.8, 0.96), (0.7, 0.99)]:
     ...     watch, reason = rule.after_round(watch, training, validation)
     >>> reason
@@ -42,7 +42,7 @@ class EarlyStop(Parameterized):
 
     patience: int = param(5, Interval(int, 1, None), "rounds in a row (N; the paper: 0.5% to 1% of all rounds)")
 
-    def after_round(self, watch: Watch, training: float, validation: float) -> tuple[Watch, str | None]:
+    def after_round(self, watch: LossTrend, training: float, validation: float) -> tuple[LossTrend, str | None]:
         """Take the losses after a round; return what to remember, and why to stop or None.
 
         Parameters
@@ -53,7 +53,7 @@ class EarlyStop(Parameterized):
             Means of the two signals it ``watches``; NaN when they were not measured this round.
         """
         if not (math.isfinite(training) and math.isfinite(validation)):
-            return Watch(watch.training, watch.validation, 0), None
+            return LossTrend(watch.training, watch.validation, 0), None
         apart = validation > watch.validation and training < watch.training  # False while nothing is known
         streak = watch.streak + 1 if apart else 0
         reason = None
@@ -62,4 +62,4 @@ class EarlyStop(Parameterized):
                 "the validation loss rose while the training loss fell, "
                 f"{self.patience} round{'s' if self.patience > 1 else ''} in a row"
             )
-        return Watch(training, validation, streak), reason
+        return LossTrend(training, validation, streak), reason

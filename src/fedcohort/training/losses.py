@@ -17,7 +17,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return flat.view(labels.shape)
 
 
-def robust_of(by_label: torch.Tensor, by_pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
+def robust_from_cross_entropies(by_label: torch.Tensor, by_pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
     """Return FLASH's robust loss of each sample, given its cross-entropies with its label and its pseudo-label."""
     reverse = -local.robust_log_zero * (1 - torch.exp(-by_label))
     return by_label + local.robust_alpha * by_pseudo + local.robust_beta * reverse
@@ -42,7 +42,7 @@ def logit_derivative(
     return delta.scatter_add_(-1, pseudo.unsqueeze(-1), local.robust_alpha * minus_one)
 
 
-def reduced(
+def reduce_losses(
     by_label: torch.Tensor,
     by_pseudo: torch.Tensor | None,
     lengths: torch.Tensor,
@@ -71,7 +71,7 @@ def reduced(
             values = by_pseudo.double()
             if measure.loss == "robust":
                 assert local is not None
-                values = robust_of(by_label, values, local)
+                values = robust_from_cross_entropies(by_label, values, local)
         square = measure.mean == "root-mean-square"
         # By segments, one after the other: the same whatever stands beside them, and the same twice on a GPU.
         mean = (

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fedcohort.audit.participation import verify
-from fedcohort.cli.flower import rendered
+from fedcohort.cli.flower import app_files
 from fedcohort.core.protocol import SELECTORS, Selector, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
@@ -46,7 +46,7 @@ def experiment_table(labels: list[str]) -> dict[str, Any]:
 
 def write_app(folder: Path, table: dict[str, Any], name: str = "parity-app") -> Path:
     """Write the app of ``fedcohort flower new`` with an experiment of our own."""
-    files = rendered(name, "power-of-choice")
+    files = app_files(name, "power-of-choice")
     files["experiment.toml"] = to_toml(table)
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort.cli.flower import flower_app, rendered
+from fedcohort.cli.flower import app_files, flower_app
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.protocol import SELECTORS, Status
 from fedcohort.journal import read_journal
@@ -40,7 +40,7 @@ def test_it_overwrites_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("selector", list(SELECTORS))
 def test_every_selector_gives_an_app_that_can_be_read(selector: str) -> None:
-    files = rendered("app", selector)
+    files = app_files("app", selector)
     assert not [path for path, text in files.items() if "@name@" in text or "@package@" in text]
     for path, text in files.items():
         if path.endswith(".py"):
@@ -53,17 +53,17 @@ def test_every_selector_gives_an_app_that_can_be_read(selector: str) -> None:
 @pytest.mark.parametrize("name", ["1app", "my app", "class", "", "a.b"])
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(InputError, match="directory's name becomes the app's"):
-        rendered(name, "uniform")
+        app_files(name, "uniform")
 
 
 def test_an_unknown_selector_is_named() -> None:
     with pytest.raises(UnknownNameError, match="no selector 'unifrom'"):
-        rendered("app", "unifrom")
+        app_files("app", "unifrom")
 
 
 def run_app(federation: Any, folder: Path, wait_for: int) -> None:
     """Run the app as it is for two rounds and look at what it left."""
-    for path, text in rendered("my-app", "power-of-choice").items():
+    for path, text in app_files("my-app", "power-of-choice").items():
         (folder / "my-app" / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / "my-app" / path).write_text(text)
     config = {"num-server-rounds": 2, "wait-for": wait_for, "journal": str(folder / "journals")}

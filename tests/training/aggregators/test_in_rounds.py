@@ -15,7 +15,7 @@ from fedcohort.simulate.store.checkpoint import load as load_checkpoint
 from fedcohort.simulate.store.results import load
 from fedcohort.training.aggregators import AGGREGATORS
 from fedcohort.training.aggregators.distillation import confidences
-from fedcohort.training.filters import Filter, Verdict
+from fedcohort.training.filters import Filter, FilterDecision
 
 TABLE = {
     "seeds": [3],
@@ -49,7 +49,7 @@ class Nobody(Filter):
     """Keeps no model."""
 
     def judge(self, replies):
-        return Verdict(np.zeros(len(replies), bool))
+        return FilterDecision(np.zeros(len(replies), bool))
 
 
 def last_checkpoints(out):

@@ -382,7 +382,7 @@ def torch_answers(
     import torch
     from torch.nn.functional import cross_entropy
 
-    from fedcohort.training.losses import reduced
+    from fedcohort.training.losses import reduce_losses
 
     def samples(source: Callable[[Context], Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = _pair(source(context))
@@ -442,7 +442,7 @@ def torch_answers(
             by_pseudo = None
             if any(measure.loss != "label" for measure in mine.values()):
                 by_pseudo = cross_entropy(logits, logits_of(teacher, x).argmax(1), reduction="none")
-            columns = reduced(by_label, by_pseudo, torch.tensor([len(y)]), list(mine.values()), robust)
+            columns = reduce_losses(by_label, by_pseudo, torch.tensor([len(y)]), list(mine.values()), robust)
             values.update({signal.value: float(column) for signal, column in zip(mine, columns, strict=True)})
         return values
 

@@ -54,7 +54,7 @@ from fedcohort.hosts.orders import Order
 from fedcohort.hosts.round import Policy, Reply, Round, Shortage
 from fedcohort.journal.events import CORRECTED
 from fedcohort.session.session import Session
-from fedcohort.training.filters import KeepAll, Replies, judged
+from fedcohort.training.filters import KeepAll, Replies, checked_decision
 
 if TYPE_CHECKING:
     from fedcohort.hosts.flower.strategy import CohortStrategy, EvaluateFn
@@ -280,7 +280,7 @@ class FlowerHost(Host):
         if not len(ok) or type(self.settings.filter) is KeepAll:
             return measures.ok
         validation = self.settings.validation
-        verdict = judged(
+        verdict = checked_decision(
             self.settings.filter,
             Replies(
                 np.ones(len(ok), np.bool_),

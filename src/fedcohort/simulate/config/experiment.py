@@ -78,7 +78,7 @@ from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.config.sweep import expanded
 from fedcohort.simulate.config.toml import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
-from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, spelled
+from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, data_section
 from fedcohort.simulate.label_sharing import LABEL_SHARING, LabelSharing
 from fedcohort.simulate.tasks import TASKS, Classification, Task
 from fedcohort.training.aggregators import AGGREGATORS, Aggregator, InverseProbability
@@ -272,7 +272,7 @@ def _data(value: Any, target: str = "class") -> DataOptions:
     values = _table("The section [data]", value, "from_arrays and from_pandas make a Dataset of arrays and frames")
     name = values.pop("name", "file" if "path" in values else "digits")
     if isinstance(name, str):
-        short = spelled(name)
+        short = data_section(name)
         name, values = short.pop("name"), {**short, **values}
     places = {key: values.pop(key) for key in ("folder", "download") if key in values}
     if name == "file" and target != "class":
@@ -280,7 +280,7 @@ def _data(value: Any, target: str = "class") -> DataOptions:
     source = _create(DATASETS, name, values, "In the section [data]")
     name = DATASETS.reference(type(source)) or name  # good from any folder
     if isinstance(source, OwnFile):
-        source = source.placed(places.pop("folder", None))
+        source = source.with_absolute_paths(places.pop("folder", None))
     try:
         return DataOptions(name=name, source=source, **places)
     except ParameterError as error:

@@ -1,7 +1,7 @@
 """Datasets: embedded, synthetic, in files of several formats, from arrays, from partitioners of flwr_datasets."""
 
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
-from fedcohort.simulate.data.own import FlwrDataset, InMemory, OwnFile, from_pandas, spelled, to_npz
+from fedcohort.simulate.data.own import FlwrDataset, InMemory, OwnFile, data_section, from_pandas, to_npz
 from fedcohort.simulate.data.partitioner import from_flwr_partitioner
 from fedcohort.simulate.data.sources import (
     DATASETS,
@@ -28,10 +28,10 @@ __all__ = [
     "OwnFile",
     "Source",
     "Synthetic",
+    "data_section",
     "from_arrays",
     "from_flwr_partitioner",
     "from_pandas",
     "load_dataset",
-    "spelled",
     "to_npz",
 ]

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _DAMAGE = (*DAMAGE, IndexError, AttributeError, tarfile.TarError, pickle.UnpicklingError)
 
 
-def guarded(path: Path, what: str, read: Callable[[], T]) -> T:
+def read_or_explain(path: Path, what: str, read: Callable[[], T]) -> T:
     """Run ``read``; whatever a damaged file raises becomes a DataError that names the file and the problem."""
     try:
         return read()
@@ -43,7 +43,7 @@ def guarded(path: Path, what: str, read: Callable[[], T]) -> T:
         ) from error
 
 
-def wrong(path: Path, problem: str) -> DataError:
+def content_error(path: Path, problem: str) -> DataError:
     """Return the error for a file that can be read but is not what it should be."""
     return DataError(f"The file {path} is not what it should be: {problem}.", hint="fetch it again")
 
@@ -55,10 +55,10 @@ def read_npz(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
         with np.load(path, allow_pickle=False) as archive:
             missing = [key for key in keys if key not in archive.files]
             if missing:
-                raise wrong(path, f"it has no array {missing[0]!r}, only {', '.join(archive.files) or 'none'}")
+                raise content_error(path, f"it has no array {missing[0]!r}, only {', '.join(archive.files) or 'none'}")
             return {key: archive[key] for key in keys}
 
-    return guarded(path, "a NumPy archive", read)
+    return read_or_explain(path, "a NumPy archive", read)
 
 
 def read_idx(path: Path, dimensions: int) -> AnyArray:
@@ -74,14 +74,18 @@ def read_idx(path: Path, dimensions: int) -> AnyArray:
         with gzip.open(path, "rb") if packed else open(path, "rb") as file:
             head = file.read(4)
             if head != bytes([0, 0, 8, dimensions]):
-                raise wrong(path, f"an idx file of {dimensions}-dimensional bytes does not begin with {head.hex(' ')}")
+                raise content_error(
+                    path, f"an idx file of {dimensions}-dimensional bytes does not begin with {head.hex(' ')}"
+                )
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
             body = file.read()
         if len(body) != math.prod(shape):
-            raise wrong(path, f"its header promises {math.prod(shape):,} bytes for {shape}, there are {len(body):,}")
+            raise content_error(
+                path, f"its header promises {math.prod(shape):,} bytes for {shape}, there are {len(body):,}"
+            )
         return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
-    return guarded(path, "an idx file", read)
+    return read_or_explain(path, "an idx file", read)
 
 
 def read_delta(path: Path, x: AnyArray, y: AnyArray) -> None:
@@ -94,7 +98,7 @@ def read_delta(path: Path, x: AnyArray, y: AnyArray) -> None:
     planes, labels = arrays["d"], arrays["y"]
     expected = (3, len(x), *x.shape[1:3])
     if planes.shape != expected or labels.shape != (len(x),) or planes.dtype != np.uint8:
-        raise wrong(
+        raise content_error(
             path, f"it must hold d {expected} uint8 and y ({len(x)},), it has {planes.shape} and {labels.shape}"
         )
     for start in range(0, len(x), 4096):
@@ -155,22 +159,22 @@ def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray
         with tarfile.open(path, "r:*") as archive:
             inner = archive.extractfile(member)
             if inner is None:
-                raise wrong(path, f"it has no file {member}")
+                raise content_error(path, f"it has no file {member}")
             return _parse_batch(path, io.BytesIO(inner.read()))
 
-    return guarded(path, "a CIFAR python batch", read)
+    return read_or_explain(path, "a CIFAR python batch", read)
 
 
 def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
     batch = _ArrayUnpickler(file, encoding="bytes").load()
     if not isinstance(batch, dict):
-        raise wrong(path, "it holds no table")
+        raise content_error(path, "it holds no table")
     named = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
     if "data" not in named or "labels" not in named:
-        raise wrong(path, f"it has no 'data' and 'labels', only {', '.join(map(str, named))}")
+        raise content_error(path, f"it has no 'data' and 'labels', only {', '.join(map(str, named))}")
     data, labels = np.asarray(named["data"]), np.asarray(named["labels"])
     if data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8 or labels.shape != (len(data),):
-        raise wrong(
+        raise content_error(
             path, f"data must be (n, 3072) uint8 with n labels, it is {data.shape} {data.dtype}, {labels.shape}"
         )
     return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
@@ -188,17 +192,19 @@ def read_leaf(paths: Sequence[Path]) -> dict[str, tuple[AnyArray, AnyArray]]:
             with open(path, encoding="utf-8") as file:
                 table = json.load(file)
             if not isinstance(table, dict) or not isinstance(table.get("user_data"), dict):
-                raise wrong(path, "LEAF's json has a table 'user_data', this has none")
+                raise content_error(path, "LEAF's json has a table 'user_data', this has none")
             for user, samples in table["user_data"].items():
                 x = np.asarray(samples["x"], dtype=np.float32)
                 y = np.asarray(samples["y"])
                 if x.shape != (len(y), 784) or y.dtype.kind not in "iu":
-                    raise wrong(path, f"writer {user!r} has samples {x.shape}, {y.shape} instead of (n, 784), (n,)")
+                    raise content_error(
+                        path, f"writer {user!r} has samples {x.shape}, {y.shape} instead of (n, 784), (n,)"
+                    )
                 if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
-                    raise wrong(path, f"writer {user!r} has pixels outside of [0, 1]")
+                    raise content_error(path, f"writer {user!r} has pixels outside of [0, 1]")
                 if user in users:
-                    raise wrong(path, f"writer {user!r} is in another file already")
+                    raise content_error(path, f"writer {user!r} is in another file already")
                 users[user] = (np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y)
 
-        guarded(path, "LEAF's json", read)
+        read_or_explain(path, "LEAF's json", read)
     return users

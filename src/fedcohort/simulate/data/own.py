@@ -30,12 +30,12 @@ _FLWR = "flwr:"
 _SHOWN = 5
 
 
-def spelled(name: str) -> dict[str, str]:
+def data_section(name: str) -> dict[str, str]:
     """Return the section ``[data]`` that a name, a path or ``flwr:NAME`` stands for.
 
-    >>> spelled("digits"), spelled("flwr:ylecun/mnist")
+    >>> data_section("digits"), data_section("flwr:ylecun/mnist")
     ({'name': 'digits'}, {'name': 'flwr', 'dataset': 'ylecun/mnist'})
-    >>> spelled("people.csv")
+    >>> data_section("people.csv")
     {'name': 'file', 'path': 'people.csv'}
     """
     if name.startswith(_FLWR):
@@ -107,18 +107,20 @@ class OwnFile(Source):
     test_share: float = param(0.2, Interval(float, 0, 1, "neither"), "what is held out where there is no test set")
     seed: int = param(0, Interval(int, 0, None), "seed of what is held out")
 
-    def placed(self, folder: str | os.PathLike[str] | None) -> OwnFile:
-        """Return the same with paths that are good from any folder."""
+    def with_absolute_paths(self, folder: str | os.PathLike[str] | None) -> OwnFile:
+        """Return a copy whose paths are absolute, so that it works from any folder."""
         base = Path(folder or ".").expanduser()
 
-        def placed(path: str) -> str:
+        def absolute(path: str) -> str:
             return str((base / Path(path).expanduser()).resolve())
 
-        return dataclasses.replace(self, path=placed(self.path), test=None if self.test is None else placed(self.test))
+        return dataclasses.replace(
+            self, path=absolute(self.path), test=None if self.test is None else absolute(self.test)
+        )
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Read it; there is nothing to download."""
-        here = self.placed(folder)
+        here = self.with_absolute_paths(folder)
         path = Path(here.path)
         if not path.exists():
             raise DataError(f"There is no file or folder {path}, which the data are to come from.")
@@ -127,7 +129,7 @@ class OwnFile(Source):
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
         """Whether the file says whose sample each is; False where it cannot be read, which loading will say."""
-        path = Path(self.placed(folder).path)
+        path = Path(self.with_absolute_paths(folder).path)
         if path.suffix in _TABLES:
             return self.client is not None
         if path.is_dir():
@@ -166,7 +168,7 @@ class OwnFile(Source):
         y, y_test, classes = arrays["y_train"], arrays.get("y_test"), names["class_names"]
         remark: tuple[str, ...] = ()
         if self.target == "class" and not classes:
-            y, y_test, classes, remark = _numbered(path.name, y, y_test)
+            y, y_test, classes, remark = _number_labels(path.name, y, y_test)
         dataset = from_arrays(
             arrays["x_train"],
             y,
@@ -190,7 +192,7 @@ class OwnFile(Source):
         if self.target == "token" or self.integers:
             raise InputError(f"A table such as {path} holds no sequences of tokens.", hint="give an npz archive")
         tables = [_Table.read(path), *([] if self.test is None else [_Table.read(Path(self.test))])]
-        return _of_tables(
+        return _dataset_from_tables(
             path.stem,
             tables,
             label=self.label,
@@ -251,7 +253,7 @@ def from_pandas(
     frames = [frame] if test is None else [frame, test]
     tables = [_Table.of_frame(one, said) for one, said in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)]
     chosen = (features,) if isinstance(features, str) else tuple(features)
-    return _of_tables(
+    return _dataset_from_tables(
         name,
         tables,
         label=label,
@@ -264,7 +266,7 @@ def from_pandas(
     )
 
 
-def _of_tables(
+def _dataset_from_tables(
     name: str,
     tables: list[_Table],
     *,
@@ -281,7 +283,7 @@ def _of_tables(
     features = features or tuple(n for n in first.names if n not in (label, client))
     for column in (label, *((client,) if client is not None else ()), *features):
         for table in tables if column != client else tables[:1]:
-            table.need(column)
+            table.require_column(column)
     for column in features:
         if column in (label, client):
             raise InputError(
@@ -296,7 +298,7 @@ def _of_tables(
         y = [table.numbers(label) for table in tables]
     else:
         values = [table.labels(label) for table in tables]
-        train, test, names, remark = _numbered(first.short, values[0], values[1] if tested else None)
+        train, test, names, remark = _number_labels(first.short, values[0], values[1] if tested else None)
         y = [train] if test is None else [train, test]
     dataset = from_arrays(
         x[0],
@@ -318,7 +320,7 @@ def _of_tables(
     return dataclasses.replace(dataset, remarks=(*remark, *dataset.remarks))
 
 
-def _numbered(
+def _number_labels(
     name: str, y: AnyArray, y_test: AnyArray | None
 ) -> tuple[AnyArray, AnyArray | None, list[str], tuple[str, ...]]:
     """Return labels of any kind as classes 0, 1, ..., their names, and a remark where that changed them."""
@@ -453,7 +455,7 @@ class _Table:
                 hint="a column has values of one kind: numbers or texts",
             ) from error
 
-    def need(self, name: str) -> None:
+    def require_column(self, name: str) -> None:
         """Refuse a column that is not there."""
         if name not in self.names:
             near = nearest(name, self.names)

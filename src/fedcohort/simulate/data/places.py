@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 ENVIRONMENT = "FEDCOHORT_DATA"
 _BLOCK = 1 << 20
-MOST_BLOCKS = 1 << 12  # 4 GiB
+MAX_BLOCKS = 1 << 12  # 4 GiB
 _TIMEOUT_S = 60
 
 
@@ -115,10 +115,10 @@ def _sum(path: Path, like: str) -> str:
     digest = hashlib.new(name, usedforsecurity=False)
     try:
         with gzip.open(path, "rb") if name != kind else open(path, "rb") as file:
-            for _ in range(MOST_BLOCKS):
+            for _ in range(MAX_BLOCKS):
                 if not (block := file.read(_BLOCK)):
                     return f"{kind}:{digest.hexdigest()}"
                 digest.update(block)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         return f"{kind}: none, {error}"
-    return f"{kind}: none, it unpacks to more than {MOST_BLOCKS * _BLOCK >> 30} GiB"
+    return f"{kind}: none, it unpacks to more than {MAX_BLOCKS * _BLOCK >> 30} GiB"

@@ -24,7 +24,7 @@ from fedcohort.core.registry import Registry
 from fedcohort.simulate.data import files
 from fedcohort.simulate.data.dataset import Dataset, every_fifth
 from fedcohort.simulate.data.places import Resource, download_folder, fetch, folders
-from fedcohort.simulate.memory_check import check_room
+from fedcohort.simulate.memory_check import check_memory
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Synthetic(Source):
         """Draw it; needs neither folder nor download."""
         features = math.prod(self.shape)
         samples = sum(self._sizes()) * (4 * features + 16)
-        check_room("The synthetic data", samples + self.classes * self.modes * features * 8)
+        check_memory("The synthetic data", samples + self.classes * self.modes * features * 8)
         directions = rng.stream(self.seed, rng.DATA, 0).standard_normal((self.classes, self.modes, features))
         directions /= np.linalg.norm(directions, axis=2, keepdims=True)
         # random directions are nearly orthogonal: centres of radius r are r * sqrt(2) apart
@@ -198,7 +198,7 @@ class _FileSource(Source):
         raise DataError(
             f"The dataset {self.name!r} was not found. Looked in:\n"
             + "\n".join(f"    {place}" for place in looked)
-            + f"\n  for {self.wanted()}.",
+            + f"\n  for {self.expected_files()}.",
             hint=self.advice
             + ("; or let it be downloaded (download=True)" if self.resources and fetch_to is None else ""),
         )
@@ -207,7 +207,7 @@ class _FileSource(Source):
         """Return the dataset if ``folder`` has its files; None if it has none of them."""
         raise NotImplementedError(type(self).__name__)
 
-    def wanted(self) -> str:
+    def expected_files(self) -> str:
         """Say which files are looked for."""
         raise NotImplementedError(type(self).__name__)
 
@@ -241,11 +241,11 @@ def _assemble(
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.shape[1:] != shape or x.dtype != np.uint8:
-            raise files.wrong(
+            raise files.content_error(
                 where, f"x_{part} must be (n, {', '.join(map(str, shape))}) uint8, it is {x.shape} {x.dtype}"
             )
         if y.shape != (len(x),) or y.dtype.kind not in "iu":
-            raise files.wrong(where, f"y_{part} must be {len(x):,} integers, it is {y.shape} {y.dtype}")
+            raise files.content_error(where, f"y_{part} must be {len(x):,} integers, it is {y.shape} {y.dtype}")
     try:
         return Dataset(
             name=name,
@@ -261,7 +261,7 @@ def _assemble(
             source=str(where),
         )
     except InputError as error:
-        raise files.wrong(where, error.message.rstrip(".")) from error
+        raise files.content_error(where, error.message.rstrip(".")) from error
 
 
 def _verify(
@@ -329,7 +329,7 @@ class _MnistLike(_FileSource):
     sums: ClassVar[tuple[str, str, str, str]]  # of the four uncompressed idx files
     check: bool
 
-    def wanted(self) -> str:
+    def expected_files(self) -> str:
         """Name the files."""
         return f"{self.archives[0]} or train-images-idx3-ubyte.gz and its three companions"
 
@@ -458,7 +458,7 @@ class Cifar10(_FileSource):
         ),
     )
 
-    def wanted(self) -> str:
+    def expected_files(self) -> str:
         """Name the files."""
         return "cifar10.npz, cifar10_train_1.npz and its two companions, data_batch_1 to 5, or cifar-10-python.tar.gz"
 
@@ -485,7 +485,7 @@ class Cifar10(_FileSource):
         for path in paths:
             labels = files.read_npz(path, ["y"])["y"]
             if labels.ndim != 1:
-                raise files.wrong(path, f"y must be one-dimensional, it is {labels.shape}")
+                raise files.content_error(path, f"y must be one-dimensional, it is {labels.shape}")
             sizes.append(len(labels))
         cut = sizes[0]
         x, x_test = (np.empty((n, 32, 32, 3), dtype=np.uint8) for n in (cut + sizes[1], sizes[2]))
@@ -526,7 +526,7 @@ class Femnist(_FileSource):
         "folders train and test into one of these"
     )
 
-    def wanted(self) -> str:
+    def expected_files(self) -> str:
         """Name the files."""
         return "femnist.npz, or LEAF's train/*.json and test/*.json"
 
@@ -549,7 +549,9 @@ class Femnist(_FileSource):
         for part in ("train", "test"):
             w = arrays[f"w_{part}"]
             if w.shape != arrays[f"y_{part}"].shape or w.dtype.kind not in "iu" or int(w.max(initial=0)) >= len(names):
-                raise files.wrong(where, f"w_{part} must name one of {len(names)} writers per sample, it is {w.shape}")
+                raise files.content_error(
+                    where, f"w_{part} must name one of {len(names)} writers per sample, it is {w.shape}"
+                )
             owners.append(w.astype(np.int64))
         return self._dataset(where, arrays, owners, names)
 

@@ -2,13 +2,13 @@
 
 from fedcohort.simulate.engine.engine import Engine, choose_device, engine_kind
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss, train_plain
-from fedcohort.simulate.engine.types import ClientData, Jobs, Trained
+from fedcohort.simulate.engine.types import ClientData, Jobs, TrainingResult
 
 __all__ = [
     "ClientData",
     "Engine",
     "Jobs",
-    "Trained",
+    "TrainingResult",
     "choose_device",
     "engine_kind",
     "pseudo_labels",

@@ -156,10 +156,10 @@ class DeviceProgram:
             return self._flat(start)
         width = min(self.local.batch_size, int(table.n.max()))
         chunks = -(-steps // _UNROLLED)
-        unrolled = _rounded(-(-steps // chunks), 5)
+        unrolled = _round_up(-(-steps // chunks), 5)
         with self._precision():
             t = self._prepare(
-                _rounded(count, _grain(count)), unrolled, width, prox != 0.0 or correction is not None, prox
+                _round_up(count, _grain(count)), unrolled, width, prox != 0.0 or correction is not None, prox
             )
             batches = _Batches(table, self.local, chunks * unrolled, len(t.vectors), width)
             pseudo = self._pseudo_labels(table, models) if t.pseudo is not None else None
@@ -245,7 +245,7 @@ class DeviceProgram:
         start = np.cumsum(table.n) - table.n
         labels = torch.zeros(max(int(table.n.sum()), 1), dtype=torch.int64, device=self.device)
         for some, logits, _ in self._padded(models, Spans(table.run, table.first, table.n)):
-            inside = self._send(_inside(table.n[some], logits.shape[1]))
+            inside = self._send(_is_inside(table.n[some], logits.shape[1]))
             places = self._send(Spans(table.run[some], start[some], table.n[some]).slots())
             labels[places] = logits.argmax(2).view(-1)[inside]
         return _Pseudo(labels, start)
@@ -347,7 +347,7 @@ class DeviceProgram:
         for some, logits, slots in scored(models, spans):
             inside = None
             if logits.ndim == 3:  # padded: which of them are meant
-                inside = self._send(_inside(spans.count[some], logits.shape[1]))
+                inside = self._send(_is_inside(spans.count[some], logits.shape[1]))
             by_label, by_pseudo = cross_entropy(logits, self.label[slots]), None
             if pseudo:
                 guide = logits if guided is None else next(guided)[1]
@@ -482,11 +482,11 @@ def _grain(jobs: int) -> int:
     return 1 << max(2, jobs.bit_length() - 5)
 
 
-def _rounded(count: int, grain: int) -> int:
+def _round_up(count: int, grain: int) -> int:
     """Round up beyond 16, so that calls of nearly the same shape share one graph."""
     return count if count <= 16 else -(-count // grain) * grain
 
 
-def _inside(count: IntArray, width: int) -> IntArray:
+def _is_inside(count: IntArray, width: int) -> IntArray:
     """Return which elements of a (q, width) table are within the first ``count`` of their row, flattened."""
     return np.flatnonzero(np.arange(width)[None] < count[:, None])

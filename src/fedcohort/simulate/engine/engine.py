@@ -21,13 +21,13 @@ from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import read_layers
 from fedcohort.simulate.engine.modules import ModuleBackend, usable_cores
 from fedcohort.simulate.engine.native import NativeBackend, can_compile
-from fedcohort.simulate.engine.stacked import stack, why_not_stacked
+from fedcohort.simulate.engine.stacked import stack, stacking_obstacle
 from fedcohort.simulate.engine.store import Store, sample_shape
-from fedcohort.simulate.engine.types import ClientData, Jobs, Spans, Trained
+from fedcohort.simulate.engine.types import ClientData, Jobs, Spans, TrainingResult
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.tasks import Classification, Task
 from fedcohort.training.local import LocalTraining
-from fedcohort.training.losses import reduced
+from fedcohort.training.losses import reduce_losses
 
 log = logging.getLogger(__name__)
 _COMPILED, _STACKED, _PLAIN = "compiled code", "stacked models", "plain loop"
@@ -161,7 +161,7 @@ class Engine:
         if self.kind.startswith(_STACKED):
             net = stack(flat, self.sample)
             return DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device, tf32=tf32)
-        reason = why_not_stacked(flat, self.sample) if fast else None
+        reason = stacking_obstacle(flat, self.sample) if fast else None
         if reason is not None:
             log.warning(
                 "the model %r cannot be batched, its clients are trained one after the other: %s", self.model, reason
@@ -191,7 +191,7 @@ class Engine:
 
     def train(
         self, models: torch.Tensor, jobs: Jobs, *, prox: float = 0.0, correction: torch.Tensor | None = None
-    ) -> Trained:
+    ) -> TrainingResult:
         """Do the local training of every job.
 
         The gradient of a step is ``grad + prox * (w - w_global) + correction[j] + weight_decay * w``.
@@ -215,7 +215,7 @@ class Engine:
                 f"Got {tuple(correction.shape)}."
             )
         table = JobTable.of(jobs, self.store, self.local)
-        return Trained(self.backend.train(table, models, prox, correction), table.steps)
+        return TrainingResult(self.backend.train(table, models, prox, correction), table.steps)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Engine:
             scored = self.backend.cross_entropies(models, spans, pseudo, pseudo_models)
             for some, by_label, by_pseudo in scored:
                 lengths = torch.from_numpy(spans.count[some]).to(self.device)
-                columns[:, torch.from_numpy(some)] = reduced(by_label, by_pseudo, lengths, asked, self.local)
+                columns[:, torch.from_numpy(some)] = reduce_losses(by_label, by_pseudo, lengths, asked, self.local)
             found |= zip(asked, columns.cpu().numpy(), strict=True)
         return found
 
@@ -353,7 +353,7 @@ def engine_kind(
     how = _PLAIN
     if fast and device.type == "cpu" and can_compile(read_layers(flat, sample), local):
         how = _COMPILED
-    elif fast and device.type == "cuda" and why_not_stacked(flat, sample) is None:
+    elif fast and device.type == "cuda" and stacking_obstacle(flat, sample) is None:
         how = _STACKED
     return f"{how} on {device.type}"
 

@@ -62,7 +62,7 @@ _TRIALS = {
 
 
 @functools.cache
-def compiled(name: str) -> ctypes.CDLL | None:
+def load_compiled(name: str) -> ctypes.CDLL | None:
     """Return the library made of ``csrc/NAME.c``, compiling it if need be; None where it can't be had."""
     if os.environ.get("FEDCOHORT_CC") == "":
         log.info("the engine does without machine code, as FEDCOHORT_CC asks")
@@ -137,11 +137,11 @@ def cache_folder() -> Path:
             warn_once(f"the cache folder {folder} can be written by somebody else: compiled code is kept nowhere")
         elif os.access(folder, os.W_OK):
             return folder
-    return Path(passing_folder().name)
+    return Path(temporary_folder().name)
 
 
 @functools.cache
-def passing_folder() -> tempfile.TemporaryDirectory[str]:
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Return the folder that is removed at the end of the process."""
     return tempfile.TemporaryDirectory(prefix="fedcohort-")
 

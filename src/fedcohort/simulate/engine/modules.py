@@ -57,7 +57,7 @@ class ModuleBackend:
     ) -> None:
         self._task = task
         self._store, self._local, self._device = store.to(device), local, device
-        self._draws = draws(module, store.shape, store.x.dtype)
+        self._draws = draws_random_numbers(module, store.shape, store.x.dtype)
         self._flat = FlatModel(module.to(device))
         self._give_back = torch_threads(self, threads if device.type == "cpu" else None)
 
@@ -78,7 +78,7 @@ class ModuleBackend:
                 train_plain(
                     self._flat.load(out[job]),
                     store.x[store.sample[first : first + n]].view(n, *self._store.shape),
-                    store.answers(first, n),
+                    store.targets_of(first, n),
                     plan,
                     local,
                     round=int(table.round[job]),
@@ -128,7 +128,7 @@ class ModuleBackend:
         y = self._store.y_test
         loss, metric = np.empty(len(models)), np.empty(len(models))
         for unit, model in enumerate(models):
-            logits = self._store.in_units(self._scores(model, self._store.x_test))
+            logits = self._store.to_target_units(self._scores(model, self._store.x_test))
             losses = self._losses(logits, y)
             loss[unit] = float(losses.double().mean())
             if self._task is None:
@@ -146,7 +146,7 @@ class ModuleBackend:
 
     def _samples(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         slots = slice(first, first + count)
-        return self._store.x[self._store.sample[slots]], self._store.answers(first, count)
+        return self._store.x[self._store.sample[slots]], self._store.targets_of(first, count)
 
     def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return cross_entropy(outputs, targets) if self._task is None else self._task.losses(outputs, targets)
@@ -170,7 +170,7 @@ class ModuleBackend:
             yield
 
 
-def draws(module: nn.Module, sample: tuple[int, ...], dtype: torch.dtype = torch.float32) -> bool:
+def draws_random_numbers(module: nn.Module, sample: tuple[int, ...], dtype: torch.dtype = torch.float32) -> bool:
     """Whether a module in training draws random numbers, as dropout does."""
     tried = copy.deepcopy(module).cpu().train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -15,7 +15,7 @@ from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer, Relu, read_layers
-from fedcohort.simulate.engine.library import address, compiled, load
+from fedcohort.simulate.engine.library import address, load, load_compiled
 from fedcohort.simulate.engine.modules import torch_threads
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, Spans
@@ -85,7 +85,7 @@ def can_compile(layers: list[Layer] | None, local: LocalTraining) -> bool:
     """Whether machine code can train a network here; None: it is no stack of known layers."""
     if layers is None or describe(layers) is None or local.batch_size > _MOST_ROWS:
         return False
-    return compiled("train") is not None
+    return load_compiled("train") is not None
 
 
 class NativeBackend:
@@ -134,7 +134,7 @@ class NativeBackend:
     @staticmethod
     def of(store: Store, local: LocalTraining, layers: list[Layer] | None, threads: int) -> NativeBackend:
         """Return the backend; :func:`can_compile` must be true."""
-        description, library = describe(layers or []), compiled("train")
+        description, library = describe(layers or []), load_compiled("train")
         assert description is not None and library is not None
         return NativeBackend(store, local, description, library, threads)
 

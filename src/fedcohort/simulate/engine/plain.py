@@ -16,12 +16,12 @@ from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.training.local import BatchPlan, LocalTraining
-from fedcohort.training.losses import cross_entropy, robust_of
+from fedcohort.training.losses import cross_entropy, robust_from_cross_entropies
 
 
 def robust_loss(logits: torch.Tensor, labels: torch.Tensor, pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
     """Return FLASH's loss of each sample, shape (n,), from logits (n, C), labels (n,) and pseudo-labels (n,)."""
-    return robust_of(cross_entropy(logits, labels), cross_entropy(logits, pseudo), local)
+    return robust_from_cross_entropies(cross_entropy(logits, labels), cross_entropy(logits, pseudo), local)
 
 
 def pseudo_labels(model: nn.Module, x: torch.Tensor, chunk: int = 512) -> torch.Tensor:

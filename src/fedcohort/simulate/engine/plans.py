@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcohort.core import rng
-from fedcohort.simulate.engine.library import address, compiled, load
+from fedcohort.simulate.engine.library import address, load, load_compiled
 from fedcohort.training.local import BatchPlan, LocalTraining, batch_plan, plan_counts
 
 _MOST_SAMPLES = 2**31  # of one client
@@ -18,7 +18,7 @@ _STREAM = zlib.crc32(rng.TRAINING.encode())
 
 def draw_plan(seed: int, round: int, client: int, n: int, local: LocalTraining, steps: int) -> BatchPlan:
     """Draw the batches of one client in one round."""
-    library = compiled("plans")
+    library = load_compiled("plans")
     if library is None or n == 0 or steps == 0 or n >= _MOST_SAMPLES:
         return batch_plan(seed, round, client, n, local, steps)
     return _draw(library, seed, round, client, n, local, steps)

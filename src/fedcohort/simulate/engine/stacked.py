@@ -364,11 +364,11 @@ class LayerNet(StackedNet):
 
 
 def stack(flat: FlatModel, sample: tuple[int, ...]) -> StackedNet:
-    """Return the stacked form of a module that :func:`why_not_stacked` has nothing against."""
+    """Return the stacked form of a module that :func:`stacking_obstacle` has nothing against."""
     return _layer_net(flat, sample) or FunctionalNet(flat, sample)
 
 
-def why_not_stacked(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
+def stacking_obstacle(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
     """Return why ``flat`` cannot be trained as a stack, or None when it can."""
     net = stack(flat, sample)
     if isinstance(net, LayerNet):

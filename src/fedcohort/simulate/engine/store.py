@@ -44,7 +44,7 @@ class Store:
             flat = [np.asarray(x, np.int64).reshape(len(x), -1) for x in (x_train, x_test)]
             self.x = torch.from_numpy(np.concatenate(flat))
         else:
-            self.x = room(len(x_train) + len(x_test), math.prod(self.shape))
+            self.x = allocate_samples(len(x_train) + len(x_test), math.prod(self.shape))
             shift, scale = standardisation(x_train)
             _convert(x_train, self.x[: self.n_train].numpy(), shift, scale)
             _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)
@@ -77,11 +77,11 @@ class Store:
         result.unit = None if self.unit is None else (self.unit[0].to(device), self.unit[1].to(device))
         return result
 
-    def in_units(self, outputs: torch.Tensor) -> torch.Tensor:
+    def to_target_units(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return what a model says of samples in the unit of what is to be predicted."""
         return outputs if self.unit is None else outputs * self.unit[1] + self.unit[0]
 
-    def answers(self, first: int, count: int) -> torch.Tensor:
+    def targets_of(self, first: int, count: int) -> torch.Tensor:
         """What is to be predicted for the samples of ``count`` slots."""
         slots = slice(first, first + count)
         return self.label[slots] if self.targets is None else self.targets[self.sample[slots]]
@@ -100,7 +100,7 @@ class Store:
         return self.x[self.n_train :]
 
 
-def room(count: int, features: int) -> torch.Tensor:
+def allocate_samples(count: int, features: int) -> torch.Tensor:
     """Return an uninitialised matrix for samples, in large pages where the system has them.
 
     The samples of a batch lie anywhere in it, each on a page of its own; to find a small page may take the processor as

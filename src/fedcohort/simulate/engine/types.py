@@ -88,7 +88,7 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What J jobs came back with."""
 
     params: torch.Tensor  # (J, P) on the engine's device

@@ -68,7 +68,7 @@ class GroupHost:
         self._stop = False
         self._group: Group | None = None
 
-    def _opened(self) -> Group:
+    def _open_group(self) -> Group:
         """Build the group; not in the constructor, whose errors Ray cannot tell from a lost machine."""
         group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
         for name, data in self._journals.items():
@@ -78,7 +78,7 @@ class GroupHost:
 
     def advance(self, seconds: float) -> HandOver:
         """Make rounds for some seconds, then hand over what came of it."""
-        group = self._group = self._group or self._opened()
+        group = self._group = self._group or self._open_group()
         end = time.monotonic() + seconds
         while not group.done and not self._stop:
             group.step()
@@ -119,7 +119,7 @@ def connect(address: str | None) -> None:
         ) from error
 
 
-class Driver:
+class ClusterDriver:
     """One attempt to make all unfinished groups."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -195,7 +195,7 @@ class Driver:
 def drive(simulation: Simulation) -> str:
     """Make all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
     connect(simulation.address)
-    driver = Driver(simulation)
+    driver = ClusterDriver(simulation)
     for number in simulation.prepared.groups:
         if not simulation.ended(number):
             driver.launch(number)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from fedcohort.simulate.rounds.runner import Simulation
 
 
-def to_stderr(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Say something where there is no console."""
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def graceful(simulation: Simulation, say: Callable[[str], None]) -> Iterator[None]:
+def finish_round_on_interrupt(simulation: Simulation, say: Callable[[str], None]) -> Iterator[None]:
     """Let the first SIGINT or SIGTERM finish the round and write a checkpoint; a second one stops at once.
 
     Parameters

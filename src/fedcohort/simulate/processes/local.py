@@ -26,7 +26,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
 from fedcohort.simulate.processes.cuda_sharing import shared_device
-from fedcohort.simulate.processes.worker import STOP, Assignment
+from fedcohort.simulate.processes.worker import STOP, WorkerSetup
 
 if TYPE_CHECKING:
     from fedcohort.simulate.rounds.runner import Simulation
@@ -48,7 +48,7 @@ class Worker:
     Parameters
     ----------
     assignment : bytes
-        The pickled :class:`~fedcohort.simulate.processes.worker.Assignment`.
+        The pickled :class:`~fedcohort.simulate.processes.worker.WorkerSetup`.
     threads : int
         Of torch in that process.
     environment : dict of str to str
@@ -77,24 +77,24 @@ class Worker:
             )
         self._assignment = assignment
 
-    def introduce(self) -> None:
+    def send_setup(self) -> None:
         """Tell it about the experiment; waits until it listens."""
-        with self._gone_is_noticed_later():
+        with self._ignore_disconnect():
             self.connection.send_bytes(self._assignment)
 
-    def make(self, group: int, saved: bytes | None) -> None:
+    def start_group(self, group: int, saved: bytes | None) -> None:
         """Let it make a group, from a checkpoint if there is one."""
         self.group = group
-        with self._gone_is_noticed_later():
+        with self._ignore_disconnect():
             self.connection.send((group, saved))
 
     def stop(self) -> None:
         """Let it hand over after the round that is going on, and end."""
-        with self._gone_is_noticed_later():
+        with self._ignore_disconnect():
             self.connection.send(STOP)
 
     @staticmethod
-    def _gone_is_noticed_later() -> contextlib.suppress:
+    def _ignore_disconnect() -> contextlib.suppress:
         return contextlib.suppress(BrokenPipeError, ConnectionResetError)
 
     def receive(self) -> tuple[str, Any]:
@@ -105,7 +105,7 @@ class Worker:
             return "lost", self.process.wait()
         return kind, value
 
-    def let_go(self) -> None:
+    def disconnect(self) -> None:
         """Tell it that nothing more comes."""
         self.connection.close()
 
@@ -118,7 +118,7 @@ class Worker:
             self.process.wait()
 
 
-class Driver:
+class LocalDriver:
     """Gives the groups that are not done to processes, and writes what they hand over.
 
     Parameters
@@ -138,7 +138,7 @@ class Driver:
         self._attempts: dict[int, int] = {}
         self._threads = options.workers or max(1, usable_cores() // count)
         seconds = min(_HAND_OVER_SECONDS, options.checkpoint_seconds)
-        work = Assignment.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
+        work = WorkerSetup.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
         self._assignment = pickle.dumps(work)
         self.workers: list[Worker] = []
         self._ending: list[Worker] = []
@@ -160,7 +160,7 @@ class Driver:
         for _ in range(self._count):
             self._start()
         for worker in list(self.workers):
-            worker.introduce()
+            worker.send_setup()
         asked = False
         while self.workers:
             if self.simulation.stopping and not asked:
@@ -169,7 +169,7 @@ class Driver:
                     worker.stop()
             places = {worker.connection: worker for worker in self.workers}
             for connection in wait(list(places), timeout=0.2):
-                if not self._hear(places[connection]):  # type: ignore[index]
+                if not self._handle_message(places[connection]):  # type: ignore[index]
                     return False
         return True
 
@@ -178,50 +178,50 @@ class Driver:
         self.workers.append(worker)
         return worker
 
-    def _hear(self, worker: Worker) -> bool:
+    def _handle_message(self, worker: Worker) -> bool:
         """Take one message; False when a process cannot even open the experiment and nobody asked for processes."""
         kind, value = worker.receive()
         match kind:
             case "ready":
                 worker.ready = True
                 log.debug("a process is ready")
-                self._next(worker)
+                self._assign_next(worker)
             case "made":
                 assert worker.group is not None
                 log.debug("group %d stands at round %d", worker.group, value.round)
                 self.simulation.take_over(worker.group, value)
                 if value.done:
                     worker.group = None
-                    self._next(worker)
+                    self._assign_next(worker)
                 elif self.simulation.stopping:
                     self._end(worker)
             case "failed":
-                error = unpacked(value)
+                error = unpack_error(value)
                 if isinstance(error, _NO_MEMORY) and len(self.workers) > 1:
-                    self._without(worker)
+                    self._continue_without(worker)
                     return True
                 if not worker.ready and not self._asked:
                     log.warning("one process makes all runs: another one cannot open the experiment: %s", error)
                     return False
                 raise error
             case "lost":
-                self._lost(worker, value)
+                self._replace(worker, value)
         return True
 
-    def _next(self, worker: Worker) -> None:
+    def _assign_next(self, worker: Worker) -> None:
         """Give a process the next group; without any it is done."""
         if not self._todo or self.simulation.stopping:
             self._end(worker)
             return
         number = self._todo.popleft()
-        worker.make(number, self.simulation.saved(number))
+        worker.start_group(number, self.simulation.saved(number))
 
     def _end(self, worker: Worker) -> None:
         self.workers.remove(worker)
         self._ending.append(worker)
-        worker.let_go()
+        worker.disconnect()
 
-    def _without(self, worker: Worker) -> None:
+    def _continue_without(self, worker: Worker) -> None:
         """Go on with one process less, as there is not enough memory for all; its group waits for another."""
         log.warning(
             "a process ran out of memory; %d others go on, and its runs when one of them is done (run.processes)",
@@ -231,7 +231,7 @@ class Driver:
             self._todo.append(worker.group)
         self._end(worker)
 
-    def _lost(self, worker: Worker, status: int) -> None:
+    def _replace(self, worker: Worker, status: int) -> None:
         """Start another process in place of one that died; its group goes on from the last hand-over."""
         self._end(worker)
         if self.simulation.stopping:
@@ -246,10 +246,10 @@ class Driver:
         log.warning("a process that makes rounds died with status %d; another one continues", status)
         if worker.group is not None:
             self._todo.appendleft(worker.group)
-        self._start().introduce()
+        self._start().send_setup()
 
 
-def unpacked(value: bytes | str) -> BaseException:
+def unpack_error(value: bytes | str) -> BaseException:
     """Return the error that a worker met."""
     if isinstance(value, str):
         return WorkerError(f"A process that makes rounds failed:\n{value}")

@@ -21,7 +21,7 @@ _GPU_BYTES = 4 * 2**30  # of a GPU's memory for each process
 _LIGHT = 1e8  # operations that a core does while a run's host does its part of a round, roughly
 
 
-def how_many(experiment: Experiment, device: str, asked: int | None, operations: float) -> int:
+def choose_process_count(experiment: Experiment, device: str, asked: int | None, operations: float) -> int:
     """Return the number of processes: what was asked for, here or in the configuration, or what pays.
 
     On a GPU several pay whenever there is enough to do. On a CPU training has all cores already; there they pay where
@@ -43,7 +43,7 @@ def how_many(experiment: Experiment, device: str, asked: int | None, operations:
     if asked is not None:
         return min(asked, runs)
     enough = sum(plan.options.rounds for plan in experiment.plans) >= _FEWEST_ROUNDS
-    if os.name != "posix" or not enough or not all(map(_known_elsewhere, experiment.plans)):
+    if os.name != "posix" or not enough or not all(map(_is_importable, experiment.plans)):
         return 1
     chosen, cores = choose_device(device), usable_cores()
     if chosen.type == "cuda":
@@ -52,16 +52,16 @@ def how_many(experiment: Experiment, device: str, asked: int | None, operations:
     return max(1, min(cores, runs // _FEWEST_RUNS, _MOST)) if operations < _LIGHT * cores else 1
 
 
-def _known_elsewhere(plan: RunPlan) -> bool:
+def _is_importable(plan: RunPlan) -> bool:
     """Whether another process can find a run's own parts: not if they are of a notebook or a script."""
     parts = (plan.selector, plan.aggregator, plan.filter, plan.task, plan.data.source)
     return all(type(part).__module__ != "__main__" for part in parts)
 
 
-def operations(shapes: Sequence[Sequence[int]], samples: float) -> float:
+def training_operations(shapes: Sequence[Sequence[int]], samples: float) -> float:
     """Return the operations of training a network with parameters of these shapes on so many samples.
 
-    >>> operations([(64, 10), (10,)], 100)
+    >>> training_operations([(64, 10), (10,)], 100)
     390000.0
     """
     if any(len(shape) > 2 for shape in shapes):  # a weight of a convolution is used more than once

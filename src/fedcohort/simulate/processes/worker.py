@@ -25,11 +25,11 @@ from fedcohort.simulate.store.checkpoint import pause_after
 from fedcohort.simulate.store.writer import shared
 
 STOP = "stop"
-_GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # what a connection raises whose other end is no more
+_DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)  # what a connection raises whose other end is no more
 
 
 @dataclass(frozen=True, eq=False)
-class Assignment:
+class WorkerSetup:
     """What a worker needs to know before its first group: the experiment as it was prepared.
 
     Own selectors and models are found again by the directory's configuration, as they are on a resume, so that nothing
@@ -43,7 +43,7 @@ class Assignment:
     prepared: dict[str, Any]  # the fields of Prepared but the experiment
 
     @classmethod
-    def of(cls, prepared: Prepared, out: Path, device: str, threads: int, seconds: float) -> Assignment:
+    def of(cls, prepared: Prepared, out: Path, device: str, threads: int, seconds: float) -> WorkerSetup:
         """Describe a prepared experiment; a worker hands over every ``seconds``."""
         fields = {name: value for name, value in vars(prepared).items() if name != "experiment"}
         return cls(out.resolve(), device, threads, seconds, fields)
@@ -57,14 +57,14 @@ class Stopped(Exception):
     """The driver said to stop, or is no more."""
 
 
-def _make(connection: Connection, work: Assignment, group: Group) -> None:
+def _run_group(connection: Connection, work: WorkerSetup, group: Group) -> None:
     """Make a group's rounds until it is done or the driver says stop."""
     due = time.monotonic() + work.seconds
     stopping = False
     while not stopping:
         if not group.done:
             group.step()
-        stopping = group.done or _said_stop(connection)
+        stopping = group.done or _stop_requested(connection)
         if stopping or time.monotonic() >= due:
             began = time.monotonic()
             result = hand_over(group)
@@ -75,7 +75,7 @@ def _make(connection: Connection, work: Assignment, group: Group) -> None:
         raise Stopped
 
 
-def _said_stop(connection: Connection) -> bool:
+def _stop_requested(connection: Connection) -> bool:
     if not connection.poll():
         return False
     return bool(connection.recv() == STOP)  # or the end of the connection, which raises
@@ -83,11 +83,11 @@ def _said_stop(connection: Connection) -> bool:
 
 def serve(connection: Connection) -> None:
     """Do what the driver says until the connection ends."""
-    work: Assignment = connection.recv()
+    work: WorkerSetup = connection.recv()
     try:
         prepared = work.open()
     except Exception as error:
-        connection.send(("failed", packed(error)))
+        connection.send(("failed", pack_error(error)))
         return
     connection.send(("ready", None))
     with shared(work.out):
@@ -100,19 +100,19 @@ def serve(connection: Connection) -> None:
                 group = prepared.group(number, journals=work.out / "journal", device=work.device, workers=work.threads)
                 try:
                     group.begin(saved)
-                    _make(connection, work, group)
+                    _run_group(connection, work, group)
                 finally:
                     group.close()
             except Stopped:
                 return
-            except _GONE:
+            except _DISCONNECTED:
                 raise
             except BaseException as error:
-                connection.send(("failed", packed(error)))
+                connection.send(("failed", pack_error(error)))
                 return
 
 
-def packed(error: BaseException) -> bytes | str:
+def pack_error(error: BaseException) -> bytes | str:
     """Return an error as bytes that give it back in another process, or as text where it cannot travel."""
     try:
         data = pickle.dumps(error)
@@ -124,7 +124,7 @@ def packed(error: BaseException) -> bytes | str:
 
 def main() -> None:
     """Serve the driver that started this process; the argument is the descriptor of the connection."""
-    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(*_GONE):
+    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(*_DISCONNECTED):
         serve(connection)
 
 

@@ -12,7 +12,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import Measure, Signal, VectorOf
 from fedcohort.core.vectors import vector_signal
 from fedcohort.scenario import Federation
-from fedcohort.simulate.engine import ClientData, Engine, Jobs, Trained
+from fedcohort.simulate.engine import ClientData, Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived
@@ -59,7 +59,7 @@ class Batch:
 
     def train(
         self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
-    ) -> Trained:
+    ) -> TrainingResult:
         """Train ``clients[i]`` from the model of ``runs[i]``, all in one batch."""
         lengths = [len(part) for part in clients]
         jobs = Jobs(

@@ -31,7 +31,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.signals import BACKWARD, FORWARD, GRADIENT_PASS, Pass, Signal
-from fedcohort.simulate.label_sharing import Told
+from fedcohort.simulate.label_sharing import LabelKnowledge
 
 BYTES_PER_PARAMETER = 4
 BYTES_PER_NUMBER = 8
@@ -194,7 +194,7 @@ class CostModel:
             self._book_query_time(cost, evaluation)
 
     @staticmethod
-    def book_labels(cost: RoundCost, told: Told) -> None:
+    def book_labels(cost: RoundCost, told: LabelKnowledge) -> None:
         """Add what it took to tell about labels."""
         cost.query_bytes_up += told.bytes_up
         cost.query_client_seconds += told.client_seconds

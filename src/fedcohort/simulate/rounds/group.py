@@ -39,7 +39,7 @@ from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
 from fedcohort.training.aggregators import Corrections, Mix, WeightedSum
-from fedcohort.training.filters import Need, Replies, judged
+from fedcohort.training.filters import Need, Replies, checked_decision
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -432,7 +432,7 @@ class Group:
             return good
         labels = None if logits is None else self._server_labels[run.context.index]
         replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
-        verdict = judged(run.filter, replies)
+        verdict = checked_decision(run.filter, replies)
         if verdict.notes:
             run.session.note("filter", {"round": run.round, **verdict.notes})
         return np.asarray(verdict.kept & good)

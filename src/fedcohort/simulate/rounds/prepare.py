@@ -22,9 +22,9 @@ from fedcohort.simulate.engine import choose_device, engine_kind
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.store import sample_shape
-from fedcohort.simulate.memory_check import check_room
+from fedcohort.simulate.memory_check import check_memory
 from fedcohort.simulate.models import build_model
-from fedcohort.simulate.processes.process_count import how_many, operations
+from fedcohort.simulate.processes.process_count import choose_process_count, training_operations
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.run import check_fits, check_plan
 from fedcohort.simulate.store.results import ResultsError
@@ -157,10 +157,10 @@ def prepare(
         trained = (plan.options.size or len(federations[names[identity]])) * _samples(
             plan, federations[names[identity]]
         )
-        work = max(work, operations(built[data_key, plan.model.name], trained))
+        work = max(work, training_operations(built[data_key, plan.model.name], trained))
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
-    divided = how_many(experiment, device or experiment.options.device, processes, work)
+    divided = choose_process_count(experiment, device or experiment.options.device, processes, work)
     groups = _groups(experiment, divided, begun or {})
     return Prepared(experiment, datasets, federations, tuple(data_keys), keys, groups, divided)
 
@@ -168,7 +168,7 @@ def prepare(
 def _check_room(plan: RunPlan, federation: Federation) -> None:
     """Refuse local training whose batches alone, as numbers of samples, no memory would hold."""
     samples = _samples(plan, federation)
-    check_room(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
+    check_memory(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
 
 
 def _samples(plan: RunPlan, federation: Federation) -> int:

@@ -16,7 +16,7 @@ from rich.text import Text
 from fedcohort.core.terminal import err, say
 from fedcohort.core.text import escape_html, printable
 from fedcohort.simulate.metrics import Metric
-from fedcohort.simulate.processes.interrupts import graceful
+from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
@@ -144,7 +144,7 @@ def run_with_progress(simulation: Simulation, console: Console) -> str:
     for dataset in simulation.prepared.datasets.values():
         for remark in dataset.remarks:
             say(console, f"note: {remark}")
-    with graceful(simulation, partial(say, console)):
+    with finish_round_on_interrupt(simulation, partial(say, console)):
         try:
             return simulation.run()
         except KeyboardInterrupt:

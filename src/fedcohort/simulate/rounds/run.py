@@ -22,14 +22,14 @@ from fedcohort.journal import Position
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
-from fedcohort.simulate.label_sharing import LabelSharing, Told
+from fedcohort.simulate.label_sharing import LabelKnowledge, LabelSharing
 from fedcohort.simulate.rounds.costs import CostModel
 from fedcohort.simulate.rounds.server import ServerSamples
 from fedcohort.simulate.store.checkpoint import goes_on
 from fedcohort.simulate.store.results import RunInfo, as_engines
 from fedcohort.simulate.tasks import Task
 from fedcohort.training.aggregators import Aggregator, Combined, Corrections, Members, Memory, Mix, WeightedSum, fitting
-from fedcohort.training.early_stop import EarlyStop, Watch
+from fedcohort.training.early_stop import EarlyStop, LossTrend
 from fedcohort.training.filters import KeepAll, Need
 
 
@@ -147,7 +147,7 @@ class FederationContext:
     index: int  # among the engine's federations
     share: FloatArray  # (N,) p_k
     true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
-    _told: dict[tuple[LabelSharing, int], Told] = field(default_factory=dict)
+    _told: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
 
     @classmethod
     def of(cls, federation: Federation, index: int, has_classes: bool = True) -> FederationContext:
@@ -157,14 +157,14 @@ class FederationContext:
         counts = federation.label_counts(part="train", true=True).astype(np.float64) if has_classes else None
         return cls(federation, index, share, counts)
 
-    def told(self, labels: LabelSharing, seed: int) -> Told:
+    def told(self, labels: LabelSharing, seed: int) -> LabelKnowledge:
         """What the clients tell about their labels, as they see them; runs that share it share its making."""
         if self.true_counts is None:
-            return Told(None)
+            return LabelKnowledge(None)
         key = (labels, seed)
         if key not in self._told:
             counts = self.federation.label_counts(part="train").astype(np.int64)
-            self._told[key] = labels.tell(counts, streams.stream(seed, streams.LABELS))
+            self._told[key] = labels.share(counts, streams.stream(seed, streams.LABELS))
         return self._told[key]
 
     def table(self, labels: LabelSharing, seed: int) -> ClientTable:
@@ -209,7 +209,7 @@ class Run:
             parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size), classes
         )
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
-        self.watch = Watch()
+        self.watch = LossTrend()
         self.needed = (self.selector.requires & REPORT_SIGNALS) | plan.aggregator.requires
         if self.early_stop is not None:
             self.needed |= frozenset(self.early_stop.watches)
@@ -266,7 +266,7 @@ class Run:
         if self.plan.rules is None:
             return
         names = self.session.table.names
-        said = self.plan.scenario.said(names, seed=self.plan.seed, round=self.round, changing=changing)
+        said = self.plan.scenario.client_attributes(names, seed=self.plan.seed, round=self.round, changing=changing)
         if said:
             self.session.set_attributes(said)
 
@@ -357,7 +357,9 @@ class Run:
         if facts["watch"] is not None:
             training, validation, streak = facts["watch"]
             nan = float("nan")
-            self.watch = Watch(nan if training is None else training, nan if validation is None else validation, streak)
+            self.watch = LossTrend(
+                nan if training is None else training, nan if validation is None else validation, streak
+            )
 
 
 def _or_none(value: float) -> float | None:

@@ -29,7 +29,7 @@ from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.memory_check import memory_errors
 from fedcohort.simulate.processes.cluster import drive, write_journals
 from fedcohort.simulate.processes.handover import HandOver
-from fedcohort.simulate.processes.local import Driver
+from fedcohort.simulate.processes.local import LocalDriver
 from fedcohort.simulate.rounds.group import Group, other_engine
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import group_key, prepare
@@ -366,7 +366,7 @@ class Simulation:
     def _drive(self) -> str:
         if self.experiment.options.engine == "ray":
             return drive(self)
-        if self.prepared.processes > 1 and Driver(self, self.prepared.processes, self._asked).drive():
+        if self.prepared.processes > 1 and LocalDriver(self, self.prepared.processes, self._asked).drive():
             ended = all(self.ended(number) for number in self.prepared.groups)
             return "finished" if ended else "interrupted"
         for number in self.prepared.groups:

@@ -6,14 +6,14 @@
 
 from fedcohort.studies.benchmark.scores import Scores, score
 from fedcohort.studies.benchmark.submission import SubmissionError, check_submission
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, Setting, suite, table
+from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, BenchmarkSetting, suite, table
 
 __all__ = [
     "REPORT_SEEDS",
     "TUNING_SEEDS",
     "VERSION",
+    "BenchmarkSetting",
     "Scores",
-    "Setting",
     "SubmissionError",
     "check_submission",
     "score",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.processes.interrupts import graceful, to_stderr
+from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
 from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.studies.benchmark.page import markdown
-from fedcohort.studies.benchmark.run import QUICK_ROUNDS, every_selector, read_scores, seeds_of, write_scores
+from fedcohort.studies.benchmark.run import QUICK_ROUNDS, every_selector, parse_seeds, read_scores, write_scores
 from fedcohort.studies.benchmark.suite import DATASETS, table
 
 STOPPED = 75  # of sysexits: try again
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             simulation.listeners.append(Progress())
             if until is not None:
                 simulation.listeners.append(Deadline(simulation.stop, until))
-            with graceful(simulation, to_stderr):
+            with finish_round_on_interrupt(simulation, print_to_stderr):
                 state = simulation.run()
             if state != "finished":
-                to_stderr("stopped; the same command goes on where it stopped")
+                print_to_stderr("stopped; the same command goes on where it stopped")
                 return STOPPED
             scores = write_scores(given.out)
     except FedcohortError as error:
@@ -72,7 +72,7 @@ def _simulation(given: argparse.Namespace, words: Sequence[str]) -> Simulation:
     wanted = table(
         given.data,
         {name: {} for name in chosen if name != "uniform"},
-        seeds_of(given.seeds)[: 1 if given.quick else None],
+        parse_seeds(given.seeds)[: 1 if given.quick else None],
         settings=[name for name in given.settings.split(",") if name],
         rounds=QUICK_ROUNDS if given.quick else 0,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard import Ranking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
-from fedcohort.studies.benchmark.scores import Line, Scores
+from fedcohort.studies.benchmark.scores import Scores, SelectorScore
 from fedcohort.studies.benchmark.suite import VERSION, suite
 
 UNTIMED = (
@@ -65,7 +65,7 @@ def robustness(scores: Scores) -> Table:
     return Table("robustness", title, head, tuple(rows), note="" if _timed(scores) else UNTIMED)
 
 
-def _speed(line: Line, measure: str, settings: int) -> Cell:
+def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
     speed, covers = line.speed(measure), line.covers(measure)
     if math.isnan(speed):
         return Cell("–")
@@ -116,7 +116,7 @@ def page(scores: Scores) -> str:
     )
 
 
-def _heat_row(line: Line, scores: Scores) -> dict[str, Any]:
+def _heat_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
     width = "" if math.isnan(line.interval) else f" ± {line.interval:.1f}"
     rank, around = scores.ranks[line.label]
     speeds = [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]

@@ -23,10 +23,10 @@ def every_selector() -> list[str]:
     return [name for name, cls in found.items() if getattr(cls, "chooses", True) and not getattr(cls, "around", False)]
 
 
-def seeds_of(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
     """Return the seeds that a word or a list means.
 
-    >>> seeds_of("report"), seeds_of("1,2")
+    >>> parse_seeds("report"), parse_seeds("1,2")
     ([100, 101, 102, 103, 104], [1, 2])
     """
     if text in ("report", "tuning"):

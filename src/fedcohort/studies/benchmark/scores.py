@@ -26,7 +26,7 @@ _CLEAR = 0.5  # points from which a gain or a loss is worth a word
 
 
 @dataclass(frozen=True)
-class Line:
+class SelectorScore:
     """One selector's scores.
 
     Attributes
@@ -139,7 +139,7 @@ class Scores:
     seeds: tuple[int, ...]
     rounds: int
     settings: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[SelectorScore, ...]
     complete: bool
 
     @staticmethod
@@ -151,7 +151,7 @@ class Scores:
 
         grouped = kinds(submission["data"], submission["settings"])
         lines = [
-            Line(
+            SelectorScore(
                 entry["label"],
                 {name: np.array(entry["gains"][name], np.float64) for name in submission["settings"]},
                 {measure: numbers(values) for measure, values in entry.get("faster", {}).items()},
@@ -279,23 +279,25 @@ def score(*results: Results) -> Scores:
     )
 
 
-def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], grouped: _Kinds) -> Line:
+def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], grouped: _Kinds) -> SelectorScore:
     gain: dict[str, FloatArray] = {}
     faster: dict[str, dict[str, float]] = {measure: {} for measure in _SPEEDS}
     reached: dict[str, float] = {}
     for board in boards:
         row = _row(board, label)
         ours, theirs = _by_seed(row), _by_seed(board.base)
-        gain[board.setting] = np.array([100 * (_end(ours[seed]) - _end(theirs[seed])) for seed in seeds])
+        gain[board.setting] = np.array(
+            [100 * (_final_accuracy(ours[seed]) - _final_accuracy(theirs[seed])) for seed in seeds]
+        )
         for measure in _SPEEDS:
             limit = horizon(board, measure)
             mine, base = (restricted_mean(which, measure, limit) for which in (row, board.base))
             tells = mine > 0 and base > 0 and min(mine, base) < limit
             faster[measure][board.setting] = base / mine if tells else math.nan
         limit = horizon(board, "rounds")
-        times = [_taken(seed, "rounds")[0] for seed in row.seeds]
+        times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
         reached[board.setting] = float(np.mean([time is not None and time <= limit for time in times]))
-    return Line(label, gain, faster, reached, grouped)
+    return SelectorScore(label, gain, faster, reached, grouped)
 
 
 def horizon(board: Leaderboard, measure: str) -> float:
@@ -303,7 +305,7 @@ def horizon(board: Leaderboard, measure: str) -> float:
 
     A run that diverged or failed was watched for good: it does not arrive any more.
     """
-    ends = [_taken(seed, measure)[1] for row in board.rows for seed in row.seeds if seed.state not in LOST]
+    ends = [_cost_to_target(seed, measure)[1] for row in board.rows for seed in row.seeds if seed.state not in LOST]
     return float(min(ends)) if ends else math.nan
 
 
@@ -312,11 +314,11 @@ def restricted_mean(row: LeaderRow, measure: str, limit: float) -> float:
 
     This is the restricted mean time of survival analysis, for runs that are all censored at the same moment.
     """
-    times = [_taken(seed, measure)[0] for seed in row.seeds]
+    times = [_cost_to_target(seed, measure)[0] for seed in row.seeds]
     return float(np.mean([limit if time is None else min(time, limit) for time in times]))
 
 
-def _taken(seed: SeedRow, measure: str) -> tuple[float | None, float]:
+def _cost_to_target(seed: SeedRow, measure: str) -> tuple[float | None, float]:
     """Return what a run took to reach the target, None where it did not, and what it took in all."""
     match measure:
         case "rounds":
@@ -324,10 +326,10 @@ def _taken(seed: SeedRow, measure: str) -> tuple[float | None, float]:
         case "seconds":
             return seed.seconds_to[-1], seed.clock
         case _:
-            return seed.megabytes_to[-1], _all(seed)
+            return seed.megabytes_to[-1], _all_megabytes(seed)
 
 
-def _all(seed: SeedRow) -> float:
+def _all_megabytes(seed: SeedRow) -> float:
     return seed.megabytes + seed.query_megabytes
 
 
@@ -339,7 +341,7 @@ def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
     return {seed.seed: seed for seed in row.seeds}
 
 
-def _end(seed: SeedRow) -> float:
+def _final_accuracy(seed: SeedRow) -> float:
     return 0.0 if math.isnan(seed.terminal) else seed.terminal
 
 

@@ -14,7 +14,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.core.files import read_file
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import parse_toml
-from fedcohort.studies.benchmark.scores import Line
+from fedcohort.studies.benchmark.scores import SelectorScore
 from fedcohort.studies.benchmark.suite import REPORT_SEEDS, VERSION, kinds, rounds_of, suite, table
 
 _NOT_SELECTION = ("aggregator", "filter", "labels", "local")
@@ -94,7 +94,7 @@ def _scores(found: Mapping[str, Any]) -> list[str]:
             if gains.shape != (len(found["settings"]), len(found["seeds"])):
                 problems.append(f"{entry['label']} has no gain for every setting and seed")
                 continue
-            line = Line(
+            line = SelectorScore(
                 entry["label"],
                 dict(zip(found["settings"], gains, strict=True)),
                 kinds=kinds(found["data"], found["settings"]),

@@ -19,7 +19,7 @@ _SLOW = {"name": "shifted-exponential", "straggling": 1.0, "spread": 1.0}
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchmarkSetting:
     """One kind of federation.
 
     Attributes
@@ -62,7 +62,7 @@ _SIZES = {
 DATASETS = tuple(_SIZES)
 
 
-def suite(data: str) -> tuple[Setting, ...]:
+def suite(data: str) -> tuple[BenchmarkSetting, ...]:
     """Return the settings of a dataset.
 
     >>> [setting.name for setting in suite("femnist")]
@@ -78,28 +78,28 @@ def suite(data: str) -> tuple[Setting, ...]:
         return {"name": "dirichlet", "clients": n, "alpha": alpha}
 
     return (
-        Setting("iid", "no paper", "equal clients: nothing to gain, nothing to lose", {"partition": _iid(n)}),
-        Setting("1-class", "FedCor", "one class per client", {"partition": _shards(n, 1)}),
-        Setting("2-classes", "FedCor", "two classes per client", {"partition": _shards(n, 2)}),
-        Setting(
+        BenchmarkSetting("iid", "no paper", "equal clients: nothing to gain, nothing to lose", {"partition": _iid(n)}),
+        BenchmarkSetting("1-class", "FedCor", "one class per client", {"partition": _shards(n, 1)}),
+        BenchmarkSetting("2-classes", "FedCor", "two classes per client", {"partition": _shards(n, 2)}),
+        BenchmarkSetting(
             "dirichlet",
             "FedCor",
             "Dirichlet 0.2, unequal sizes",
             {"partition": {"name": "dirichlet-qp", "clients": n, "alpha": 0.2}},
         ),
-        Setting(
+        BenchmarkSetting(
             "dirichlet-30%",
             "Fed-CBS",
             "Dirichlet 0.1, three in ten available",
             {"partition": spread(0.1), "availability": _THIRTY},
         ),
-        Setting(
+        BenchmarkSetting(
             "rare-classes",
             "Fed-CBS",
             "half of the classes at three times the clients, three in ten available",
             {"partition": {"name": "imbalanced", "clients": n, "ratio": 3}, "availability": _THIRTY},
         ),
-        Setting(
+        BenchmarkSetting(
             "rare-online",
             "Fed-CBS",
             "clients of half of the classes are three times as often available",
@@ -108,45 +108,47 @@ def suite(data: str) -> tuple[Setting, ...]:
                 "availability": {"name": "class-biased", "share": online / n, "ratio": 3},
             },
         ),
-        Setting(
+        BenchmarkSetting(
             "some-skewed",
             "FedACS",
             "some clients much more skewed than others",
             {"partition": {"name": "skewness", "clients": n, "samples": size.samples, "median": 0.1, "maximum": 5.0}},
         ),
-        Setting(
+        BenchmarkSetting(
             "few-clients",
             "FedCM",
             "20 clients, each with its own mix of classes",
             {"partition": {"name": "class-heterogeneity", "clients": 20, "alpha": 0.1}},
             {"cohort": min(size.cohort, 8)},
         ),
-        Setting(
+        BenchmarkSetting(
             "dominant",
             "FLASH",
             "three in ten clients have 80% of one class",
             {"partition": {"name": "dominant-class", "clients": n, "share": 0.3, "replacement": True}},
         ),
-        Setting("noise", "FLASH", "wrong labels, 30% on average", {"partition": _iid(n), "noise": {"level": 0.3}}),
-        Setting(
+        BenchmarkSetting(
+            "noise", "FLASH", "wrong labels, 30% on average", {"partition": _iid(n), "noise": {"level": 0.3}}
+        ),
+        BenchmarkSetting(
             "skew-noise",
             "FLASH",
             "Dirichlet 0.3 and 30% wrong labels",
             {"partition": spread(0.3), "noise": {"level": 0.3}},
         ),
-        Setting(
+        BenchmarkSetting(
             "skew-slow",
             "FLASH",
             "Dirichlet 0.3, clients of very different speed",
             {"partition": spread(0.3), "latency": _SLOW},
         ),
-        Setting(
+        BenchmarkSetting(
             "skew-noise-slow",
             "FLASH",
             "skew, wrong labels and slow clients at once",
             {"partition": spread(0.3), "noise": {"level": 0.3}, "latency": _SLOW},
         ),
-        Setting(
+        BenchmarkSetting(
             "skew-failures",
             "no paper",
             "Dirichlet 0.3, one reply in five is lost",
@@ -237,18 +239,22 @@ def rounds_of(data: str) -> int:
     return _size(data).rounds
 
 
-def _natural() -> tuple[Setting, ...]:
+def _natural() -> tuple[BenchmarkSetting, ...]:
     writers = {"name": "natural"}
     return (
-        Setting("natural", "Fed-CBS", "real writers, all available", {"partition": writers}),
-        Setting(
+        BenchmarkSetting("natural", "Fed-CBS", "real writers, all available", {"partition": writers}),
+        BenchmarkSetting(
             "natural-10%",
             "Fed-CBS",
             "real writers, one in ten available",
             {"partition": writers, "availability": {"name": "uniform-share", "share": 0.1}},
         ),
-        Setting("natural-noise", "FLASH", "real writers, 30% wrong", {"partition": writers, "noise": {"level": 0.3}}),
-        Setting("natural-slow", "FLASH", "real writers, slow clients", {"partition": writers, "latency": _SLOW}),
+        BenchmarkSetting(
+            "natural-noise", "FLASH", "real writers, 30% wrong", {"partition": writers, "noise": {"level": 0.3}}
+        ),
+        BenchmarkSetting(
+            "natural-slow", "FLASH", "real writers, slow clients", {"partition": writers, "latency": _SLOW}
+        ),
     )
 
 

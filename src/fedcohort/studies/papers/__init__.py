@@ -7,23 +7,23 @@ command line: ``python -m fedcohort.studies.papers fedcor-table-1-fmnist``.
 
 from fedcohort.studies.papers.catalogue import EXHIBITS, STUDIES, find
 from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Measure, Near, Study
-from fedcohort.studies.papers.record import Record
-from fedcohort.studies.papers.run import Outcome, reproduce
-from fedcohort.studies.papers.verdicts import Ratio, Verdict, judge, ratios
+from fedcohort.studies.papers.record import StudyRecord
+from fedcohort.studies.papers.run import Reproduction, reproduce
+from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, judge, ratios
 
 __all__ = [
     "EXHIBITS",
     "STUDIES",
     "Beats",
+    "ClaimVerdict",
     "Exhibit",
     "Grid",
     "Measure",
     "Near",
-    "Outcome",
     "Ratio",
-    "Record",
+    "Reproduction",
     "Study",
-    "Verdict",
+    "StudyRecord",
     "find",
     "judge",
     "ratios",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.simulate.processes.interrupts import graceful, to_stderr
+from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.studies.papers.catalogue import EXHIBITS, find
 from fedcohort.studies.papers.page import overview, summary
 from fedcohort.studies.papers.run import reproduce
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             processes=given.processes,
             minutes=given.minutes,
             folder=given.folder,
-            guard=lambda simulation: graceful(simulation, to_stderr),
-            say=to_stderr,
+            guard=lambda simulation: finish_round_on_interrupt(simulation, print_to_stderr),
+            say=print_to_stderr,
             command=" ".join(["fedcohort reproduce", *words]),
         )
     except FedcohortError as error:

@@ -12,8 +12,8 @@ from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markdown
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
-from fedcohort.studies.papers.record import Record
-from fedcohort.studies.papers.verdicts import Ratio, Verdict, counts, judge, ratios
+from fedcohort.studies.papers.record import StudyRecord
+from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, count_verdicts, judge, ratios
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
@@ -24,7 +24,7 @@ def number(value: float, measure: Measure) -> str:
     return f"{value:,.{measure.digits}f}"
 
 
-def table_of(grid: Grid, exhibit: Exhibit, record: Record) -> Table:
+def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     """Return published figures and ours, a row per method, two columns per setting."""
     measure, names = MEASURES[grid.measure], exhibit.study.names
     own = [label for label in names if any(record.mean(s, label, grid.measure) for s in grid.published)]
@@ -42,7 +42,7 @@ def table_of(grid: Grid, exhibit: Exhibit, record: Record) -> Table:
     return Table(grid.measure, measure.title.capitalize(), tuple(columns), tuple(rows))
 
 
-def _head(record: Record, setting: str, measure: str) -> str:
+def _head(record: StudyRecord, setting: str, measure: str) -> str:
     """Return a setting's name, with its target where rounds to it are counted."""
     target = record.settings.get(setting, {}).get("target")
     return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
@@ -99,19 +99,21 @@ def _margin(value: float, measure: Measure) -> str:
     return f"{1 + value:.2f}×" if measure.ratio else f"{value:+.2f} points"
 
 
-def verdict_table(found: Sequence[Verdict]) -> Table:
+def verdict_table(found: Sequence[ClaimVerdict]) -> Table:
     """Return the claims and what became of them."""
     rows = tuple((Cell(v.text), Cell(v.state), Cell(v.detail)) for v in found)
     return Table("claims", "What holds", ("claim", "verdict", "seen"), rows, wrap=frozenset({0, 2}))
 
 
-def summary(found: Sequence[Verdict]) -> str:
+def summary(found: Sequence[ClaimVerdict]) -> str:
     """Say in a few words what became of the claims."""
-    said = [f"{count} {_PLURAL[state] if count != 1 else state}" for state, count in counts(found).items() if count]
+    said = [
+        f"{count} {_PLURAL[state] if count != 1 else state}" for state, count in count_verdicts(found).items() if count
+    ]
     return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(said)}." if said else "No claims."
 
 
-def conditions(exhibit: Exhibit, record: Record) -> list[str]:
+def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     """Say how ours was made, and where with less than the paper's."""
     study, said = exhibit.study, []
     settings = record.settings
@@ -146,7 +148,7 @@ def conditions(exhibit: Exhibit, record: Record) -> list[str]:
     return said
 
 
-def _later(study: Study, record: Record) -> list[str]:
+def _later(study: Study, record: StudyRecord) -> list[str]:
     """Say which methods were added later, and how far others lie from the record that were made again beside them."""
     groups: dict[str, tuple[list[str], dict[str, list[float]]]] = {}
     for setting, found in record.settings.items():
@@ -182,7 +184,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
 
 
-def tables_of(exhibit: Exhibit, record: Record) -> list[Table]:
+def tables_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     """Return all tables of an exhibit: figures, ratios, verdicts."""
     found = judge(exhibit, record)
     tables = [table_of(grid, exhibit, record) for grid in exhibit.grids]
@@ -196,7 +198,7 @@ def tables_of(exhibit: Exhibit, record: Record) -> list[Table]:
     return tables
 
 
-def _figures_of(exhibit: Exhibit, record: Record) -> list[Table]:
+def _figures_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     """Return our figures for the measures that an exhibit without published ones makes claims about."""
     tables = []
     for name in dict.fromkeys(claim.measure for claim in exhibit.claims):
@@ -210,7 +212,7 @@ def _figures_of(exhibit: Exhibit, record: Record) -> list[Table]:
     return tables
 
 
-def markdown(exhibit: Exhibit, record: Record, level: int = 1) -> str:
+def markdown(exhibit: Exhibit, record: StudyRecord, level: int = 1) -> str:
     """Return an exhibit's page as Markdown."""
     head, below = "#" * level, "#" * (level + 1)
     lines = [f"{head} {exhibit.paper}, {exhibit.place}: {exhibit.title}", "", summary(judge(exhibit, record)), ""]
@@ -222,7 +224,7 @@ def markdown(exhibit: Exhibit, record: Record, level: int = 1) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html_page(exhibit: Exhibit, record: Record) -> str:
+def html_page(exhibit: Exhibit, record: StudyRecord) -> str:
     """Return an exhibit's page as HTML, with its learning curves."""
     title = f"{exhibit.paper}, {exhibit.place}: {exhibit.title}"
     items = [
@@ -272,11 +274,11 @@ def overview(folder: Path) -> str:
     """Return one page of documentation about all records in a folder: what holds, and every table that was run."""
     found = {}
     for exhibit in EXHIBITS.values():
-        record = Record.read(folder / f"{exhibit.study.name}.json", exhibit.study)
+        record = StudyRecord.read(folder / f"{exhibit.study.name}.json", exhibit.study)
         found[exhibit.name] = (exhibit, record)
     rows = []
     for exhibit, record in found.values():
-        tally = counts(judge(exhibit, record))
+        tally = count_verdicts(judge(exhibit, record))
         state = "not run" if not _seen(exhibit, record) else "" if _whole(exhibit, record) else "in part or with less"
         rows.append(
             (
@@ -295,13 +297,13 @@ def overview(folder: Path) -> str:
     return index + "\n\n" + "\n".join(pages)
 
 
-def _seen(exhibit: Exhibit, record: Record) -> bool:
+def _seen(exhibit: Exhibit, record: StudyRecord) -> bool:
     """Whether there is anything of ours to show."""
     shown = [label for label in exhibit.study.names if label != exhibit.study.baseline]
     return any(label in found["labels"] for found in record.settings.values() for label in shown)
 
 
-def _whole(exhibit: Exhibit, record: Record) -> bool:
+def _whole(exhibit: Exhibit, record: StudyRecord) -> bool:
     return all(
         name in record.settings
         and record.settings[name]["finished"]

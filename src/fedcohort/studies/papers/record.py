@@ -29,7 +29,7 @@ class RecordError(FedcohortError, ValueError):
     """A record cannot be read, or is not of the study it is taken for."""
 
 
-class Record:
+class StudyRecord:
     """Our figures of one study, by setting and label.
 
     Attributes
@@ -47,7 +47,7 @@ class Record:
         self.settings: dict[str, Any] = dict(settings or {})
 
     @classmethod
-    def read(cls, path: Path, study: Study) -> Record:
+    def read(cls, path: Path, study: Study) -> StudyRecord:
         """Read a record, or return an empty one where there is none."""
         try:
             found = json.loads(read_file(path))
@@ -67,7 +67,7 @@ class Record:
         value = {"format": FORMAT, "study": self.study, "settings": self.settings}
         write_atomically(path, (_short(json.dumps(value, indent=1)) + "\n").encode())
 
-    def add(self, other: Record) -> None:
+    def add(self, other: StudyRecord) -> None:
         """Take another record's settings in place of those of the same name that have fewer rounds or seeds.
 
         Where both have the same, the labels that are new come to those that are there.
@@ -78,7 +78,9 @@ class Record:
             if mine is None or sizes[0] > sizes[1]:
                 self.settings[name] = found
             elif sizes[0] == sizes[1]:
-                self.settings[name] = found if found["labels"].keys() >= mine["labels"].keys() else _both(mine, found)
+                self.settings[name] = (
+                    found if found["labels"].keys() >= mine["labels"].keys() else _merge_labels(mine, found)
+                )
 
     def values(self, setting: str, label: Labels, measure: str) -> list[float | None] | None:
         """Return a value per seed, or None where it was not run."""
@@ -100,7 +102,7 @@ class Record:
         return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(values)
 
 
-def _both(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _merge_labels(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Return a setting with the labels of two, the first's where both have one, and how the second's were made."""
     new = [label for label in found["labels"] if label not in mine["labels"]]
     if not new:
@@ -110,7 +112,7 @@ def _both(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     return {**mine, "labels": mine["labels"] | {label: found["labels"][label] for label in new}, "later": later}
 
 
-def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> Record:
+def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> StudyRecord:
     """Return the record of one part's experiment, as far as it has got; ``quick`` marks a trial."""
     planned = study.rounds
     made = {
@@ -121,7 +123,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
         "seconds": round(seconds),
         "trial": quick,
     }
-    record = Record(study.name)
+    record = StudyRecord(study.name)
     runs: dict[tuple[str, str], list[RunInfo]] = {}
     for run in results.runs:
         runs.setdefault((str(run.setting.get("name", "")), run.label), []).append(run)

@@ -20,7 +20,7 @@ from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically, write_json
 from fedcohort.studies.papers.declare import Exhibit, Study
 from fedcohort.studies.papers.page import html_page, markdown
-from fedcohort.studies.papers.record import Record, record_of
+from fedcohort.studies.papers.record import StudyRecord, record_of
 from fedcohort.studies.papers.verdicts import to_dict
 
 FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
@@ -29,7 +29,7 @@ Guard = Callable[[Simulation], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reproduction:
     """How far it got.
 
     Attributes
@@ -43,7 +43,7 @@ class Outcome:
     """
 
     finished: bool
-    records: dict[str, Record]
+    records: dict[str, StudyRecord]
     files: list[Path]
 
 
@@ -64,7 +64,7 @@ def reproduce(
     guard: Guard = lambda simulation: nullcontext(),
     say: Callable[[str], None] = lambda text: None,
     command: str = "",
-) -> Outcome:
+) -> Reproduction:
     """Run what tables and figures need and write their pages.
 
     Parameters
@@ -113,14 +113,14 @@ def reproduce(
     )
     end = "-quick" if quick else ""
     paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
-    records = {name: Record.read(paths[name], study) for name, study in studies.items()}
+    records = {name: StudyRecord.read(paths[name], study) for name, study in studies.items()}
     finished = True
     for study in studies.values():
         path, record = paths[study.name], records[study.name]
         for part in study.parts:
             if (parts and part not in parts) or (labels and not study.parts[part]["selectors"].keys() & labels):
                 continue
-            piece = _left(record, study, part, seeds, rounds, labels)
+            piece = _remaining_work(record, study, part, seeds, rounds, labels)
             if not piece.labels:
                 say(f"{study.name}, {part}: is on record in {path}")
                 continue
@@ -143,10 +143,10 @@ def reproduce(
         if not finished:
             break
     files = [file for exhibit in exhibits for file in write_pages(exhibit, records[exhibit.study.name], out, end)]
-    return Outcome(finished, records, files)
+    return Reproduction(finished, records, files)
 
 
-def write_pages(exhibit: Exhibit, record: Record, out: Path, end: str = "") -> list[Path]:
+def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "") -> list[Path]:
     """Write an exhibit's comparison and pages; return where."""
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"{exhibit.name}{end}"
@@ -177,8 +177,8 @@ class _Piece:
     rounds: int | None
 
 
-def _left(
-    record: Record, study: Study, part: str, seeds: int | None, rounds: int | None, labels: Sequence[str]
+def _remaining_work(
+    record: StudyRecord, study: Study, part: str, seeds: int | None, rounds: int | None, labels: Sequence[str]
 ) -> _Piece:
     every = study.parts[part]["selectors"]
     wanted = [label for label in every if not labels or label in labels]
@@ -275,7 +275,7 @@ def _one_part(
     listener: Listener,
     guard: Guard,
     command: str,
-) -> tuple[bool, Record]:
+) -> tuple[bool, StudyRecord]:
     table = table_of(
         study, part, seeds=piece.seeds, rounds=piece.rounds, labels=piece.labels, quick=quick, folder=folder
     )

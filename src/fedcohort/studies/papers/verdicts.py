@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcohort.studies.papers.declare import MEASURES, Beats, Claim, Exhibit, Grid, Labels, Near, margin, order
-from fedcohort.studies.papers.record import Record
+from fedcohort.studies.papers.record import StudyRecord
 
 SHARE = 2 / 3
 """Of the published margin that ours must have."""
@@ -61,7 +61,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """What became of a claim: "holds", "does not hold", "open" or "not run", and how it was seen."""
 
     text: str
@@ -69,7 +69,7 @@ class Verdict:
     detail: str
 
 
-def ratios(exhibit: Exhibit, record: Record) -> list[Ratio]:
+def ratios(exhibit: Exhibit, record: StudyRecord) -> list[Ratio]:
     """Return every comparison that the exhibit's grids make, in the paper's direction."""
     found = []
     for grid in exhibit.grids:
@@ -84,7 +84,7 @@ def ratios(exhibit: Exhibit, record: Record) -> list[Ratio]:
 
 
 def _ratio(
-    record: Record, measure: str, setting: str, better: Labels, worse: Labels, published: float = math.nan
+    record: StudyRecord, measure: str, setting: str, better: Labels, worse: Labels, published: float = math.nan
 ) -> Ratio:
     kind = MEASURES[measure]
     ours, theirs = (record.mean(setting, label, measure) for label in (better, worse))
@@ -98,21 +98,21 @@ def _ratio(
     return Ratio(setting, measure, better, worse, published, margin(kind, scaled[0], scaled[1]), wins, len(pairs))
 
 
-def judge(exhibit: Exhibit, record: Record) -> list[Verdict]:
+def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
     """Return what became of each claim."""
     return [_judge(claim, exhibit, record) for claim in exhibit.every_claim()]
 
 
-def _judge(claim: Claim, exhibit: Exhibit, record: Record) -> Verdict:
+def _judge(claim: Claim, exhibit: Exhibit, record: StudyRecord) -> ClaimVerdict:
     if isinstance(claim, Near):
-        return _near(claim, record)
+        return _judge_nearness(claim, record)
     found = [
-        _ratio(record, claim.measure, s, claim.better, claim.worse, _published(exhibit, claim, s))
+        _ratio(record, claim.measure, s, claim.better, claim.worse, _published_margin(exhibit, claim, s))
         for s in claim.settings
     ]
     text = claim.text or _sentence(exhibit, claim)
     states = [ratio.state for ratio in found]
-    state = _joined(states)
+    state = _overall_state(states)
     detail = ""
     if state not in ("not run", "open"):
         kept = states.count("holds")
@@ -123,10 +123,10 @@ def _judge(claim: Claim, exhibit: Exhibit, record: Record) -> Verdict:
         failed = [ratio.setting for ratio in found if ratio.state == "does not hold"]
         if failed:
             detail += f"; not in {', '.join(failed)}"
-    return Verdict(text, state, detail)
+    return ClaimVerdict(text, state, detail)
 
 
-def _near(claim: Near, record: Record) -> Verdict:
+def _judge_nearness(claim: Near, record: StudyRecord) -> ClaimVerdict:
     states, seen = [], []
     scale = MEASURES[claim.measure].scale
     for setting in claim.settings:
@@ -141,10 +141,10 @@ def _near(claim: Near, record: Record) -> Verdict:
             apart = short if claim.one_sided else abs(difference)
             states.append("holds" if apart <= claim.within else "does not hold")
             seen.append(f"{setting} {difference:+.1f}")
-    return Verdict(claim.text, _joined(states), ", ".join(seen))
+    return ClaimVerdict(claim.text, _overall_state(states), ", ".join(seen))
 
 
-def _joined(states: Sequence[str]) -> str:
+def _overall_state(states: Sequence[str]) -> str:
     if all(state == "not run" for state in states):
         return "not run"
     if "does not hold" in states:
@@ -152,7 +152,7 @@ def _joined(states: Sequence[str]) -> str:
     return "holds" if "holds" in states else "open"
 
 
-def _published(exhibit: Exhibit, claim: Beats, setting: str) -> float:
+def _published_margin(exhibit: Exhibit, claim: Beats, setting: str) -> float:
     for grid in exhibit.grids:
         if grid.measure == claim.measure and setting in grid.published:
             return order(grid, setting, claim.better, claim.worse)
@@ -165,12 +165,12 @@ def _sentence(exhibit: Exhibit, claim: Beats) -> str:
     return f"{better} beats {worse} in {kind.title}."
 
 
-def counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
+def count_verdicts(verdicts: Sequence[ClaimVerdict]) -> dict[str, int]:
     """Return how many claims hold, do not, are open, were not run."""
     return {state: sum(v.state == state for v in verdicts) for state in ("holds", "does not hold", "open", "not run")}
 
 
-def to_dict(exhibit: Exhibit, record: Record) -> dict[str, Any]:
+def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
     """Return the comparison as plain values."""
 
     def known(value: float) -> float | str | None:
@@ -203,7 +203,7 @@ def to_dict(exhibit: Exhibit, record: Record) -> dict[str, Any]:
     }
 
 
-def _grid(grid: Grid, record: Record) -> dict[str, Any]:
+def _grid(grid: Grid, record: StudyRecord) -> dict[str, Any]:
     scale = MEASURES[grid.measure].scale
     cells = []
     for setting, figures in grid.published.items():

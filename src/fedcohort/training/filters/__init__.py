@@ -7,8 +7,8 @@
 ============  =========================================================================================
 """
 
-from fedcohort.training.filters.base import FILTERS, Filter, KeepAll, Need, Replies, Verdict, judged
+from fedcohort.training.filters.base import FILTERS, Filter, FilterDecision, KeepAll, Need, Replies, checked_decision
 from fedcohort.training.filters.cmfl import CMFL
 from fedcohort.training.filters.combinatorial import FedCA
 
-__all__ = ["CMFL", "FILTERS", "FedCA", "Filter", "KeepAll", "Need", "Replies", "Verdict", "judged"]
+__all__ = ["CMFL", "FILTERS", "FedCA", "Filter", "FilterDecision", "KeepAll", "Need", "Replies", "checked_decision"]

@@ -95,7 +95,7 @@ class Replies:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FilterDecision:
     """What a filter decided.
 
     Attributes
@@ -125,7 +125,7 @@ class Filter(Parameterized, ABC):
         return frozenset()
 
     @abstractmethod
-    def judge(self, replies: Replies) -> Verdict:
+    def judge(self, replies: Replies) -> FilterDecision:
         """Decide; a reply that is not OK is never kept, and nobody is kept when no reply is usable."""
 
     def keep(self, replies: Replies) -> BoolArray:
@@ -133,11 +133,11 @@ class Filter(Parameterized, ABC):
         return self.judge(replies).kept
 
 
-def judged(filter_: Filter, replies: Replies) -> Verdict:
+def checked_decision(filter_: Filter, replies: Replies) -> FilterDecision:
     """Return a filter's verdict, if it is one on these replies; for hosts, who run others' code."""
     verdict = filter_.judge(replies)
-    if not isinstance(verdict, Verdict):
-        raise InputError(f"A filter must return a Verdict. {filter_.name!r} returned {type(verdict).__name__}.")
+    if not isinstance(verdict, FilterDecision):
+        raise InputError(f"A filter must return a FilterDecision. {filter_.name!r} returned {type(verdict).__name__}.")
     if verdict.kept.shape != replies.ok.shape:
         raise InputError(
             f"A filter must say of each reply whether it is kept, an array of shape {replies.ok.shape}. "
@@ -154,6 +154,6 @@ FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.training.filte
 class KeepAll(Filter):
     """Keep every model that arrived in time and is sound; the default."""
 
-    def judge(self, replies: Replies) -> Verdict:
+    def judge(self, replies: Replies) -> FilterDecision:
         """Keep whoever is OK."""
-        return Verdict(replies.ok)
+        return FilterDecision(replies.ok)

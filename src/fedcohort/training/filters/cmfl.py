@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.core.params import Interval, param
-from fedcohort.training.filters.base import FILTERS, Filter, Need, Replies, Verdict
+from fedcohort.training.filters.base import FILTERS, Filter, FilterDecision, Need, Replies
 from fedcohort.training.filters.subsets import namespace
 
 
@@ -44,18 +44,18 @@ class CMFL(Filter):
         """The updates themselves."""
         return frozenset({Need.UPDATES})
 
-    def judge(self, replies: Replies) -> Verdict:
+    def judge(self, replies: Replies) -> FilterDecision:
         """Compare signs with the mean."""
         kept = np.zeros(len(replies), np.bool_)
         if not replies.ok.any():
-            return Verdict(kept)
+            return FilterDecision(kept)
         updates = replies.updates
         xp = namespace(updates)
         if xp is not np:
             updates = updates.detach()
         usable = [i for i in np.flatnonzero(replies.ok).tolist() if bool(xp.isfinite(updates[i]).all())]
         if not usable:
-            return Verdict(kept)
+            return FilterDecision(kept)
         total = xp.zeros_like(updates[0])
         for i in usable:  # row by row: no second array of the size of all updates
             total += updates[i]
@@ -65,4 +65,6 @@ class CMFL(Filter):
         if not passes.any():
             passes[int(np.argmax(relevance))] = True
         kept[usable] = passes
-        return Verdict(kept, {"relevance mean": float(relevance.mean()), "relevance max": float(relevance.max())})
+        return FilterDecision(
+            kept, {"relevance mean": float(relevance.mean()), "relevance max": float(relevance.max())}
+        )

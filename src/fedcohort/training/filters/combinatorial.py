@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.training.filters.base import FILTERS, Filter, Need, Replies, Verdict
+from fedcohort.training.filters.base import FILTERS, Filter, FilterDecision, Need, Replies
 from fedcohort.training.filters.subsets import Score, best_by_beam, best_of_all, finite_models, margins
 
 log = logging.getLogger(__name__)
@@ -56,16 +56,16 @@ class FedCA(Filter):
         """Each model's logits on the server's validation set."""
         return frozenset({Need.LOGITS})
 
-    def judge(self, replies: Replies) -> Verdict:
+    def judge(self, replies: Replies) -> FilterDecision:
         """Find the best subset of the usable models."""
         kept = np.zeros(len(replies), np.bool_)
         if not replies.ok.any():
-            return Verdict(kept)
+            return FilterDecision(kept)
         logits = replies.logits
         usable = np.flatnonzero(replies.ok & finite_models(logits))
         if not len(usable):
             log.warning("no model has finite outputs on the validation set; nobody is kept")
-            return Verdict(kept)
+            return FilterDecision(kept)
         differences = margins(logits[usable.tolist()], replies.labels)
         notes: dict[str, str | float | int] = {}
         if len(usable) <= self.exact:
@@ -82,4 +82,4 @@ class FedCA(Filter):
             notes["search"] = "beam"
         notes["validation " + self.score] = score if self.score == "accuracy" else -score
         kept[usable[members]] = True
-        return Verdict(kept, notes)
+        return FilterDecision(kept, notes)

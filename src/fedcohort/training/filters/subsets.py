@@ -85,7 +85,7 @@ def margins(logits: Any, labels: Any) -> Any:
     return np.ascontiguousarray(result) if xp is np else result.contiguous()
 
 
-def _reduced(sums: Any, sizes: Any, score: Score, xp: Any) -> Any:
+def _reduce_scores(sums: Any, sizes: Any, score: Score, xp: Any) -> Any:
     """Reduce margins of some subsets over classes and samples; overwrites ``sums``.
 
     Parameters
@@ -167,7 +167,7 @@ def score_all(differences: Any, score: Score) -> FloatArray:
         buffer = xp.empty_like(low)
         for h in range(len(high)):
             xp.add(low, high[h], out=buffer)
-            total[h] += _reduced(buffer, sizes[h], score, xp)
+            total[h] += _reduce_scores(buffer, sizes[h], score, xp)
     result = np.array(to_numpy(total), np.float64).reshape(-1)
     if score == "loss":
         result = -result
@@ -234,7 +234,7 @@ def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray,
                 sums = differences[index][:, :, part] if xp is np else differences[index, :, part]
                 if len(parent):
                     sums = sums + differences[parent.tolist()][:, :, part].sum(0)
-                scores += to_numpy(_reduced(sums, size, score, xp))
+                scores += to_numpy(_reduce_scores(sums, size, score, xp))
             for other, value in zip(others.tolist(), scores.tolist(), strict=True):
                 members = np.sort(np.append(parent, other))
                 grown.setdefault(members.tobytes(), (value if score == "accuracy" else -value, members))
