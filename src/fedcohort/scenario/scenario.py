@@ -41,19 +41,12 @@ class RoundEvents:
     durations : (k,) float64
         Seconds each client works: to its answer, or to the moment it fails.
     status : (k,) int8
-        OK, FAILED or LATE, as :class:`fedcohort.core.protocol.Status`.
-    seconds : float
-        How long the round lasts: until its slowest member has answered or failed, at most to the deadline.
+        OK or FAILED, as :class:`fedcohort.core.protocol.Status`. Who is late, the round decides
+        (:func:`fedcohort.hosts.round.closing`).
     """
 
     durations: FloatArray
     status: AnyArray
-    seconds: float
-
-    @property
-    def ok(self) -> BoolArray:
-        """Whose answer arrives in time (k,)."""
-        return np.asarray(self.status == Status.OK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +187,7 @@ class Scenario(Parameterized):
         round: int,
         work: float | FloatArray = 1.0,
     ) -> RoundEvents:
-        """Return how long each of ``clients`` takes, who fails, who is late and how long the round lasts.
+        """Return how long each of ``clients`` takes, and who fails.
 
         Parameters
         ----------
@@ -215,11 +208,7 @@ class Scenario(Parameterized):
             moment = uniforms(seed, rng.FAILURE, clients, _WHEN, round)
             durations = np.where(failed, moment * durations, durations)
             status[failed] = Status.FAILED
-        seconds = float(durations.max(initial=0.0))
-        if self.deadline is not None:
-            status[durations > self.deadline] = Status.LATE
-            seconds = min(seconds, self.deadline)
-        return RoundEvents(durations, status, seconds)
+        return RoundEvents(durations, status)
 
     def client_attributes(
         self, names: tuple[str, ...], *, seed: int, round: int, changing: bool = False

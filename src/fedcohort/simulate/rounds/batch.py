@@ -101,7 +101,7 @@ class Batch:
         found: list[dict[Signal, FloatArray]] = [{} for _ in turns]
         for i, turn in enumerate(turns):
             if Signal.DURATION in turn.run.needed:
-                found[i][Signal.DURATION] = turn.chosen.durations[turn.chosen.arrived]
+                found[i][Signal.DURATION] = turn.chosen.round.seconds[turn.chosen.arrived]
         self._before(turns, found)
         self._after(turns, params, found)
         moved = [i for i, turn in enumerate(turns) if turn.run.updates]

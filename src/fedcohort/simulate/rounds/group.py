@@ -19,9 +19,10 @@ import torch
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import OtherEngineError
-from fedcohort.core.protocol import RoundReport, RoundRequest, Status
+from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.core.vectors import needs_output_bias, output_bias
+from fedcohort.hosts.round import Round
 from fedcohort.journal import Position
 from fedcohort.scenario import Federation
 from fedcohort.session.validation import check_signals
@@ -284,10 +285,10 @@ class Group:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
             run.hear_attributes(changing=True)
-            request = RoundRequest(run.size, available)
-            query = isolate_failure(run, run.chooser, partial(run.session.query, request)) if run.asks else None
+            round_ = Round(run.session, run.policy)
+            query = isolate_failure(run, run.chooser, partial(round_.open, available))
             if run.running:
-                turns.append(Asked(run, request, available, query))
+                turns.append(Asked(run, round_, available, query))
         return turns
 
     # -- training ----------------------------------------------------------------------------------------------
@@ -455,15 +456,9 @@ class Group:
         """Report to the session, write the rows, see whether the run is over."""
         averaged, chosen = turn.averaged, turn.averaged.chosen
         run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
+        status, durations = chosen.round.status, chosen.round.seconds
         if len(cohort):
-            report = RoundReport(
-                cohort.ticket,
-                cohort.clients,
-                status=averaged.status,
-                metrics=averaged.metrics,
-                kept=averaged.kept,
-            )
-            isolate_failure(run, run.chooser, partial(run.session.tell, report))
+            isolate_failure(run, run.chooser, partial(chosen.round.finish, averaged.kept, averaged.metrics))
             if not run.running:
                 return
         sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
@@ -494,8 +489,8 @@ class Group:
             "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
             "wall_seconds": wall,
             # Not columns of the rounds, but what listeners show beside them.
-            "statuses": averaged.status,
-            "durations": chosen.durations,
+            "statuses": status,
+            "durations": durations,
         }
         self._rows.add_round(row)
         if len(cohort):
@@ -503,9 +498,9 @@ class Group:
                 run.plan.id,
                 run.round,
                 cohort.clients,
-                status=averaged.status,
+                status=status,
                 kept=averaged.kept,
-                seconds=chosen.durations,
+                seconds=durations,
                 loss=averaged.metrics.get(Signal.LOSS),
                 weight=averaged.weight,
             )
@@ -531,45 +526,44 @@ def other_engine(run: str, before: str, now: str) -> OtherEngineError:
 
 def _choose(turn: Answered) -> Chosen:
     """Get the cohort, and find out who will answer in time."""
-    (run, request, available, _), cost = turn.asked, turn.cost
+    (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
     if run.round == 0:
         run.costs.book_labels(cost, run.context.told(plan.labels, plan.seed))
-    cohort = run.session.ask(request, turn.answer)
+    cohort = round_.choose(turn.answer)
     count = len(cohort.clients)
     if run.instant or not count:
-        durations, status, seconds = np.zeros(count), np.zeros(count, np.int8), 0.0
+        durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
         work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
         events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
-        durations, status, seconds = events.durations, events.status, events.seconds
+        durations, status = events.durations, events.status
+    seconds = round_.settle(durations, status)
     if count:
         run.costs.book_round(
             cost,
             seconds,
             durations,
-            uploads=int((status != Status.FAILED).sum()),
+            uploads=int((round_.status != Status.FAILED).sum()),
             holders=holders(cohort.clients, turn.holders),
             cohort=count,
             signals=run.needed,
             copies=run.aggregator.model_copies,
         )
-    return Chosen(run, available, cohort, cost, durations, status, np.flatnonzero(status == Status.OK))
+    return Chosen(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
 
 
 def _averaged(turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]) -> Averaged:
     """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
     chosen = turn.chosen
     count, arrived = chosen.cohort.size, chosen.arrived
-    status = chosen.status
     if not turn.sound.all():
-        status = status.copy()
-        status[arrived[~turn.sound]] = Status.INVALID
+        chosen.round.invalidate(arrived[~turn.sound])
     in_average, weight = np.zeros(count, np.bool_), np.zeros(count)
     in_average[arrived] = kept
     weight[arrived] = weights
     metrics = {signal: turn.column(values) for signal, values in found.items()}
-    return Averaged(chosen, status, in_average, weight, metrics)
+    return Averaged(chosen, in_average, weight, metrics)
 
 
 def _steps(turn: Chosen) -> IntArray:
@@ -599,7 +593,7 @@ def _conclude(turn: Evaluated, diverged: bool) -> None:
     """Mark the run as over where it is; ``diverged``: whether the test loss is NaN or infinite."""
     averaged = turn.averaged
     run = averaged.run
-    broken = len(averaged.chosen.arrived) > 0 and not (averaged.status == Status.OK).any()
+    broken = len(averaged.chosen.arrived) > 0 and not (averaged.chosen.round.status == Status.OK).any()
     if broken or diverged:
         what = "every client's model" if broken else "the global model's test loss"
         run.end("diverged", f"{what} became NaN or infinite in round {run.round}")

@@ -18,6 +18,7 @@ from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import user_code_errors
 from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
 from fedcohort.core.text import short_repr
+from fedcohort.hosts.round import Policy
 from fedcohort.journal import Position
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
 from fedcohort.session.session import Session
@@ -191,7 +192,8 @@ class Run:
         self.clock = 0.0  # simulated seconds
         self.engines: tuple[tuple[int, str], ...] = ()  # which kind of engine trained from which round on
         options, local = plan.options, plan.local
-        self.size = options.size
+        # A simulated round always counts: with models of nobody, the global model stays as it is.
+        self.policy = Policy(size=options.size, deadline=plan.scenario.deadline, min_replies=0)
         self.rounds = options.rounds
         self.eval_every = options.eval_every
         self.aggregator: Aggregator = plan.aggregator
@@ -199,7 +201,6 @@ class Run:
         self.always = isinstance(plan.scenario.availability, Always)
         self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
         self.selector = adapted(plan, self.table.signals | self.signals)
-        self.asks = type(self.selector).query is not Selector.query
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
         distinct, place = np.unique(sizes, return_inverse=True)

@@ -12,18 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.core.protocol import Answer, Cohort, Query, RoundRequest
+from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
+from fedcohort.hosts.round import Round
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.training.aggregators import Members
 
 
 class Asked(NamedTuple):
-    """The request is made, and the selector has said what it wants to know before it chooses."""
+    """The round is open, and the selector has said what it wants to know before it chooses."""
 
     run: Run
-    request: RoundRequest
+    round: Round
     available: BoolArray | None  # (N,), None is everybody
     query: Query | None
 
@@ -56,12 +57,15 @@ class Chosen(NamedTuple):
     """The cohort is chosen, and it is known who will answer in time."""
 
     run: Run
+    round: Round
     available: BoolArray | None
-    cohort: Cohort
     cost: RoundCost
-    durations: FloatArray  # (k,)
-    status: AnyArray  # (k,)
     arrived: IntArray  # (m,) places in the cohort
+
+    @property
+    def cohort(self) -> Cohort:
+        """The round's cohort."""
+        return self.round.cohort
 
     @property
     def clients(self) -> IntArray:
@@ -117,7 +121,6 @@ class Averaged(NamedTuple):
     """The next global model is made, and everything the report says is known."""
 
     chosen: Chosen
-    status: AnyArray  # (k,)
     kept: BoolArray  # (k,)
     weight: FloatArray  # (k,) in the average
     metrics: Mapping[Signal, FloatArray]  # (k,) or (k, V) each
@@ -126,7 +129,7 @@ class Averaged(NamedTuple):
     def unchanged(cls, chosen: Chosen) -> Averaged:
         """Return the end of a round in which no model arrived."""
         count = chosen.cohort.size
-        return cls(chosen, chosen.status, np.zeros(count, np.bool_), np.zeros(count), {})
+        return cls(chosen, np.zeros(count, np.bool_), np.zeros(count), {})
 
     @property
     def run(self) -> Run:
