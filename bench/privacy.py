@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.rotation import SecretRotation
-from fedcohort.privacy.scheme import ClientKey, LabelSeal, enrolled, make_keys
+from fedcohort.privacy.scheme import ClientKey, LabelSeal, make_keys, parse_clients
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +31,7 @@ def measured(n: int, classes: int, seed: int) -> dict[str, float]:
     began = time.process_time()
     sealed = {name: seal.seal(name, row) for name, seal, row in zip(names, seals, counts, strict=True)}
     encrypted = time.process_time()
-    holder = KeyHolder(secret, enrolled(f"{name} {key.public}" for name, key in keys.items()))
+    holder = KeyHolder(secret, parse_clients(f"{name} {key.public}" for name, key in keys.items()))
     started = time.process_time()
     assert not holder.admit(sealed)
     opened = time.process_time()

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcohort.simulate.config.experiment import Experiment, merged
+from fedcohort.simulate.config.experiment import Experiment, merge_tables
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.studies.papers.catalogue import EXHIBITS
@@ -32,7 +32,9 @@ def experiments(kind: str, given: argparse.Namespace, processes: int) -> list[Ex
     found = []
     for part in study.parts:
         table = table_of(study, part, seeds=given.seeds, rounds=given.rounds, folder=given.folder)
-        found.append(Experiment.from_dict(merged(table, {"run": {"processes": processes, "device": given.device}})))
+        found.append(
+            Experiment.from_dict(merge_tables(table, {"run": {"processes": processes, "device": given.device}}))
+        )
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedcohort.privacy import primitives
 from fedcohort.privacy.keyholder import KeyHolder
-from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, enrolled, make_keys, wrapped
+from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, make_keys, parse_clients, wrap
 from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder
 
 
@@ -29,7 +29,7 @@ class Federation:
         self.secret = make_keys(self.counts.shape[1], most_samples)
         self.public = PublicKey.from_bytes(self.secret.public.to_bytes())
         self.lines = [f"{name} {key.public}" for name, key in self.keys.items()]
-        self.holder = KeyHolder(SecretKey.from_bytes(self.secret.to_bytes()), enrolled(self.lines), **kwargs)
+        self.holder = KeyHolder(SecretKey.from_bytes(self.secret.to_bytes()), parse_clients(self.lines), **kwargs)
         self.gram = self.counts @ self.counts.T
 
     def seal(self, name: str) -> LabelSeal:
@@ -55,7 +55,7 @@ class Federation:
             "size": size,
             "signature": primitives.signature((key or self.keys[name]).body, signed).hex(),
         }
-        return wrapped("label statement", fields, box)
+        return wrap("label statement", fields, box)
 
     @contextmanager
     def served(self, **kwargs: Any) -> Iterator[RemoteKeyHolder]:

@@ -19,10 +19,10 @@ from fedcohort.privacy.attacks import (
     from_products,
     from_sybils,
     guess_bound,
+    name_classes,
     reduced_basis,
     share_error,
     sybil_counts,
-    with_names,
 )
 from fedcohort.privacy.noise import CountNoise
 
@@ -100,9 +100,9 @@ def test_one_known_client_gives_the_names() -> None:
     counts[4] = [1, 2, 3, 4, 5, 6]
     found = from_products(counts @ counts.T, counts.sum(axis=1), 6)
     assert found is not None
-    named = with_names(found, {4: counts[4]})
+    named = name_classes(found, {4: counts[4]})
     assert named.named and np.array_equal(named.counts, counts)
-    alike = with_names(found, {4: [7, 7, 7, 7, 7, 7]})  # this one tells no class from another
+    alike = name_classes(found, {4: [7, 7, 7, 7, 7, 7]})  # this one tells no class from another
     assert not alike.named
 
 

@@ -21,9 +21,9 @@ from fedcohort.privacy.scheme import (
     LabelSeal,
     PublicKey,
     SecretKey,
-    enrolled,
     make_keys,
-    wrapped,
+    parse_clients,
+    wrap,
 )
 
 
@@ -45,7 +45,7 @@ def test_any_counts(classes: int, clients: int, seed: int) -> None:
     counts = rng.integers(0, 5000, (clients, classes)) * (rng.random((clients, classes)) < 0.5)
     secret = make_keys(classes)
     keys = {f"c{i}": ClientKey.fresh() for i in range(clients)}
-    holder = KeyHolder(secret, enrolled(f"{n} {k.public}" for n, k in keys.items()))
+    holder = KeyHolder(secret, parse_clients(f"{n} {k.public}" for n, k in keys.items()))
     sent = {n: LabelSeal(secret.public, k).seal(n, row) for (n, k), row in zip(keys.items(), counts, strict=True)}
     assert holder.admit(sent) == {}
     assert np.array_equal(holder.products(list(keys), list(keys)), counts @ counts.T)
@@ -147,12 +147,12 @@ def test_statements_outlive_the_process(federation: Any, tmp_path: Path) -> None
     found.holder.close()
     stored = (tmp_path / "statements.sqlite").read_bytes()
     assert numbers(9, 1, 0)[32:] not in stored  # sealed, as they came
-    again = KeyHolder(found.secret, enrolled(found.lines), tmp_path / "statements.sqlite")
+    again = KeyHolder(found.secret, parse_clients(found.lines), tmp_path / "statements.sqlite")
     assert np.array_equal(again.products(["client-1"], ["client-0"]), [[90]])
     again.admit(found.statements("client-2"))
     assert np.array_equal(again.products(["client-2"], found.names), found.gram[[2]])
     again.close()
-    fewer = KeyHolder(found.secret, enrolled(found.lines[1:]), tmp_path / "statements.sqlite")
+    fewer = KeyHolder(found.secret, parse_clients(found.lines[1:]), tmp_path / "statements.sqlite")
     with pytest.raises(UnknownNameError, match="'client-0'"):  # who is no longer enrolled is no longer told about
         fewer.products(["client-1"], ["client-0"])
     fewer.close()
@@ -160,7 +160,7 @@ def test_statements_outlive_the_process(federation: Any, tmp_path: Path) -> None
     with pytest.raises(
         KeyHolderError, match=f"of the key {found.public.name}; the key holder's is {other.public.name}"
     ):
-        KeyHolder(other, enrolled(found.lines), tmp_path / "statements.sqlite")
+        KeyHolder(other, parse_clients(found.lines), tmp_path / "statements.sqlite")
 
 
 def test_clients_check_what_was_opened(federation: Any) -> None:
@@ -200,14 +200,14 @@ def test_confirmations_tell_nobody_else_anything(federation: Any) -> None:
 def test_clients_file() -> None:
     keys = [ClientKey.fresh() for _ in range(2)]
     lines = [f"anna {keys[0].public}", "", f"  St. Mary's North   {keys[1].public}  "]
-    assert list(enrolled(lines)) == ["anna", "St. Mary's North"]
+    assert list(parse_clients(lines)) == ["anna", "St. Mary's North"]
     for bad in ("anna", "anna abc", keys[0].public, f"anna {keys[0].public[:-4]}"):
         with pytest.raises(InputError, match="client-key"):
-            enrolled([bad])
+            parse_clients([bad])
     with pytest.raises(InputError, match="twice"):
-        enrolled([lines[0], f"anna {keys[1].public}"])
+        parse_clients([lines[0], f"anna {keys[1].public}"])
     with pytest.raises(InputError, match="twice"):  # one client under two names
-        enrolled([lines[0], f"ben {keys[0].public}"])
+        parse_clients([lines[0], f"ben {keys[0].public}"])
 
 
 def test_keys_as_files() -> None:
@@ -220,7 +220,7 @@ def test_keys_as_files() -> None:
     assert str(key.body) not in repr(key)
     assert make_keys(3, 500).public.name != secret.public.name
     with pytest.raises(CiphertextError, match="not a label key of this version"):
-        PublicKey.from_bytes(wrapped("public key", {"classes": 3}, b"of an earlier version"))
+        PublicKey.from_bytes(wrap("public key", {"classes": 3}, b"of an earlier version"))
     for classes, most in ((1, 10), (2000, 10), (3, 0), (3, LARGEST_SIZE + 1)):
         with pytest.raises(InputError):
             make_keys(classes, most)
@@ -230,7 +230,7 @@ def test_a_record_that_cannot_be_used_changes_nothing(federation: Any, tmp_path:
     """Two processes of one folder, or a damaged file."""
     record = tmp_path / "statements.sqlite"
     found = federation([[9, 1, 0], [10, 0, 0]], record=record)
-    second = KeyHolder(found.secret, enrolled(found.lines), record)
+    second = KeyHolder(found.secret, parse_clients(found.lines), record)
     assert found.holder.admit(found.statements("client-0")) == {}
     other = {"client-0": found.statement("client-0", [0, 0, 10]), "client-1": found.statement("client-1")}
     with pytest.raises(KeyHolderError, match="another process"):  # what a client stated first stands, wherever
@@ -239,9 +239,9 @@ def test_a_record_that_cannot_be_used_changes_nothing(federation: Any, tmp_path:
         second.products(["client-1"], ["client-1"])
     second.close()
     found.holder.close()
-    again = KeyHolder(found.secret, enrolled(found.lines), record)
+    again = KeyHolder(found.secret, parse_clients(found.lines), record)
     assert again.products(["client-0"], ["client-0"]).tolist() == [[82]]
     again.close()
     record.write_bytes(b"not a database, but long enough to be read as one" * 100)
     with pytest.raises(KeyHolderError, match="not a database"):
-        KeyHolder(found.secret, enrolled(found.lines), record)
+        KeyHolder(found.secret, parse_clients(found.lines), record)

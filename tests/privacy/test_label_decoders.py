@@ -18,7 +18,7 @@ from fedcohort.privacy.label_decoders import (
     EncryptedLabels,
     NoisyLabels,
     RotatedLabels,
-    noisy_labels,
+    pack_noisy_counts,
 )
 from fedcohort.privacy.rotation import SecretRotation
 
@@ -166,10 +166,10 @@ def test_rotated_and_noisy() -> None:
     assert caught.value.refused.keys() == {"c4"}
     assert opener.confirmations(["c0"]) == {}
     noisy = NoisyLabels(CLASSES)
-    assert noisy.open({"a": noisy_labels("a", [1.5, 0, 2, 3])}, {}, ()).counts.tolist() == [[1.5, 0.0, 2.0, 3.0]]
+    assert noisy.open({"a": pack_noisy_counts("a", [1.5, 0, 2, 3])}, {}, ()).counts.tolist() == [[1.5, 0.0, 2.0, 3.0]]
     for bad, match in (([1, 2], "2 classes"), ([1, -2, 0, 0], "not negative"), ([np.nan, 0, 0, 0], "finite"),
                        ([1e300, 1e300, 0, 0], "at most 9.0072e.15")):  # fmt: skip
         with pytest.raises(CiphertextError, match=match):
-            noisy.check("a", noisy_labels("a", bad))
+            noisy.check("a", pack_noisy_counts("a", bad))
     with pytest.raises(CiphertextError, match="for client 'b'"):
-        noisy.check("a", noisy_labels("b", [1, 2, 3, 4]))
+        noisy.check("a", pack_noisy_counts("b", [1, 2, 3, 4]))

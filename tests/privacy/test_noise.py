@@ -25,8 +25,8 @@ from fedcohort.privacy.noise import (
     CountNoise,
     LossNoise,
     Release,
-    composed,
-    plausible,
+    fit_counts,
+    total_epsilon,
 )
 
 
@@ -77,7 +77,7 @@ def test_opendp_states_the_same_price_as_the_ledger(epsilon: float) -> None:
     """One sample with another label: two counts differ by 1 each, or a loss by the whole bound of 2^20 steps."""
     counts, loss = CountNoise(epsilon=epsilon), LossNoise(epsilon=epsilon)
     for noise, distance in ((counts, 2), (loss, 1 << 20)):
-        price = composed([noise.release], 0.0)
+        price = total_epsilon([noise.release], 0.0)
         assert price <= epsilon
         assert noise.measurement.map(distance) == pytest.approx(price, rel=1e-12)
 
@@ -121,7 +121,7 @@ def test_geometric_keeps_its_promise(epsilon: float) -> None:
     p = {y: q ** abs(y) for y in range(-30, 31)}
     ratio = largest_ratio(noise, p)
     assert 0.99 * epsilon < ratio <= epsilon + 1e-12
-    assert composed([noise.release], 0.0) == pytest.approx(ratio)
+    assert total_epsilon([noise.release], 0.0) == pytest.approx(ratio)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (4.0, 1e-6)])
@@ -174,7 +174,7 @@ def loss_of(weight: Any, span: int) -> dict[float, float]:
 )
 def test_releases_of_geometric_counts_add_up_exactly(epsilon: float, times: int, delta: float, stated: float) -> None:
     """Ten of epsilon 0.25 are 2.08 at delta 1e-5; adding up and zCDP both say 2.50."""
-    found = composed([CountNoise(epsilon=epsilon).release] * times, delta)
+    found = total_epsilon([CountNoise(epsilon=epsilon).release] * times, delta)
     assert found == pytest.approx(stated, abs=0.005)
     half = loss_of(lambda y: math.exp(-abs(y) * epsilon / 2), 400)  # two counts change in each release
     assert exact_delta(half, 2 * times, found) <= delta * (1 + 1e-3)
@@ -184,33 +184,33 @@ def test_releases_of_geometric_counts_add_up_exactly(epsilon: float, times: int,
 @pytest.mark.parametrize("times", [1, 2])
 def test_releases_of_gaussian_counts_add_up_exactly(times: int) -> None:
     noise = CountNoise(epsilon=1.0, mechanism="gaussian", delta=1e-5)
-    found = composed([noise.release] * times, 1e-5)
+    found = total_epsilon([noise.release] * times, 1e-5)
     variance = noise.deviation**2
     half = loss_of(lambda y: math.exp(-y * y / (2 * variance)), int(9 * noise.deviation))
     assert exact_delta(half, 2 * times, found) <= 1e-5 * (1 + 1e-3)
     assert exact_delta(half, 2 * times, found - 0.01) > 1e-5
-    assert composed([noise.release] * times, 0.0) == math.inf
+    assert total_epsilon([noise.release] * times, 0.0) == math.inf
 
 
 def test_different_releases_add_up_exactly() -> None:
     """Counts and losses together, against all outcomes of both."""
     counts, loss = CountNoise(epsilon=0.5).release, LossNoise(epsilon=0.25).release
-    found = composed([counts] * 3 + [loss] * 4, 1e-3)
+    found = total_epsilon([counts] * 3 + [loss] * 4, 1e-3)
     parts = loss_of(lambda y: math.exp(-abs(y) * 0.25), 400)  # six halves of 0.5 and four of at most 0.25, all alike
     assert exact_delta(parts, 10, found) <= 1e-3 * (1 + 1e-3)
     assert exact_delta(parts, 10, found - 0.002) > 1e-3
-    assert composed([counts] * 3 + [loss] * 4, 0.0) == pytest.approx(2.5)
-    assert composed([], 1e-3) == 0.0
+    assert total_epsilon([counts] * 3 + [loss] * 4, 0.0) == pytest.approx(2.5)
+    assert total_epsilon([], 1e-3) == 0.0
 
 
 def test_huge_budgets_take_no_huge_tables() -> None:
-    assert composed([Release.pure("loss", 1e4)] * 3, 1e-6) == pytest.approx(3e4, rel=1e-3)
+    assert total_epsilon([Release.pure("loss", 1e4)] * 3, 1e-6) == pytest.approx(3e4, rel=1e-3)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-50, 200), min_size=2, max_size=8), st.integers(0, 300))
 def test_plausible_counts_are_the_nearest(noisy: list[int], size: int) -> None:
-    found = plausible(noisy, size)
+    found = fit_counts(noisy, size)
     assert (found >= 0).all() and found.sum() == pytest.approx(size)
     distance = float(((found - noisy) ** 2).sum())
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 
 from fedcohort import ClientTable, LabelCounts, LabelFactor, RoundReport, RoundRequest, Session, create
 from fedcohort.core.errors import CiphertextError, InputError
-from fedcohort.privacy.rotation import SecretRotation, rotated_row
+from fedcohort.privacy.rotation import SecretRotation, unpack_rotated_counts
 
 
 @pytest.mark.parametrize("classes", [2, 10, 62])
@@ -56,16 +56,16 @@ def test_same_cohorts_as_counts() -> None:
 def test_what_travels_is_checked() -> None:
     rotation = SecretRotation.fresh(3)
     sealed = rotation.seal("anna", [3, 4, 0])
-    assert np.allclose(rotated_row("anna", sealed, 3, 7), rotation.rotated([3, 4, 0]))
+    assert np.allclose(unpack_rotated_counts("anna", sealed, 3, 7), rotation.rotated([3, 4, 0]))
     for size in (4, 100):
         with pytest.raises(CiphertextError, match=f"cannot be {size} samples"):
-            rotated_row("anna", sealed, 3, size)
+            unpack_rotated_counts("anna", sealed, 3, size)
     with pytest.raises(CiphertextError, match="for client 'anna'"):
-        rotated_row("ben", sealed, 3, 7)
+        unpack_rotated_counts("ben", sealed, 3, 7)
     with pytest.raises(CiphertextError, match="3 classes"):
-        rotated_row("anna", sealed, 4, 7)
+        unpack_rotated_counts("anna", sealed, 4, 7)
     with pytest.raises(CiphertextError, match="truncated"):
-        rotated_row("anna", sealed[:-1], 3, 7)
+        unpack_rotated_counts("anna", sealed[:-1], 3, 7)
     with pytest.raises(InputError, match="not negative"):
         rotation.rotated([-1, 2, 3])
     with pytest.raises(InputError, match="not negative"):

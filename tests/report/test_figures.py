@@ -12,7 +12,7 @@ import pytest
 from fedcohort.core.plots import Points
 from fedcohort.report import figures
 from fedcohort.report.data import boards, load_bundle
-from fedcohort.report.figures import general_figures, seed_band, smoothed
+from fedcohort.report.figures import general_figures, seed_band, trailing_mean
 from fedcohort.report.insights import selector_figures
 from fedcohort.selectors import FedCor
 from fedcohort.simulate.leaderboard import Options
@@ -70,7 +70,7 @@ def test_seeds_evaluated_in_different_rounds_share_what_they_have_in_common():
 
 def test_smoothing_is_a_trailing_mean():
     values = np.array([1.0, 2.0, 3.0, 4.0])
-    np.testing.assert_allclose(smoothed(values, 2), [1.0, 1.5, 2.5, 3.5])
+    np.testing.assert_allclose(trailing_mean(values, 2), [1.0, 1.5, 2.5, 3.5])
 
 
 def test_the_heat_map_shows_exactly_the_picks(setting):

@@ -9,7 +9,7 @@ from fedcohort import SELECTORS
 from fedcohort.core.plots import SelectorRun
 from fedcohort.report import figures
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
-from fedcohort.simulate.leaderboard import Options, Own
+from fedcohort.simulate.leaderboard import Options, SettingOptions
 from fedcohort.simulate.store.results import FederationFacts
 
 
@@ -32,7 +32,9 @@ def setting(*runs, clients=4, planned=None, federations=None):
     groups = tuple(
         SelectorRuns(label, label, tuple(r for r in runs if r.label == label), i, 0) for i, label in enumerate(labels)
     )
-    return Setting("all runs", groups, clients, federations or {}, max(len(r.round) for r in runs), Own(planned))
+    return Setting(
+        "all runs", groups, clients, federations or {}, max(len(r.round) for r in runs), SettingOptions(planned)
+    )
 
 
 def accuracy(*runs, planned=None, **options):

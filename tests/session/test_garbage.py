@@ -47,7 +47,7 @@ def test_everything_exported_is_called():
     registered = {cls.__name__ for cls in (fedcohort.SELECTORS.get(n) for n in fedcohort.SELECTORS)}
     reasons = {
         "SELECTORS": "a registry; its create and get are called",
-        "Selector": "abstract", "LabelOpener": "a protocol", "Signal": "an enumeration", "Status": "an enumeration",
+        "Selector": "abstract", "LabelDecoder": "a protocol", "Signal": "an enumeration", "Status": "an enumeration",
         "Slate": "made by sessions, checks nothing", "Outcome": "made by sessions", "Incident": "made by failures",
         "per_client": "takes nothing", "register": "called as get",
         "EncryptedLabels": "needs a key", "LabelSeal": "needs a key", "KeyHolder": "needs a key",

@@ -10,7 +10,7 @@ import pytest
 from fedcohort.core.params import parameters
 from fedcohort.simulate.config.experiment import Experiment, read
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
-from fedcohort.simulate.config.toml import ConfigError, builtin_names, find_table, merged, override, to_toml
+from fedcohort.simulate.config.toml import ConfigError, builtin_names, find_table, merge_tables, override, to_toml
 
 FULL = """
 name = "all of it"
@@ -106,7 +106,7 @@ def test_overrides_are_toml_values_or_texts():
 
 
 def test_a_changed_name_drops_the_old_parameters():
-    assert merged({"aggregator": {"name": "fedprox", "mu": 1.0}}, {"aggregator": {"name": "mean"}}) == {
+    assert merge_tables({"aggregator": {"name": "fedprox", "mu": 1.0}}, {"aggregator": {"name": "mean"}}) == {
         "aggregator": {"name": "mean"}
     }
     table = override({"aggregator": "fedprox"}, ["aggregator.mu=2.0"])

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from fedcohort.core.errors import FedcohortError, SignalError
-from fedcohort.simulate.config.toml import ConfigError, merged
+from fedcohort.simulate.config.toml import ConfigError, merge_tables
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.runner import Simulation, extend_experiment, run_experiment
 from fedcohort.simulate.store.results import ResultsError, load
@@ -32,7 +32,7 @@ MORE = {"seeds": [0, 1, 5], "run": {"rounds": 8}}
 def whole(tmp_path_factory):
     """The larger experiment, made at once."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    table = merged(TABLE, MORE)
+    table = merge_tables(TABLE, MORE)
     table["selectors"] = {**TABLE["selectors"], "fedcm-ts": {}, "fedacs": {}}
     assert run_experiment(table, out) == "finished"
     return out
@@ -131,7 +131,7 @@ def test_only_what_is_missing_is_computed(small):
 
 def test_runs_that_stopped_or_diverged_stay_as_they_ended(tmp_path):
     out = tmp_path / "out"
-    run_experiment({**merged(TABLE, {"local": {"lr": 3e38}}), "settings": []}, out)
+    run_experiment({**merge_tables(TABLE, {"local": {"lr": 3e38}}), "settings": []}, out)
     before = {run.id: run for run in load(out).runs}
     assert {run.state for run in before.values()} == {"diverged"}
     assert extend_experiment(out, rounds=9, seeds=3) == "finished"

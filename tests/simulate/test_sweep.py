@@ -4,7 +4,7 @@ import pytest
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.config.sweep import expanded, parse_sweeps
+from fedcohort.simulate.config.sweep import expand_sweep, parse_sweeps
 from fedcohort.simulate.config.toml import ConfigError, to_toml
 
 SELECTORS = {"uniform": {}, "ours": {"name": "fedcor", "interval": 7, "local": {"lr": 0.5}}}
@@ -82,4 +82,4 @@ def test_given_twice():
     with pytest.raises(ConfigError, match="given twice"):
         parse_sweeps(["fedcor.warmup=5", "fedcor.warmup=6"])
     with pytest.raises(ConfigError, match="both be labelled 'fedcor warmup=5'"):
-        expanded({"fedcor warmup=5": "fedcor", "fedcor": {}}, {"fedcor": {"warmup": [5]}})
+        expand_sweep({"fedcor warmup=5": "fedcor", "fedcor": {}}, {"fedcor": {"warmup": [5]}})

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedcohort.cli.app import app
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Progress, SeedRow, terminal_window
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SeedRow, terminal_window
 from fedcohort.simulate.rounds.runner import run_experiment
 from fedcohort.simulate.store.results import load
 from fedcohort.studies.benchmark import (
@@ -184,7 +184,7 @@ def board_of(**runs):
             for seed, (to, made, state) in enumerate(ends)
         )  # fmt: skip
         rows.append(LeaderRow(label, label, label == "uniform", seeds, (), math.nan, None))
-    return Leaderboard("toy", (0.5,), "", 1, "", "uniform", None, tuple(rows), Progress(1, 1, None, 0))
+    return Leaderboard("toy", (0.5,), "", 1, "", "uniform", None, tuple(rows), RunProgress(1, 1, None, 0))
 
 
 def times(board, label, measure="rounds"):

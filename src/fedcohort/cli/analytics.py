@@ -141,7 +141,7 @@ def analytics(
 
 def configuration(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return the configuration with the command line's wishes laid over it."""
-    from fedcohort.simulate.config.toml import find_table, merged, override
+    from fedcohort.simulate.config.toml import find_table, merge_tables, override
 
     source = {key: wanted[option] for key, option in (("name", "data"), ("folder", "folder")) if wanted[option]}
     change: dict[str, Any] = {"data": source} if source else {}
@@ -149,7 +149,7 @@ def configuration(config: str | None, wanted: dict[str, Any], changes: list[str]
         change["scenario"] = {"preset": wanted["scenario"]}
     if wanted["cohort"]:
         change["run"] = {"cohort": wanted["cohort"]}
-    return override(merged(find_table("demo" if config is None else config), change), changes)
+    return override(merge_tables(find_table("demo" if config is None else config), change), changes)
 
 
 def _rank_simulated(

@@ -20,7 +20,7 @@ from fedcohort.report.live_page import ending
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
 from fedcohort.session.explain import ScoreRow, history
-from fedcohort.simulate.leaderboard.words import counted
+from fedcohort.simulate.leaderboard.words import quantity
 
 _MAX_FAILED = 30  # clients that failed, shown at most
 
@@ -126,7 +126,7 @@ def _explain_client(journal: Path, client: str, format: Format) -> None:
         print_json([{"round": p.round, "was_picked": p.picked, "what": p.outcome} for p in parts])
         return
     console = out()
-    say(console, f"Client {client} was picked in {sum(p.picked for p in parts)} of {counted(len(parts), 'round')}.")
+    say(console, f"Client {client} was picked in {sum(p.picked for p in parts)} of {quantity(len(parts), 'round')}.")
     result = Table(
         "round", "picked", "what became of it, or why not", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
     )

@@ -62,7 +62,7 @@ def extend(
     if seeds is None and rounds is None and selectors is None and not sweep:
         raise typer.BadParameter("say what to add: --seeds, --rounds, --selectors or --sweep")
     from fedcohort.simulate.comparison import selector_entries
-    from fedcohort.simulate.config.sweep import expanded, parse_sweeps
+    from fedcohort.simulate.config.sweep import expand_sweep, parse_sweeps
 
     grid = parse_sweeps(sweep or [])
     names = split_names(selectors, "--selectors") if selectors is not None else []
@@ -72,7 +72,7 @@ def extend(
         directory,
         seeds=None if seeds is None else parse_seeds(seeds),
         rounds=rounds,
-        selectors=expanded(added, grid),
+        selectors=expand_sweep(added, grid),
         device=device,
         processes=processes,
         command=command_line(),

@@ -22,7 +22,7 @@ from fedcohort.journal.opening import copy
 from fedcohort.journal.signing import Signer, generate
 from fedcohort.session.resume import next_round
 from fedcohort.session.session import Session
-from fedcohort.simulate.leaderboard.words import counted
+from fedcohort.simulate.leaderboard.words import quantity
 
 journal_app = typer.Typer(
     help="The record of a run: check it, copy it, change it while the run is stopped.", no_args_is_help=True
@@ -85,7 +85,7 @@ def copy_journal(
     """
     copy(journal, to)
     with closing(read_journal(to)) as record:
-        say(out(), f"{to} has {counted(next_round(record)[0], 'round')}.")
+        say(out(), f"{to} has {quantity(next_round(record)[0], 'round')}.")
 
 
 @journal_app.command("recover")

@@ -72,7 +72,7 @@ def audit(
         names, matrix = _read_counts(counts)
         found = run_audit(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
     else:
-        from fedcohort.simulate.config.toml import find_table, merged, override
+        from fedcohort.simulate.config.toml import find_table, merge_tables, override
         from fedcohort.studies.exposure import exposed
 
         change: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def audit(
             change["data"] = {k: v for k, v in (("name", data), ("folder", folder)) if v}
         if scenario:
             change["scenario"] = {"preset": scenario}
-        settings = override(merged(find_table("demo" if config is None else config), change), set_ or [])
+        settings = override(merge_tables(find_table("demo" if config is None else config), change), set_ or [])
         say(err(quiet or format is Format.JSON), "every client trains once ...")
         seen = exposed(settings, device)
         found = run_audit(

@@ -15,7 +15,7 @@ from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
 from fedcohort.report.why import find_journal
 from fedcohort.session.rules import Rules
-from fedcohort.simulate.leaderboard.words import counted
+from fedcohort.simulate.leaderboard.words import quantity
 
 rules_app = typer.Typer(help="Rules an operator sets for every cohort.", no_args_is_help=True)
 
@@ -72,10 +72,10 @@ _UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas")  # of 
 def _print(proof: Proof) -> None:
     console = out()
     rules = Rules() if proof.rules is None else proof.rules
-    lines = [f"{counted(proof.rounds, 'round')}, {counted(proof.clients, 'client')}."]
+    lines = [f"{quantity(proof.rounds, 'round')}, {quantity(proof.clients, 'client')}."]
     bound = "" if rules.most is None else f", at most {rules.most} allowed"
     if rules.budgets:
-        bound += f"; own bounds: {counted(len(rules.budgets), 'client')}"
+        bound += f"; own bounds: {quantity(len(rules.budgets), 'client')}"
     lines.append(f"Most participations of one client: {proof.most}{bound}.")
     if proof.least_separation is None:
         lines.append("Nobody took part twice.")
@@ -88,7 +88,7 @@ def _print(proof: Proof) -> None:
         lines.append("Which names were registered, and so bound to a key, is not on record.")
     else:
         lines.append(
-            f"{counted(proof.registered, 'participation')} under registered names, {proof.unregistered} under others, "
+            f"{quantity(proof.registered, 'participation')} under registered names, {proof.unregistered} under others, "
             "which prove nothing about who took part."
         )
     lines += _shorten([f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedcohort.privacy.label_decoders import (
         ClientRefusedError,
         EncryptedLabels,
-        LabelOpener,
+        LabelDecoder,
         NoisyLabels,
         RotatedLabels,
     )
@@ -31,7 +31,7 @@ __all__ = [
     "EncryptedLabels",
     "KeyHolder",
     "KeyHolderServer",
-    "LabelOpener",
+    "LabelDecoder",
     "LabelSeal",
     "Ledger",
     "LossNoise",
@@ -49,7 +49,7 @@ _HOMES = {
     "ledger": ("Ledger",),
     "meter": ("audit",),
     "noise": ("CountNoise", "LossNoise"),
-    "label_decoders": ("ClientRefusedError", "EncryptedLabels", "LabelOpener", "NoisyLabels", "RotatedLabels"),
+    "label_decoders": ("ClientRefusedError", "EncryptedLabels", "LabelDecoder", "NoisyLabels", "RotatedLabels"),
     "rotation": ("SecretRotation",),
     "scheme": ("ClientKey", "LabelSeal", "PublicKey", "make_keys"),
     "service": ("KeyHolderServer", "RemoteKeyHolder"),

@@ -262,7 +262,7 @@ def from_factor(
     Alternates between the rotation that brings a factor of S nearest to counts (Procrustes) and the counts nearest to
     the rotated factor (projection onto those of the stated size); the best of several random starts.
     """
-    from fedcohort.privacy.noise import plausible
+    from fedcohort.privacy.noise import fit_counts
 
     s = np.asarray(gram, np.float64)
     total = np.asarray(sizes, np.float64)
@@ -275,7 +275,7 @@ def from_factor(
         counts = factor
         for _ in range(steps):
             rotated = factor @ rotation
-            counts = np.array([plausible(row, q) for row, q in zip(rotated, total, strict=True)])
+            counts = np.array([fit_counts(row, q) for row, q in zip(rotated, total, strict=True)])
             left, _, right = np.linalg.svd(factor.T @ counts)
             rotation = left @ right
         miss = float(((factor @ rotation - counts) ** 2).sum())
@@ -310,7 +310,7 @@ def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
     return Recovered(np.asarray(np.linalg.lstsq(basis, rows, rcond=None)[0].T, np.float64), named=True)
 
 
-def with_names(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
+def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
     """Return what was found with its columns in the order of the classes, as far as known clients' counts tell.
 
     Parameters

@@ -13,7 +13,7 @@ import numpy as np
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, UnknownNameError
 from fedcohort.core.guard import guarded
-from fedcohort.privacy.scheme import SecretKey, Statement, confirmed, opened, set_digest
+from fedcohort.privacy.scheme import SecretKey, Statement, open_statement, set_digest, sign_confirmation
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -55,7 +55,9 @@ class KeyHolder:
                 f"The record {record} is of the key {key}; the key holder's is {self.public.name}.",
                 hint="new keys need a new record: make a new folder with fedcohort keyholder new",
             )
-        self._statements = {name: opened(secret, name, None, data) for name, data in kept if name in self._clients}
+        self._statements = {
+            name: open_statement(secret, name, None, data) for name, data in kept if name in self._clients
+        }
         self._set: str | None = None
 
     def close(self) -> None:
@@ -77,7 +79,7 @@ class KeyHolder:
             news: dict[str, Statement] = {}
             for name, data in statements.items():
                 try:
-                    found = opened(self._secret, name, self._verifier(name), data)
+                    found = open_statement(self._secret, name, self._verifier(name), data)
                 except FedcohortError as error:
                     refused[name] = error.message
                     continue
@@ -109,7 +111,7 @@ class KeyHolder:
                 self._set = set_digest(self._statements.values())
             number, digest = len(self._statements), self._set
             found = [self._statement(name) for name in clients]
-        return {s.client: confirmed(self._secret, s, number, digest) for s in found}
+        return {s.client: sign_confirmation(self._secret, s, number, digest) for s in found}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -14,8 +14,8 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelGramRows, LabelInfo
 from fedcohort.core.errors import CiphertextError, FedcohortError, KeyHolderError, UnknownNameError
 from fedcohort.core.guard import guarded
-from fedcohort.privacy.rotation import rotated_row
-from fedcohort.privacy.scheme import PublicKey, stated, unwrapped, wrapped
+from fedcohort.privacy.rotation import unpack_rotated_counts
+from fedcohort.privacy.scheme import PublicKey, check_statement, unwrap, wrap
 
 log = logging.getLogger("flwr.fedcohort")
 _PAUSE = 300.0
@@ -38,7 +38,7 @@ class ClientRefusedError(CiphertextError):
         self.refused = dict(refused)
 
 
-class LabelOpener(Protocol):
+class LabelDecoder(Protocol):
     """Turns what clients send about their labels into something a selector can use."""
 
     def check(self, client: str, sealed: bytes) -> None:
@@ -68,7 +68,7 @@ class LabelOpener(Protocol):
         """Return what to show clients, so that each can check what was made of its labels; of some or of none."""
 
 
-class Holder(Protocol):
+class KeyHolderLike(Protocol):
     """The key holder as the server sees it: in the same process, or behind a wire."""
 
     @property
@@ -96,7 +96,7 @@ class EncryptedLabels:
     holder : KeyHolder or RemoteKeyHolder
     """
 
-    def __init__(self, public: PublicKey | str | Path, holder: Holder) -> None:
+    def __init__(self, public: PublicKey | str | Path, holder: KeyHolderLike) -> None:
         self._public = public if isinstance(public, PublicKey) else PublicKey.from_bytes(Path(public).read_bytes())
         self._holder = holder
         self._confirmed: dict[str, bytes] = {}
@@ -109,17 +109,17 @@ class EncryptedLabels:
 
     def check(self, client: str, sealed: bytes) -> None:
         """Raise CiphertextError when a statement cannot be used, for every reason that needs no secret key."""
-        stated(self._public, client, sealed)
+        check_statement(self._public, client, sealed)
 
     def open(
         self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]
     ) -> LabelGram | LabelGramRows:
-        """Return S of the first clients, or the rows of those who join; see :class:`LabelOpener`."""
+        """Return S of the first clients, or the rows of those who join; see :class:`LabelDecoder`."""
         self._compare_keys()
         refused = {}
         for name, data in sealed.items():
             try:
-                size = stated(self._public, name, data)
+                size = check_statement(self._public, name, data)
             except CiphertextError as error:
                 refused[name] = error.message
                 continue
@@ -174,14 +174,14 @@ class RotatedLabels:
 
     def check(self, client: str, sealed: bytes) -> None:
         """Raise CiphertextError when a row cannot be used."""
-        rotated_row(client, sealed, self.classes, None)
+        unpack_rotated_counts(client, sealed, self.classes, None)
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelFactor:
-        """Return the factor; see :class:`LabelOpener`."""
+        """Return the factor; see :class:`LabelDecoder`."""
         rows, refused = [], {}
         for name, data in sealed.items():
             try:
-                rows.append(rotated_row(name, data, self.classes, sizes.get(name)))
+                rows.append(unpack_rotated_counts(name, data, self.classes, sizes.get(name)))
             except CiphertextError as error:
                 refused[name] = error.message
         if refused:
@@ -207,14 +207,14 @@ class NoisyLabels:
 
     def check(self, client: str, sealed: bytes) -> None:
         """Raise CiphertextError when the counts cannot be used."""
-        noisy_row(client, sealed, self.classes, None)
+        unpack_noisy_counts(client, sealed, self.classes, None)
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelCounts:
-        """Return the counts; see :class:`LabelOpener`."""
+        """Return the counts; see :class:`LabelDecoder`."""
         rows, refused = [], {}
         for name, data in sealed.items():
             try:
-                rows.append(noisy_row(name, data, self.classes, sizes.get(name)))
+                rows.append(unpack_noisy_counts(name, data, self.classes, sizes.get(name)))
             except CiphertextError as error:
                 refused[name] = error.message
         if refused:
@@ -226,16 +226,16 @@ class NoisyLabels:
         return {}
 
 
-def noisy_labels(client: str, counts: Iterable[float]) -> bytes:
+def pack_noisy_counts(client: str, counts: Iterable[float]) -> bytes:
     """Return counts that may be seen, because noise is on them, as they travel."""
     values = np.asarray(list(counts), "<f8")
-    return wrapped("noisy labels", {"classes": len(values), "client": client}, values.tobytes())
+    return wrap("noisy labels", {"classes": len(values), "client": client}, values.tobytes())
 
 
-def noisy_row(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
-    """Return the (B,) counts :func:`noisy_labels` packed; what cannot be counts of its size is refused."""
+def unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
+    """Return the (B,) counts :func:`pack_noisy_counts` packed; what cannot be counts of its size is refused."""
     what = f"The noisy label counts of client {client!r}"
-    header, body = unwrapped("noisy labels", data, what)
+    header, body = unwrap("noisy labels", data, what)
     if header.get("classes") != classes or len(body) != 8 * classes:
         raise CiphertextError(f"{what} are of {header.get('classes')} classes; the federation has {classes}.")
     if header.get("client") != client:

@@ -18,7 +18,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import BudgetError, InputError, JournalError
 from fedcohort.core.files import read_file
 from fedcohort.core.guard import guarded
-from fedcohort.privacy.noise import CountNoise, LossNoise, Release, composed, plausible
+from fedcohort.privacy.noise import CountNoise, LossNoise, Release, fit_counts, total_epsilon
 
 try:
     import fcntl
@@ -101,7 +101,7 @@ class Ledger:
     Traceback (most recent call last):
         ...
     fedcohort.core.errors.BudgetError: The privacy budget does not cover another release of 'loss': 2 releases have
-    spent epsilon 0.8 of 1, and with it it would be 1.2.
+    spent epsilon 0.8 of 1, and with this one it would be 1.2.
     """
 
     def __init__(self, epsilon: float, delta: float = 0.0, path: str | Path | None = None) -> None:
@@ -161,7 +161,7 @@ class Ledger:
     @property
     def spent(self) -> float:
         """The epsilon of everything released so far, at the ledger's delta."""
-        return composed(self.releases, self.delta)
+        return total_epsilon(self.releases, self.delta)
 
     def charge(self, release: Release) -> None:
         """Book a release that is about to be made; BudgetError, and nothing booked, when it is not covered."""
@@ -170,18 +170,19 @@ class Ledger:
             self._write([*book.lines, _entry(release)])
 
     def _cover(self, book: _Book, release: Release) -> None:
-        after = composed([*book.releases, release], self.delta)
+        after = total_epsilon([*book.releases, release], self.delta)
         if after > self.epsilon * (1 + 1e-9):
+            before = total_epsilon(book.releases, self.delta)
             raise BudgetError(
                 f"The privacy budget does not cover another release of {release.kind!r}: {len(book.releases)} "
-                f"releases have spent epsilon {composed(book.releases, self.delta):.4g} of {self.epsilon:g}, and with "
-                f"it it would be {after:.4g}."
+                f"releases have spent epsilon {before:.4g} of {self.epsilon:g}, and with this one it would be "
+                f"{after:.4g}."
             )
 
     # -- releases -----------------------------------------------------------------------------------------------
 
     def counts(self, counts: ArrayLike, noise: CountNoise, *, refresh: bool = False) -> FloatArray:
-        """Return a client's label counts with noise, made plausible, and book it.
+        """Return a client's label counts with noise, fitted to their size, and book it.
 
         Parameters
         ----------
@@ -203,7 +204,7 @@ class Ledger:
                 noisy = noise.noisy(values).tolist()
                 answer = {"noise": question[:3], "noisy": noisy}
                 self._write([*book.lines, _entry(release, answer=answer)])
-        return plausible(noisy, float(values.sum()))
+        return fit_counts(noisy, float(values.sum()))
 
     def loss(self, losses: ArrayLike, noise: LossNoise) -> float:
         """Return the mean of a client's losses with noise, and book it; every answer is a release."""

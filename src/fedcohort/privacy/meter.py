@@ -18,18 +18,18 @@ from fedcohort.privacy.attacks import (
     from_products,
     from_sybils,
     guess_bound,
+    name_classes,
     share_error,
     sybil_counts,
-    with_names,
 )
-from fedcohort.privacy.noise import CountNoise, plausible
+from fedcohort.privacy.noise import CountNoise, fit_counts
 from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax
 
 _CLOSE = 0.1  # total variation below which shares count as known
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class AttackFinding:
     """What one observer learns.
 
     Attributes
@@ -70,12 +70,12 @@ class Exposure:
     Attributes
     ----------
     option : str
-    findings : tuple of Finding
+    findings : tuple of AttackFinding
     verdict : str
     """
 
     option: str
-    findings: tuple[Finding, ...]
+    findings: tuple[AttackFinding, ...]
     verdict: str
 
 
@@ -135,7 +135,7 @@ def audit(
     traitors = rng.choice(n, coalition, replace=False)
     shared = truth.sum(axis=0) / max(int(truth.sum()), 1)
     nothing = Recovered(np.outer(truth.sum(axis=1), shared), named=True)
-    look = _Looker(truth, traitors, nothing, rng)
+    look = _Attacker(truth, traitors, nothing, rng)
     exposures = [look.counts(), look.encrypted(), look.rotated()]
     exposures += [look.noisy(epsilon) for epsilon in epsilons]
     if updates is not None:
@@ -147,7 +147,7 @@ def audit(
     )
 
 
-class _Looker:
+class _Attacker:
     """Runs the attacks on one federation."""
 
     def __init__(self, truth: IntArray, traitors: IntArray, nothing: Recovered, rng: np.random.Generator) -> None:
@@ -158,13 +158,15 @@ class _Looker:
         self.friends = f"server and {self.some}"
         self.known = {int(c): truth[c] for c in traitors}
 
-    def finding(self, observer: str, attack: str, found: Recovered | None) -> Finding:
+    def finding(self, observer: str, attack: str, found: Recovered | None) -> AttackFinding:
         result = self.nothing if found is None else found
         attack = f"{attack}: fails" if found is None else attack
-        return Finding(observer, attack, share_error(result, self.truth), exact(result, self.truth), result.named)
+        return AttackFinding(observer, attack, share_error(result, self.truth), exact(result, self.truth), result.named)
 
-    def blind(self, observer: str, why: str) -> Finding:
-        return Finding(observer, why, share_error(self.nothing, self.truth), exact(self.nothing, self.truth), True)
+    def blind(self, observer: str, why: str) -> AttackFinding:
+        return AttackFinding(
+            observer, why, share_error(self.nothing, self.truth), exact(self.nothing, self.truth), True
+        )
 
     def counts(self) -> Exposure:
         everything = Recovered(self.truth.astype(np.float64), named=True)
@@ -174,7 +176,7 @@ class _Looker:
         )
         return Exposure("counts in the clear", findings, "Open: the server is told everybody's label counts.")
 
-    def _products(self) -> tuple[Finding, Finding, Finding]:
+    def _products(self) -> tuple[AttackFinding, AttackFinding, AttackFinding]:
         gram = self.truth @ self.truth.T
         found = from_products(gram, self.sizes, self.classes)
         how = "lattice of whole counts from S"
@@ -186,13 +188,13 @@ class _Looker:
         solved = from_sybils(sybils @ self.truth.T, sybils)
         return (
             self.finding("server", how, found),
-            self.finding(self.friends, f"{how}, named by the coalition's own counts", with_names(found, self.known)),
+            self.finding(self.friends, f"{how}, named by the coalition's own counts", name_classes(found, self.known)),
             self.finding(f"server and {self.classes} sybils", "one linear system", solved),
         )
 
     def encrypted(self) -> Exposure:
         server, friends, sybils = self._products()
-        holder = Finding("key holder", server.attack, server.error, server.exact, server.named)
+        holder = AttackFinding("key holder", server.attack, server.error, server.exact, server.named)
         both = self.finding(
             "server and key holder", "decrypt everything", Recovered(self.truth.astype(np.float64), named=True)
         )
@@ -217,10 +219,10 @@ class _Looker:
     def noisy(self, epsilon: float) -> Exposure:
         noise = CountNoise(epsilon=epsilon)
         seen = np.array([noise.simulated(row, self.rng) for row in self.truth])
-        likely = np.array([plausible(row, q) for row, q in zip(seen, self.sizes, strict=True)])
+        likely = np.array([fit_counts(row, q) for row, q in zip(seen, self.sizes, strict=True)])
         sybils = np.array(sybil_counts(self.classes, 1))
         solved = from_sybils(sybils @ seen.T, sybils).counts
-        solved = np.array([plausible(row, q) for row, q in zip(solved, self.sizes, strict=True)])
+        solved = np.array([fit_counts(row, q) for row, q in zip(solved, self.sizes, strict=True)])
         server = self.finding("server", "nearest possible counts", Recovered(likely, named=True))
         findings = (
             server,
@@ -258,7 +260,7 @@ class _Looker:
         )
 
 
-def _products_verdict(server: Finding, sybils: Finding) -> str:
+def _products_verdict(server: AttackFinding, sybils: AttackFinding) -> str:
     if server.exact_share > 0.5:
         return (
             f"Broken: S alone gives the server the exact counts of {server.exact_share:.0%} of clients, up to the "

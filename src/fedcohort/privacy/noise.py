@@ -109,7 +109,7 @@ def _accounting() -> Any:
     return privacy_loss_distribution
 
 
-def composed(releases: Sequence[Release], delta: float) -> float:
+def total_epsilon(releases: Sequence[Release], delta: float) -> float:
     """Return the least epsilon for which all releases together are (epsilon, delta)-DP.
 
     With ``delta`` 0 epsilons add up. Otherwise the distributions of the releases' privacy losses are convolved, which
@@ -119,7 +119,7 @@ def composed(releases: Sequence[Release], delta: float) -> float:
     --------
     Ten releases of label counts with epsilon 0.25 each:
 
-    >>> round(composed([Release("labels", epsilon=0.125, parts=2)] * 10, 1e-5), 2)
+    >>> round(total_epsilon([Release("labels", epsilon=0.125, parts=2)] * 10, 1e-5), 2)
     2.08
     """
     epsilons = [None if release.epsilon is None else release.parts * release.epsilon for release in releases]
@@ -134,7 +134,7 @@ def _least_deviation(epsilon: float, delta: float) -> float:
     """Return the least deviation, a multiple of 1/1024, that makes noisy counts (epsilon, delta)-DP."""
 
     def enough(n: int) -> bool:
-        return composed([Release("labels", variance=(n / 1024) ** 2, parts=_CHANGED)], delta) <= epsilon
+        return total_epsilon([Release("labels", variance=(n / 1024) ** 2, parts=_CHANGED)], delta) <= epsilon
 
     high = 1024
     while not enough(high):
@@ -174,7 +174,7 @@ class CountNoise(Parameterized):
     >>> noise = CountNoise(epsilon=1.0, mechanism="gaussian", delta=1e-5)
     >>> round(noise.deviation, 2)
     5.28
-    >>> round(composed([noise.release], 1e-5), 2)
+    >>> round(total_epsilon([noise.release], 1e-5), 2)
     1.0
     """
 
@@ -260,10 +260,10 @@ def _simulated_laplace(scale: float, size: int, rng: np.random.Generator) -> Int
     return rng.geometric(stop, size) - rng.geometric(stop, size)
 
 
-def plausible(noisy: ArrayLike, size: float) -> FloatArray:
+def fit_counts(noisy: ArrayLike, size: float) -> FloatArray:
     """Return the counts, not negative and with sum ``size``, nearest to noisy ones. Free: it looks at nothing else.
 
-    >>> plausible([9, -2, 4], 10)
+    >>> fit_counts([9, -2, 4], 10)
     array([7.5, 0. , 2.5])
     """
     values = np.asarray(noisy, np.float64)

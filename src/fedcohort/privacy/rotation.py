@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.errors import CiphertextError, InputError
 from fedcohort.core.guard import guarded
-from fedcohort.privacy.scheme import unwrapped, wrapped
+from fedcohort.privacy.scheme import unwrap, wrap
 
 _LEAST_SEED = 16
 
@@ -78,13 +78,13 @@ class SecretRotation:
     def seal(self, client: str, counts: ArrayLike) -> bytes:
         """Return a client's rotated counts as they travel."""
         body = np.ascontiguousarray(self.rotated(counts), "<f8").tobytes()
-        return wrapped("rotated labels", {"classes": self.classes, "client": client}, body)
+        return wrap("rotated labels", {"classes": self.classes, "client": client}, body)
 
 
-def rotated_row(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
+def unpack_rotated_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
     """Return the (B,) row a client sent; what cannot be counts of its size is refused."""
     what = f"The rotated label counts of client {client!r}"
-    header, body = unwrapped("rotated labels", data, what)
+    header, body = unwrap("rotated labels", data, what)
     if header.get("classes") != classes or len(body) != 8 * classes:
         raise CiphertextError(f"{what} are of {header.get('classes')} classes; the federation has {classes}.")
     if header.get("client") != client:

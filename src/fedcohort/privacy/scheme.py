@@ -57,14 +57,14 @@ def _crypto() -> Any:
 # -- bytes --------------------------------------------------------------------------------------------------------
 
 
-def wrapped(kind: str, fields: Mapping[str, Any], body: bytes) -> bytes:
+def wrap(kind: str, fields: Mapping[str, Any], body: bytes) -> bytes:
     """Return ``body`` behind one line that says what it is."""
     header = {"fedcohort": kind, "version": _VERSION, **fields, "bytes": len(body)}
     return json.dumps({**header, "sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
 
 
-def unwrapped(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
-    """Return the header and body :func:`wrapped` joined; anything else is refused."""
+def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
+    """Return the header and body :func:`wrap` joined; anything else is refused."""
     line, newline, body = data[: _HEADER_LIMIT + 1].partition(b"\n")
     try:
         header = json.loads(line) if newline else None
@@ -80,7 +80,7 @@ def unwrapped(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]
     return header, body
 
 
-def _said(kind: str, *fields: Any) -> bytes:
+def _encode(kind: str, *fields: Any) -> bytes:
     """Return what is signed: always the same bytes for the same fields, and never those of another kind."""
     return json.dumps([f"fedcohort {kind}", _VERSION, *fields]).encode()
 
@@ -118,16 +118,16 @@ class PublicKey:
     @functools.cached_property
     def name(self) -> str:
         """The fingerprint; every statement carries it."""
-        return hashlib.sha256(_said("label key", self.classes, self.most_samples) + self.body).hexdigest()[:32]
+        return hashlib.sha256(_encode("label key", self.classes, self.most_samples) + self.body).hexdigest()[:32]
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        return wrapped("label key", {"classes": self.classes, "most_samples": self.most_samples}, self.body)
+        return wrap("label key", {"classes": self.classes, "most_samples": self.most_samples}, self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PublicKey:
         """Read what :meth:`to_bytes` wrote."""
-        header, body = unwrapped("label key", data, "The public key")
+        header, body = unwrap("label key", data, "The public key")
         return cls(int(header["classes"]), int(header["most_samples"]), body)
 
 
@@ -150,12 +150,12 @@ class SecretKey:
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
         fields = {"classes": self.public.classes, "most_samples": self.public.most_samples}
-        return wrapped("label secret", fields, self.body)
+        return wrap("label secret", fields, self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SecretKey:
         """Read what :meth:`to_bytes` wrote."""
-        header, body = unwrapped("label secret", data, "The secret key")
+        header, body = unwrap("label secret", data, "The secret key")
         public = _crypto().public_of(body)
         return cls(PublicKey(int(header["classes"]), int(header["most_samples"]), public), body)
 
@@ -207,16 +207,16 @@ class ClientKey:
 
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
-        return wrapped("client key", {}, self.body)
+        return wrap("client key", {}, self.body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ClientKey:
         """Read what :meth:`to_bytes` wrote."""
-        return cls(unwrapped("client key", data, "The client's key")[1])
+        return cls(unwrap("client key", data, "The client's key")[1])
 
 
 @guarded
-def enrolled(lines: Iterable[str]) -> dict[str, bytes]:
+def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
     """Return the clients of ``clients.txt``: a name and the public half of the client's key on each line."""
     found: dict[str, bytes] = {}
     keys: set[bytes] = set()
@@ -224,7 +224,7 @@ def enrolled(lines: Iterable[str]) -> dict[str, bytes]:
         if not line.strip():
             continue
         name, _, text = line.strip().rpartition(" ")
-        name = _composed(name.strip())
+        name = _normalise(name.strip())
         try:
             key = base64.b64decode(text, validate=True)
         except ValueError:
@@ -287,9 +287,9 @@ class LabelSeal:
             Its name in the federation and in ``clients.txt``.
         counts : (B,) array of whole numbers
         """
-        values, client = self._checked(counts), _composed(client)
-        about = _said(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
-        box = _crypto().sealed(self.public.body, about, self._salt() + _packed(values))
+        values, client = self._checked(counts), _normalise(client)
+        about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
+        box = _crypto().sealed(self.public.body, about, self._salt() + _pack(values))
         fields = {
             "key": self.public.name,
             "classes": self.public.classes,
@@ -297,7 +297,7 @@ class LabelSeal:
             "size": sum(values),
             "signature": _crypto().signature(self._key.body, about + hashlib.sha256(box).digest()).hex(),
         }
-        return wrapped(_STATEMENT, fields, box)
+        return wrap(_STATEMENT, fields, box)
 
     def confirm(self, client: str, counts: ArrayLike, confirmation: bytes) -> str:
         """Return the digest of the set of clients whose products the key holder opens; see :meth:`KeyHolder.confirm`.
@@ -307,17 +307,17 @@ class LabelSeal:
         CiphertextError
             When the confirmation is not the key holder's, or says something else than this client would state.
         """
-        values, client = self._checked(counts), _composed(client)
-        fields, signature = unwrapped(_CONFIRMATION, confirmation, "The key holder's confirmation")
+        values, client = self._checked(counts), _normalise(client)
+        fields, signature = unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
         told = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
         if told[0] != self.public.name:
             raise CiphertextError(
                 f"The confirmation is by the key {told[0]}; client {client!r} was given {self.public.name}."
             )
-        if not _crypto().is_signed(_crypto().verifier_in(self.public.body), _said(_CONFIRMATION, *told), signature):
+        if not _crypto().is_signed(_crypto().verifier_in(self.public.body), _encode(_CONFIRMATION, *told), signature):
             raise CiphertextError("The confirmation is not signed by the key holder whose public key this client has.")
-        about = _said(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
-        if told[1:4] != [client, sum(values), _commitment(about, self._salt(), _packed(values))]:
+        about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
+        if told[1:4] != [client, sum(values), _commitment(about, self._salt(), _pack(values))]:
             raise CiphertextError(
                 f"The key holder opens products of other counts than client {client!r} has: of {told[2]} samples of "
                 f"client {told[1]!r}; here are {sum(values)}.",
@@ -326,13 +326,13 @@ class LabelSeal:
         return str(told[5])
 
     def _checked(self, counts: ArrayLike) -> list[int]:
-        return checked_counts(counts, self.public.classes, self.public.most_samples)
+        return check_counts(counts, self.public.classes, self.public.most_samples)
 
     def _salt(self) -> bytes:
-        return hmac.digest(self._key.body, _said("salt", self.public.name), "sha256")
+        return hmac.digest(self._key.body, _encode("salt", self.public.name), "sha256")
 
 
-def checked_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int]:
+def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int]:
     """Return label counts as whole numbers that can be sealed; anything else is refused."""
     try:
         values = np.asarray(counts, dtype=np.float64)
@@ -352,7 +352,7 @@ def checked_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[i
     return [int(value) for value in values]
 
 
-def stated(public: PublicKey, client: str, data: bytes) -> int:
+def check_statement(public: PublicKey, client: str, data: bytes) -> int:
     """Return the size a client states, after every check that needs no other key.
 
     Raises
@@ -363,7 +363,7 @@ def stated(public: PublicKey, client: str, data: bytes) -> int:
     what = f"The statement of client {client!r}"
     if len(data) > STATEMENT_LIMIT:
         raise CiphertextError(f"{what} is oversize: {len(data)} bytes, at most {STATEMENT_LIMIT} are possible.")
-    header, _ = unwrapped(_STATEMENT, data, what)
+    header, _ = unwrap(_STATEMENT, data, what)
     if header.get("key") != public.name:
         theirs = str(header.get("key"))[:40]
         raise CiphertextError(  # the same words for everybody, so that a host says it once where it is all of them
@@ -380,7 +380,7 @@ def stated(public: PublicKey, client: str, data: bytes) -> int:
     return size
 
 
-def opened(secret: SecretKey, client: str, verifier: bytes | None, data: bytes) -> Statement:
+def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data: bytes) -> Statement:
     """Return a statement of a client, opened.
 
     Parameters
@@ -396,9 +396,9 @@ def opened(secret: SecretKey, client: str, verifier: bytes | None, data: bytes) 
     CiphertextError
         When it is not the client's, or its counts are not what it states about them.
     """
-    size = stated(secret.public, client, data)
-    header, box = unwrapped(_STATEMENT, data, client)
-    about = _said(_STATEMENT, secret.public.name, secret.public.classes, client, size)
+    size = check_statement(secret.public, client, data)
+    header, box = unwrap(_STATEMENT, data, client)
+    about = _encode(_STATEMENT, secret.public.name, secret.public.classes, client, size)
     if verifier is not None:
         try:
             signature = bytes.fromhex(header.get("signature", ""))
@@ -421,7 +421,7 @@ def opened(secret: SecretKey, client: str, verifier: bytes | None, data: bytes) 
     return Statement(client, size, np.array(counts, np.int64), _commitment(about, plain[:_SALT], plain[_SALT:]))
 
 
-def confirmed(secret: SecretKey, statement: Statement, clients: int, digest: str) -> bytes:
+def sign_confirmation(secret: SecretKey, statement: Statement, clients: int, digest: str) -> bytes:
     """Return the key holder's word for what it opened: a client's size and commitment, and the set it is one of."""
     told = {
         "key": secret.public.name,
@@ -431,23 +431,21 @@ def confirmed(secret: SecretKey, statement: Statement, clients: int, digest: str
         "clients": clients,
         "set": digest,
     }
-    return wrapped(
-        _CONFIRMATION, told, _crypto().signature_by_holder(secret.body, _said(_CONFIRMATION, *told.values()))
-    )
+    return wrap(_CONFIRMATION, told, _crypto().signature_by_holder(secret.body, _encode(_CONFIRMATION, *told.values())))
 
 
 def set_digest(statements: Iterable[Statement]) -> str:
     """Return the digest of a set of clients: of names, sizes and commitments, in the order of the names."""
     members = sorted((s.client, s.size, s.commitment) for s in statements)
-    return hashlib.sha256(_said("set of clients", members)).hexdigest()
+    return hashlib.sha256(_encode("set of clients", members)).hexdigest()
 
 
-def _composed(name: str) -> str:
+def _normalise(name: str) -> str:
     """Return a name as hosts compare it: what reads the same is the same."""
     return unicodedata.normalize("NFC", name)
 
 
-def _packed(values: Iterable[int]) -> bytes:
+def _pack(values: Iterable[int]) -> bytes:
     return np.array(list(values), "<u8").tobytes()
 
 

@@ -36,7 +36,7 @@ from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, Mi
 from fedcohort.core.files import read_file
 from fedcohort.core.guard import guarded
 from fedcohort.privacy.keyholder import KeyHolder
-from fedcohort.privacy.scheme import STATEMENT_LIMIT, ClientKey, PublicKey, SecretKey, enrolled, make_keys
+from fedcohort.privacy.scheme import STATEMENT_LIMIT, ClientKey, PublicKey, SecretKey, make_keys, parse_clients
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -54,7 +54,7 @@ def make_folder(folder: Path, classes: int, clients: Sequence[str], most_samples
 
     ``public.key`` is for clients and server, ``token`` for the server; ``secret.key`` never leaves.
     """
-    names = enrolled(clients)
+    names = parse_clients(clients)
     if len(names) < 2:
         raise InputError(f"There must be at least two clients. Got {len(names)}.")
     if (folder / "secret.key").exists():
@@ -84,7 +84,7 @@ def client_lines(path: Path) -> list[str]:
 def make_client_key(path: Path, name: str) -> str:
     """Write a new client's key; return the line that enrols the client with the key holder."""
     line = f"{name} {(key := ClientKey.fresh()).public}"
-    if list(enrolled([line])) != [name]:
+    if list(parse_clients([line])) != [name]:
         raise InputError(f"A client's name must not begin or end with a space. Got {name!r}.")
     if path.exists():
         raise KeyHolderError(f"{path} exists already; a client that lost its key must be enrolled anew.")
@@ -108,7 +108,7 @@ def open_folder(folder: Path) -> tuple[KeyHolder, str]:
             f"Others can read {folder / 'secret.key'}.", hint=f"chmod 600 {folder / 'secret.key'}, or make new keys"
         )
     secret = SecretKey.from_bytes((folder / "secret.key").read_bytes())
-    clients = enrolled(client_lines(folder / "clients.txt"))
+    clients = parse_clients(client_lines(folder / "clients.txt"))
     if not (folder / "statements.sqlite").exists():
         _private(folder / "statements.sqlite", b"")
     return KeyHolder(secret, clients, folder / "statements.sqlite"), (folder / "token").read_text().strip()

@@ -20,7 +20,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.journal.lock import is_locked
 from fedcohort.report import palette
 from fedcohort.session.coverage import Coverage, Tally, sentences
-from fedcohort.simulate.leaderboard import Leaderboard, Options, Own, leaderboards_of, setting_name
+from fedcohort.simulate.leaderboard import Leaderboard, Options, SettingOptions, leaderboards_of, setting_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,7 @@ class Setting:
     n_clients: int
     federations: Mapping[str, FederationFacts]
     rounds: int
-    own: Own = Own()
+    own: SettingOptions = SettingOptions()
     names: tuple[str, ...] | None = None
 
     def called(self, client: int) -> str:
@@ -342,7 +342,7 @@ def _setting(
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
-    said = [Own.of(result.config, result.run(run.id).setting) for result, run in members]
+    said = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
     own = dataclasses.replace(said[0], planned=max((mine.planned for mine in said if mine.planned), default=None))
     called = {facts.names for facts in federations.values()}  # names of several seeds' federations may differ
     names = called.pop() if len(called) == 1 else None

@@ -20,10 +20,10 @@ from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.text import escape_html
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Progress, Ranking, ranking
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SelectorRanking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
-from fedcohort.simulate.leaderboard.words import counted, names, number, percent, times
+from fedcohort.simulate.leaderboard.words import names, number, percent, quantity, times
 
 POINTS = 400  # a curve is drawn with at most so many points
 HEAT_COLUMNS = 250
@@ -75,12 +75,12 @@ class Figure:
 # -- helpers --------------------------------------------------------------------------------------------------------
 
 
-def rounded(values: AnyArray, digits: int = 5) -> list[float | None]:
+def json_numbers(values: AnyArray, digits: int = 5) -> list[float | None]:
     """Return numbers for JSON: few significant digits, None for what is not finite."""
     return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in np.asarray(values, np.float64)]
 
 
-def packed(values: FloatArray) -> tuple[str, float]:
+def pack_matrix(values: FloatArray) -> tuple[str, float]:
     """Return a matrix as base64 bytes scaled to 0..255, and the value that 255 stands for."""
     top = float(values.max(initial=0.0))
     scaled = np.zeros(values.shape, np.uint8) if top <= 0 else np.ceil(values * (255 / top) - 1e-9).astype(np.uint8)
@@ -114,10 +114,10 @@ def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -
         grid = common[_thin(len(common))]
         rows = np.array([y[np.searchsorted(x, grid)] for x, y in curves])
     mean = rows.mean(axis=0)
-    found = {"x": rounded(grid, 6), "y": rounded(mean)}
+    found = {"x": json_numbers(grid, 6), "y": json_numbers(mean)}
     if len(rows) > 1:
         std = rows.std(axis=0, ddof=1)
-        found |= {"lo": rounded(mean - std), "hi": rounded(mean + std)}
+        found |= {"lo": json_numbers(mean - std), "hi": json_numbers(mean + std)}
     return found
 
 
@@ -125,7 +125,7 @@ def _series(group: SelectorRuns, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"label": group.label, "color": group.color, "dash": group.dash, **data}
 
 
-def smoothed(values: FloatArray, window: int) -> FloatArray:
+def trailing_mean(values: FloatArray, window: int) -> FloatArray:
     """Return the trailing mean over ``window`` entries, shorter at the beginning."""
     if window <= 1:
         return values
@@ -191,7 +191,7 @@ def so_far(setting: Setting) -> str:
     if not setting.running:
         return ""
     going = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
-    return f"So far ({Progress(min(going), max(going), setting.own.planned, len(going)).words}): "
+    return f"So far ({RunProgress(min(going), max(going), setting.own.planned, len(going)).words}): "
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
@@ -226,7 +226,7 @@ def _accuracy_sentence(board: Leaderboard) -> str:
     quickest = min(row.main.rounds.mean for row in reached)
     first = [row for row in reached if row.main.rounds.mean == quickest]
     who = f"{names([row.label for row in first])} {'is' if len(first) == 1 else 'are'} first at {target}"
-    after = f"after {counted(quickest, 'round')}"
+    after = f"after {quantity(quickest, 'round')}"
     won, seeds = _firsts(board, first[0])
     if all(row.runs == 1 for row in board.rows):
         quick = f"{who}, {after}"
@@ -236,7 +236,7 @@ def _accuracy_sentence(board: Leaderboard) -> str:
         some = any(0 < row.main.rounds.count < row.runs for row in board.rows)
         quick = f"{who} on average{' of those that reach it in every seed' if some else ''}, {after}"
         if len(first) == 1:
-            quick += f" (first in {won} of {counted(seeds, 'seed')})"
+            quick += f" (first in {won} of {quantity(seeds, 'seed')})"
     gain = first[0].main.speed_up
     if len(first) == 1 and not first[0].baseline and gain > 1:
         quick += f", {times(gain)} times as fast as {board.baseline}"
@@ -269,11 +269,11 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
                 "name": name,
                 "x": {"label": "mean rank, 1 is best"},
                 "labels": list(found.labels),
-                "ranks": rounded(np.array(found.ranks)),
+                "ranks": json_numbers(np.array(found.ranks)),
                 "colors": [setting.drawn[label][0] for label in found.labels],
-                "difference": rounded(np.array([found.difference]))[0],
+                "difference": json_numbers(np.array([found.difference]))[0],
                 "alike": [[places[group[0]], places[group[-1]]] for group in found.alike],
-                "p": [rounded(np.array([found.p.get((a, b), 1.0) for b in found.labels])) for a in found.labels],
+                "p": [json_numbers(np.array([found.p.get((a, b), 1.0) for b in found.labels])) for a in found.labels],
             }
         )
         sentences.append(_rank_sentence(found, f"in {name.lower()}" if several else ""))
@@ -291,8 +291,8 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
     return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)
 
 
-def _rank_sentence(found: Ranking, where: str) -> str:
-    over = f"over {counted(found.blocks, found.over)}" + (f" {where}" if where and found.over == "seed" else "")
+def _rank_sentence(found: SelectorRanking, where: str) -> str:
+    over = f"over {quantity(found.blocks, found.over)}" + (f" {where}" if where and found.over == "seed" else "")
     p = "p < 0.001" if found.friedman < 0.001 else f"p = {found.friedman:.3f}"
     best = found.labels[0]
     if found.friedman >= LEVEL:
@@ -335,7 +335,7 @@ def balance(setting: Setting) -> Figure | None:
     window = max(1, setting.rounds // 25)
     series, means = [], {}
     for group in setting.groups:
-        curves = [(x.astype(float), smoothed(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
+        curves = [(x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
         band = seed_band(curves, False)
         if band is not None:
             if "lo" in band:
@@ -375,7 +375,7 @@ def picks(setting: Setting) -> Figure | None:
         run = group.runs[0]  # clients of different seeds are different clients, so seeds are not averaged here
         grid = np.zeros((rows, cols))
         np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
-        cells, top = packed(grid)
+        cells, top = pack_matrix(grid)
         counts = np.bincount(run.pick_client, minlength=n)
         busiest.append((int(counts.max()) / max(1, len(run.round)), group, int(counts.argmax()), counts))
         views.append(
@@ -425,7 +425,7 @@ def participation(setting: Setting) -> Figure | None:
     for group in setting.groups:
         per_seed = [np.sort(np.bincount(run.pick_client, minlength=n)[:n])[::-1] for run in group.runs]
         mean = np.mean(per_seed, axis=0)
-        series.append(_series(group, {"x": (index + 1).tolist(), "y": rounded(mean[index])}))
+        series.append(_series(group, {"x": (index + 1).tolist(), "y": json_numbers(mean[index])}))
         spread[group.label] = float(np.mean([gini(counts.astype(float)) for counts in per_seed]))
     known = {label: g for label, g in spread.items() if not math.isnan(g)}
     if not known:
@@ -455,12 +455,12 @@ def scenario(setting: Setting) -> Figure | None:
     order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     if len(order) > 1000:
         order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]
-    cells, top = packed(np.ascontiguousarray(counts[order].T))
+    cells, top = pack_matrix(np.ascontiguousarray(counts[order].T))
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     present = (counts > 0).sum(axis=1)
     sentence = (
         f"{len(counts)} clients, {counts.shape[1]} classes: half of the clients hold "
-        f"{counted(float(np.median(present)), 'class', 'classes')} or fewer, and with half of the clients "
+        f"{quantity(float(np.median(present)), 'class', 'classes')} or fewer, and with half of the clients "
         f"{percent(float(np.median(share.max(axis=1))), 0)} or more of the samples are of one class; sizes run from "
         f"{number(float(facts.sizes.min()))} to {number(float(facts.sizes.max()))} samples."
     )
@@ -502,7 +502,7 @@ def cost(setting: Setting) -> Figure | None:
         rows = []
         for group in setting.groups:
             parts = np.mean([split(run) for run in group.runs], axis=0)
-            rows.append({"label": group.label, "color": group.color, "parts": rounded(parts)})
+            rows.append({"label": group.label, "color": group.color, "parts": json_numbers(parts)})
         views.append({"name": name, "x": {"label": label, "format": unit}, "rows": rows})
     sentence = so_far(setting) + _question_sentence(views[2]["rows"]) + _duration_sentence(setting, views[0]["rows"])
     views = [view for view in views if any(sum(row["parts"]) > 0 for row in view["rows"])]

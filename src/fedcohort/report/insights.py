@@ -15,7 +15,7 @@ from fedcohort.core.selector_spec import class_of
 from fedcohort.journal import read_journal
 from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
-from fedcohort.report.figures import POINTS, Figure, rounded
+from fedcohort.report.figures import POINTS, Figure, json_numbers
 
 MAX_POINTS = 600  # clients drawn one by one
 
@@ -112,9 +112,9 @@ def _intervals(label: str, view: Intervals) -> dict[str, Any]:
     drawn: dict[str, Any] = {
         "name": label,
         "x": {"label": "clients, ranked", "format": "integer"},
-        "mid": rounded(view.middle[order]),
-        "lo": rounded(view.low[order]),
-        "hi": rounded(view.high[order]),
+        "mid": json_numbers(view.middle[order]),
+        "lo": json_numbers(view.low[order]),
+        "hi": json_numbers(view.high[order]),
         "names": [str(int(c)) for c in order],
     }
     if view.notes:
@@ -126,7 +126,7 @@ def _lines(label: str, view: Lines) -> dict[str, Any]:
     series = []
     for slot, (name, (rounds, values)) in enumerate(view.lines.items(), start=1):
         keep = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), POINTS)).astype(int))
-        numbers = rounded(np.asarray(values)[keep])
+        numbers = json_numbers(np.asarray(values)[keep])
         series.append({"label": name, "color": slot, "x": [int(rounds[i]) for i in keep], "y": numbers})
     return {"name": label, "x": {"label": "round", "format": "integer"}, "series": series}
 
@@ -138,8 +138,8 @@ def _points(label: str, view: Points) -> dict[str, Any]:
     return {
         "name": label,
         "x": {"label": "t-SNE of the embeddings; only nearness has a meaning"},
-        "px": rounded(place[:, 0], 4),
-        "py": rounded(place[:, 1], 4),
+        "px": json_numbers(place[:, 0], 4),
+        "py": json_numbers(place[:, 1], 4),
         "category": groups[keep].tolist(),
         "names": [str(int(c)) for c in keep],
     }

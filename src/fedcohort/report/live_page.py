@@ -19,19 +19,19 @@ from fedcohort.journal import read_journal
 from fedcohort.report import palette
 from fedcohort.report.account import Account, Past, account
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
-from fedcohort.report.figures import Figure, participation, picks, rounded
+from fedcohort.report.figures import Figure, json_numbers, participation, picks
 from fedcohort.report.page import Pane, build_page
 from fedcohort.report.render import card
 from fedcohort.report.why import explanations_of
 from fedcohort.session.coverage import Tally, sentences
 from fedcohort.simulate.leaderboard.formats import Cell, Table
-from fedcohort.simulate.leaderboard.words import counted, duration, names
+from fedcohort.simulate.leaderboard.words import duration, names, quantity
 
 _MOST_ROWS = 2000  # of a table on a page; the journal's export has everything
 
 
 @dataclass(frozen=True)
-class LiveRun:
+class RunView:
     """What the pages show of one run."""
 
     account: Account
@@ -40,7 +40,7 @@ class LiveRun:
     warnings: tuple[str, ...]
 
 
-def live_run(found: Account, past: Past, clients: int) -> LiveRun:
+def run_view(found: Account, past: Past, clients: int) -> RunView:
     """Return tables and figures of a run."""
     rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
     tally = Tally.of(clients, ((row.round, row.clients) for row in rows))
@@ -49,7 +49,7 @@ def live_run(found: Account, past: Past, clients: int) -> LiveRun:
     tables = [clients_table(found), rounds_table(found)]
     if found.shadows:
         tables.insert(0, shadows_table(found))
-    return LiveRun(
+    return RunView(
         found,
         tuple(tables),
         tuple(figure for figure in figures if figure is not None),
@@ -81,7 +81,7 @@ def build_live_report(
                 raise InputError(
                     f"No round has been recorded in {path} yet.", hint="follow it with: fedcohort dashboard"
                 )
-            run = live_run(found, past, journal.table()[0].n)
+            run = run_view(found, past, journal.table()[0].n)
             explained = explanations_of(journal, found.name, found.selector, found.seed, rounds)
         blocks = [
             card("sentences", found.name, ending(found)),
@@ -124,15 +124,15 @@ def ending(found: Account) -> list[str]:
         lines.append(f"All {asked} times a client was asked to train it brought a sound model.")
     training = sum(len(r.clients) for r in found.rounds if r.seconds is None and r.abandoned is None)
     if training:
-        lines.append(f"Asked and not reported on yet: {counted(training, 'client')}.")
+        lines.append(f"Asked and not reported on yet: {quantity(training, 'client')}.")
     given_up = sum(r.abandoned is not None for r in found.rounds)
     if given_up:
-        lines.append(f"{counted(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen anew.")
+        lines.append(f"{quantity(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen anew.")
     members = sum(client.member for client in found.clients)
     if found.never:
         lines.append(f"Never picked, {len(found.never)} of {members}: {names(found.never, 50)}.")
     else:
-        lines.append(f"Never picked: none of {counted(members, 'member')}.")
+        lines.append(f"Never picked: none of {quantity(members, 'member')}.")
     return lines
 
 
@@ -239,7 +239,7 @@ def _curves(found: Account) -> Figure | None:
         if not at:
             continue
         numbers = [found.metrics[r][key] for r in at]
-        series = {"label": found.selector, "color": 1, "x": at, "y": rounded(np.array(numbers))}
+        series = {"label": found.selector, "color": 1, "x": at, "y": json_numbers(np.array(numbers))}
         views.append({"name": key, "x": _ROUNDS, "series": [series]})
         told.append(f"{key} is {numbers[-1]:.4g} after round {at[-1]}")
     if not views:
@@ -254,7 +254,7 @@ def _durations(found: Account) -> Figure | None:
         return None
     slow, seconds = max(known, key=lambda pair: pair[1])
     middle = float(np.median([s for _, s in known]))
-    y = rounded(np.array([s for _, s in known]))
+    y = json_numbers(np.array([s for _, s in known]))
     series = {"label": "rounds", "color": 1, "x": [r for r, _ in known], "y": y}
     text = f"Half of the rounds took {duration(middle)} or less; the longest, round {slow}, took {duration(seconds)}."
     return Figure("durations", "How long rounds took", text,
@@ -277,7 +277,7 @@ def _outcomes(found: Account) -> Figure | None:
     failed = sum(len(r.failures) for r in closed)
     reasons = Counter(what for r in closed for what in r.failures.values()).most_common(1)
     often = f" The most frequent reason: {reasons[0][0]} ({reasons[0][1]} times)." if reasons else ""
-    text = f"{counted(failed, 'reply', 'replies')} without a sound model in {counted(len(closed), 'round')}.{often}"
+    text = f"{quantity(failed, 'reply', 'replies')} without a sound model in {quantity(len(closed), 'round')}.{often}"
     return Figure("outcomes", "What came back", text,
                   _lines([{"name": "Replies", "x": _ROUNDS, "series": series}], "clients"))  # fmt: skip
 

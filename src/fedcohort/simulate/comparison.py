@@ -18,7 +18,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.scenario import Scenario
 from fedcohort.scenario.presets import find_preset, preset_table
 from fedcohort.simulate.config.experiment import Experiment, names_clients, values_of
-from fedcohort.simulate.config.toml import find_table, merged, set_key
+from fedcohort.simulate.config.toml import find_table, merge_tables, set_key
 from fedcohort.simulate.data import Dataset, data_section, from_arrays, from_pandas
 from fedcohort.simulate.metrics import Metric
 from fedcohort.training.filters import Need
@@ -62,7 +62,7 @@ class Comparison:
         name = dataset.name if dataset is not None else None if data is None else data.get("name")
         federation = any(value is not None for value in (self.data, self.scenario, self.partition, self.clients))
         base, origin = base_table(self.config, name, preset, self.selectors is not None, keep_settings=not federation)
-        table = merged(base, self._changes(data, preset))
+        table = merge_tables(base, self._changes(data, preset))
         if dataset is not None:
             table["data"] = dataset
         if self.seeds is not None:

@@ -18,7 +18,7 @@ from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInf
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, OneOf, Parameterized, param
 from fedcohort.core.registry import Registry
-from fedcohort.privacy.noise import CountNoise, plausible
+from fedcohort.privacy.noise import CountNoise, fit_counts
 from fedcohort.privacy.rotation import SecretRotation
 
 
@@ -100,9 +100,9 @@ class NoisyCounts(LabelSharing):
     delta: float = param(1e-5, Interval(float, 0, 1, "neither"), "of one release with gaussian noise (delta)")
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
-        """Return the counts with noise, made plausible."""
+        """Return the counts with noise, fitted to their size."""
         noise = CountNoise(epsilon=self.epsilon, mechanism=self.mechanism, delta=self.delta)
-        rows = [plausible(noise.simulated(row, rng), float(row.sum())) for row in counts]
+        rows = [fit_counts(noise.simulated(row, rng), float(row.sum())) for row in counts]
         return LabelKnowledge(LabelCounts(rows), bytes_up=8 * counts.size)
 
 
@@ -115,14 +115,14 @@ class EncryptedCounts(LabelSharing):
         """Return S, as measured here: sealing by all clients at once, then the server and the key holder."""
         from fedcohort.privacy.keyholder import KeyHolder
         from fedcohort.privacy.label_decoders import EncryptedLabels
-        from fedcohort.privacy.scheme import LARGEST_SIZE, ClientKey, LabelSeal, enrolled, make_keys
+        from fedcohort.privacy.scheme import LARGEST_SIZE, ClientKey, LabelSeal, make_keys, parse_clients
 
         if not len(counts):
             raise InputError("There are no clients whose label counts could be sealed.")
         keys = {str(i): ClientKey.fresh() for i in range(len(counts))}
         secret = make_keys(counts.shape[1], LARGEST_SIZE)
         seals = {name: LabelSeal(secret.public, key) for name, key in keys.items()}
-        holder = KeyHolder(secret, enrolled(f"{name} {key.public}" for name, key in keys.items()))
+        holder = KeyHolder(secret, parse_clients(f"{name} {key.public}" for name, key in keys.items()))
         began = time.perf_counter()
         sealed = {name: seal.seal(name, row) for (name, seal), row in zip(seals.items(), counts, strict=True)}
         clients = time.perf_counter() - began

@@ -33,11 +33,11 @@ from fedcohort.hosts.flower.wire import RECORD
 from fedcohort.journal import read_journal
 from fedcohort.privacy import primitives
 from fedcohort.privacy.keyholder import KeyHolder
-from fedcohort.privacy.label_decoders import EncryptedLabels, NoisyLabels, RotatedLabels, noisy_labels
+from fedcohort.privacy.label_decoders import EncryptedLabels, NoisyLabels, RotatedLabels, pack_noisy_counts
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import CountNoise, LossNoise
 from fedcohort.privacy.rotation import SecretRotation
-from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, enrolled, make_keys, wrapped
+from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, make_keys, parse_clients, wrap
 
 COUNTS = np.array([[9, 1, 0], [0, 8, 2], [1, 1, 8], [5, 5, 0], [0, 4, 6], [3, 3, 4], [10, 0, 0], [0, 0, 10]])
 NAMES = [f"client-{i}" for i in range(8)]
@@ -46,7 +46,7 @@ KEYS = {name: ClientKey.fresh() for name in NAMES}
 
 
 def keyholder(names: Any = NAMES, secret: SecretKey = SECRET, cls: type[KeyHolder] = KeyHolder, **kwargs: Any) -> Any:
-    return cls(secret, enrolled(f"{name} {KEYS[name].public}" for name in names), **kwargs)
+    return cls(secret, parse_clients(f"{name} {KEYS[name].public}" for name in names), **kwargs)
 
 
 def sealed(name: str, counts: Any, secret: SecretKey = SECRET) -> bytes:
@@ -61,7 +61,7 @@ def forged(name: str, counts: Any, size: int) -> bytes:
     box = primitives.sealed(SECRET.public.body, about, plain)
     signature = primitives.signature(KEYS[name].body, about + hashlib.sha256(box).digest()).hex()
     fields = {"key": SECRET.public.name, "classes": 3, "client": name, "size": size, "signature": signature}
-    return wrapped("label statement", fields, box)
+    return wrap("label statement", fields, box)
 
 
 def answers(seal: Any, confirm: Any = None) -> Answers:
@@ -331,7 +331,7 @@ def test_a_name_in_either_form_of_unicode(empty_fleet: Any, kit: Any, tmp_path: 
     """The host composes names; what a client seals, and what it is enrolled under, is composed as well."""
     forms = ["Zu\u0308rich", "Ge\u0301nova"]
     keys = {name: ClientKey.fresh() for name in forms}
-    holder = KeyHolder(SECRET, enrolled(f"{name} {key.public}" for name, key in keys.items()))
+    holder = KeyHolder(SECRET, parse_clients(f"{name} {key.public}" for name, key in keys.items()))
 
     for number, name in enumerate(forms):
 
@@ -428,7 +428,7 @@ def test_noisy_counts_beyond_a_clients_size_keep_that_client_out(
     claim: Any, selector: str, empty_fleet: Any, kit: Any, tmp_path: Path, caplog: Any
 ) -> None:
     def seal(name: str, counts: Any) -> bytes:
-        return noisy_labels(name, claim if name == "client-0" else counts)
+        return pack_noisy_counts(name, claim if name == "client-0" else counts)
 
     for number in range(6):
         add(empty_fleet, kit, number, seal)

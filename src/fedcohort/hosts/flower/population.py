@@ -24,7 +24,7 @@ from fedcohort.hosts.flower.wire import LOSSES, RECORD, Description, ask_record,
 from fedcohort.hosts.round import FederationTimeoutError, listed
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
-from fedcohort.privacy.label_decoders import ClientRefusedError, LabelOpener
+from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder
 from fedcohort.session.rules import Rules
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Population:
         What the selector and its shadows must be able to know about a client.
     patience : float
         Longest time to wait for clients to come online, in seconds.
-    labels : LabelOpener, optional
+    labels : LabelDecoder, optional
         Turns what clients send about their labels, sealed, into something a selector can use.
     describe_every : float, optional
         Seconds after which a client is asked again what it holds. Default: only when it connects.
@@ -82,7 +82,7 @@ class Population:
         required: Iterable[Signal],
         *,
         patience: float,
-        labels: LabelOpener | None = None,
+        labels: LabelDecoder | None = None,
         describe_every: float | None = None,
         classes: int | None = None,
         registered_only: bool = False,
@@ -161,7 +161,7 @@ class Population:
                 return flaw
         return f"it cannot supply {', '.join(repr(s.value) for s in lacking)}" if lacking else None
 
-    def _check(self, opener: LabelOpener, client: str, sealed: bytes) -> str | None:
+    def _check(self, opener: LabelDecoder, client: str, sealed: bytes) -> str | None:
         """Return why sealed labels cannot be used, as far as can be told without opening them, or None."""
         try:
             opener.check(client, sealed)
@@ -330,7 +330,7 @@ class Population:
         return ClientTable(names=names, sizes=sizes, labels=labels)
 
     def _opened(
-        self, opener: LabelOpener, cards: Sequence[Card], before: Sequence[str]
+        self, opener: LabelDecoder, cards: Sequence[Card], before: Sequence[str]
     ) -> tuple[Sequence[Card], LabelInfo | LabelGramRows]:
         known = {**self._facts, **{card.name: card.description for card in cards}}
         sizes = {name: description.size for name, description in known.items() if description.size is not None}

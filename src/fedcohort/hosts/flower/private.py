@@ -10,7 +10,7 @@ from flwr.app import Context
 
 from fedcohort.core.errors import BudgetError
 from fedcohort.core.guard import guarded
-from fedcohort.privacy.label_decoders import noisy_labels
+from fedcohort.privacy.label_decoders import pack_noisy_counts
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import CountNoise, LossNoise
 
@@ -38,7 +38,7 @@ class Private:
 
     def sealed(self, context: Context, client: str, counts: Any) -> bytes:
         """Return noisy label counts as they travel."""
-        return noisy_labels(client, self.ledger(context).counts(counts, self.counts))
+        return pack_noisy_counts(client, self.ledger(context).counts(counts, self.counts))
 
     def loss(self, context: Context, losses: Any) -> float:
         """Return a noisy mean of samples' losses."""

@@ -49,7 +49,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
 )
 from fedcohort.hosts.round import FederationTimeoutError, RoundError
 from fedcohort.journal.signing import Signer
-from fedcohort.privacy.label_decoders import LabelOpener
+from fedcohort.privacy.label_decoders import LabelDecoder
 from fedcohort.session.rules import Rules
 from fedcohort.training.filters import FILTERS, Filter, KeepAll, Need
 
@@ -133,7 +133,7 @@ class CohortStrategy(Strategy):
         For filters that need the models' outputs on the server's validation set.
     shadows : mapping of name to Selector, optional
         Selectors whose choices are recorded beside the real ones.
-    labels : LabelOpener, optional
+    labels : LabelDecoder, optional
         Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
         ``RotatedLabels`` or ``NoisyLabels``.
     audit : bool
@@ -176,7 +176,7 @@ class CohortStrategy(Strategy):
         filter: Filter | str | None = None,
         validation: ServerValidation | None = None,
         shadows: Mapping[str, Selector[Any] | str] | None = None,
-        labels: LabelOpener | None = None,
+        labels: LabelDecoder | None = None,
         audit: bool = False,
         sign: str | Path | None = None,
         rules: Rules | None = None,

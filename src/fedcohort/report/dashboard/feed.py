@@ -21,7 +21,7 @@ from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, abandoned, boards
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
 from fedcohort.report.why import as_json, explain
-from fedcohort.simulate.leaderboard import Options, Own, leaderboard_table, setting_name
+from fedcohort.simulate.leaderboard import Options, SettingOptions, leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.store.results import Results, RunInfo, load
@@ -227,7 +227,7 @@ class ExperimentItem:
             clients = max(self._clients, *(int(c.pick_client.max(initial=-1)) + 1 for c in curves))
             rounds = max(int(c.round.max(initial=0)) + 1 for c in curves)
             first = next(info for info in infos if setting_name(info.setting) == name)
-            yield Setting(name, tuple(groups), clients, {}, rounds, Own.of(self._config, first.setting))
+            yield Setting(name, tuple(groups), clients, {}, rounds, SettingOptions.of(self._config, first.setting))
 
     def detail(self) -> dict[str, Any]:
         """Return figures, runs and current cohorts."""

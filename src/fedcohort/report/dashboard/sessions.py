@@ -18,7 +18,7 @@ from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
 from fedcohort.journal.presence import RunState, planned, run_state, run_state_before
 from fedcohort.report.account import Past, account, duration_of
 from fedcohort.report.dashboard.feed import drawn, status_name
-from fedcohort.report.live_page import ending, live_run
+from fedcohort.report.live_page import ending, run_view
 from fedcohort.report.why import as_json, explain
 from fedcohort.session.explain import history, reasons_of
 from fedcohort.simulate.leaderboard.formats import to_html
@@ -155,7 +155,7 @@ class JournalItem:
         """Return figures, every round and client, the current cohort with statuses and reasons, stragglers, shadows."""
         found: dict[str, Any] = {"warnings": [], "sections": [{"name": "session", "figures": []}], "blocks": []}
         if self._journal is not None and not self._problem:
-            run = live_run(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
+            run = run_view(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
             found["warnings"] = list(run.warnings)
             found["sections"] = [{"name": "session", "figures": [drawn(figure) for figure in run.figures]}]
             said = "".join(f"<p>{escape_html(line)}</p>" for line in ending(run.account))

@@ -76,8 +76,8 @@ from fedcohort.scenario import Scenario
 from fedcohort.selectors import Uniform
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
-from fedcohort.simulate.config.sweep import expanded
-from fedcohort.simulate.config.toml import LENGTHS, ConfigError, find_table, merged, override, read_table, to_toml
+from fedcohort.simulate.config.sweep import expand_sweep
+from fedcohort.simulate.config.toml import LENGTHS, ConfigError, find_table, merge_tables, override, read_table, to_toml
 from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, data_section
 from fedcohort.simulate.label_sharing import LABEL_SHARING, LabelSharing
 from fedcohort.simulate.tasks import TASKS, Classification, Task
@@ -96,7 +96,7 @@ __all__ = [
     "Experiment",
     "RunPlan",
     "find_table",
-    "merged",
+    "merge_tables",
     "override",
     "read",
     "read_table",
@@ -366,7 +366,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         raise ConfigError(
             f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {short_repr(selectors)}."
         )
-    selectors = expanded(selectors, table.get("sweep", {}))
+    selectors = expand_sweep(selectors, table.get("sweep", {}))
     settings = table.get("settings", [])
     if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
         raise ConfigError(f"'settings' must be tables, [[settings]]. Got {short_repr(settings)}.")
@@ -387,7 +387,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         _check_setting(title, change)
         if "data" in change and isinstance(base.get("data"), Dataset):
             raise ConfigError(f"The setting {title!r} cannot change data that were given as arrays.")
-        changed = merged(base, change)
+        changed = merge_tables(base, change)
         for label, raw in selectors.items():
             plans += _runs_of(
                 changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flat(change)
@@ -421,7 +421,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     except UnicodeEncodeError as error:
         raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
     notes = _notes(complete, selectors, plans)
-    if any(_takes_clients(merged(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
+    if any(_takes_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
         notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
     return Experiment(name, complete, tuple(plans), options, notes)
 
@@ -511,7 +511,7 @@ def _runs_of(
     own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
     selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
     _check_requires(selector, str(selector_name))
-    whole = merged(table, own)
+    whole = merge_tables(table, own)
     task = _task(whole.get("task", {}))
     for section, default in _brought(selector).items():
         if whole.get(section):

@@ -19,7 +19,7 @@ from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import check_unchanged
 
 
-def extended(
+def larger_experiment(
     out: Path, *, seeds: Sequence[int] | int | None, rounds: int | None, selectors: Mapping[str, Any]
 ) -> Experiment:
     """Return the experiment in ``out`` with more seeds, rounds or selectors.

@@ -57,10 +57,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def expanded(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
+def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
     """Return the [selectors] with each swept one replaced by its variants, in its place.
 
-    >>> list(expanded({"uniform": {}, "fedcor": {}}, {"fedcor": {"warmup": [5, 15]}}))
+    >>> list(expand_sweep({"uniform": {}, "fedcor": {}}, {"fedcor": {"warmup": [5, 15]}}))
     ['uniform', 'fedcor warmup=5', 'fedcor warmup=15']
     """
     if not isinstance(sweep, Mapping):

@@ -51,7 +51,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
     """Read a TOML file into plain values; files it names by a relative path lie beside it."""
     file = Path(path)
     try:
-        return _placed(parse_toml(read_file(file).decode()), file.parent)
+        return _resolve_paths(parse_toml(read_file(file).decode()), file.parent)
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {file}.") from None
     except IsADirectoryError:
@@ -62,29 +62,29 @@ def read_table(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not valid TOML: {error}.") from error
 
 
-def _placed(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _resolve_paths(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a configuration whose own parts, ``file.py:Class`` and files of data, are found from any folder."""
     selectors = table.get("selectors")
     selectors = selectors if isinstance(selectors, dict) else {}
     for label, entry in list(selectors.items()):
         name = entry.get("name", label) if isinstance(entry, dict) else entry
-        if (found := _found(name, folder)) != name:
+        if (found := _resolve(name, folder)) != name:
             selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": found}
     settings = table.get("settings", [])
     for part in [table, *(settings if isinstance(settings, list) else ())]:
         for section in ("data", "model", "task") if isinstance(part, dict) else ():
             entry = part.get(section)
             if isinstance(entry, str):
-                part[section] = _found(entry, folder)
+                part[section] = _resolve(entry, folder)
             elif isinstance(entry, dict):
                 part[section] = {
-                    key: _found(value, folder) if key in ("name", "path", "test", "loss", "metric") else value
+                    key: _resolve(value, folder) if key in ("name", "path", "test", "loss", "metric") else value
                     for key, value in entry.items()
                 }
     return table
 
 
-def _found(name: Any, folder: Path) -> Any:
+def _resolve(name: Any, folder: Path) -> Any:
     """Return a file, or a reference ``file.py:Class``, that lies in ``folder`` with its whole path."""
     if not isinstance(name, str):
         return name
@@ -175,12 +175,12 @@ def set_key(table: dict[str, Any], key: str, value: Any) -> None:
     at[path[-1]] = value
 
 
-def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``change`` laid over it; a table of another name (or preset) replaces instead.
 
-    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"p": 2}})
+    >>> merge_tables({"a": {"name": "x", "p": 1}}, {"a": {"p": 2}})
     {'a': {'name': 'x', 'p': 2}}
-    >>> merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}})
+    >>> merge_tables({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}})
     {'a': {'name': 'y'}}
     """
     result = copy.deepcopy(dict(base))
@@ -194,7 +194,7 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(value, Mapping) and isinstance(old, Mapping) and same:
             if key == "local" and any(length in value for length in LENGTHS):
                 old = {name: item for name, item in old.items() if name not in LENGTHS}  # they exclude each other
-            result[key] = merged(old, value)
+            result[key] = merge_tables(old, value)
         else:
             result[key] = copy.deepcopy(value)
     return result

@@ -18,15 +18,15 @@ from fedcohort.simulate.leaderboard.numbers import (
     LeaderRow,
     Options,
     Paired,
-    Progress,
     RunNumbers,
+    RunProgress,
     SeedRow,
     ToTarget,
     leaderboard,
     terminal_window,
 )
-from fedcohort.simulate.leaderboard.settings import Own, leaderboards_of, ranking, setting_name
-from fedcohort.simulate.leaderboard.significance import Ranking, rank_selectors
+from fedcohort.simulate.leaderboard.settings import SettingOptions, leaderboards_of, ranking, setting_name
+from fedcohort.simulate.leaderboard.significance import SelectorRanking, rank_selectors
 from fedcohort.simulate.leaderboard.table import leaderboard_table
 from fedcohort.simulate.store.results import Results
 
@@ -34,12 +34,12 @@ __all__ = [
     "LeaderRow",
     "Leaderboard",
     "Options",
-    "Own",
     "Paired",
-    "Progress",
-    "Ranking",
     "RunNumbers",
+    "RunProgress",
     "SeedRow",
+    "SelectorRanking",
+    "SettingOptions",
     "Table",
     "ToTarget",
     "leaderboard",
@@ -91,7 +91,7 @@ def leaderboards(
     """
     options = Options.of(results.config).given(targets, terminal, baseline, reference)
     settings: dict[str, list[RunNumbers]] = {}
-    own: dict[str, Own] = {}
+    own: dict[str, SettingOptions] = {}
     for info in results.runs:
         rounds = results.column(info, "round")
         if not len(rounds) and info.state != "failed":
@@ -101,5 +101,5 @@ def leaderboards(
         settings.setdefault(name, []).append(
             _Recorded(info.label or info.selector, info.selector, info.seed, info.state, rounds, values)
         )
-        own[name] = Own.of(results.config, info.setting)
+        own[name] = SettingOptions.of(results.config, info.setting)
     return leaderboards_of(settings, options, own)

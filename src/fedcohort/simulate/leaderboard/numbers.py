@@ -286,7 +286,7 @@ class LeaderRow:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far the runs of a setting are.
 
     Attributes
@@ -342,7 +342,7 @@ class Leaderboard:
     baseline: str
     reference: str | None
     rows: tuple[LeaderRow, ...]
-    progress: Progress
+    progress: RunProgress
     metric: Metric = Metric()
 
     @property
@@ -500,10 +500,10 @@ def leaderboard(
     )
 
 
-def _progress(runs: Sequence[RunNumbers], planned: int | None) -> Progress:
+def _progress(runs: Sequence[RunNumbers], planned: int | None) -> RunProgress:
     going = [_made(run) for run in runs if run.state == "running"]
     made = going or [_made(run) for run in runs]
-    return Progress(min(made), max(made), planned, len(going))
+    return RunProgress(min(made), max(made), planned, len(going))
 
 
 def _made(run: RunNumbers) -> int:

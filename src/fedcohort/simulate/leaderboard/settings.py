@@ -19,7 +19,7 @@ from fedcohort.simulate.leaderboard.numbers import (
     leaderboard,
     terminal_accuracy,
 )
-from fedcohort.simulate.leaderboard.significance import Ranking, rank_selectors
+from fedcohort.simulate.leaderboard.significance import SelectorRanking, rank_selectors
 from fedcohort.simulate.metrics import Spread
 
 
@@ -37,7 +37,7 @@ def setting_name(setting: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Own:
+class SettingOptions:
     """What a setting says about its runs, in its own section ``[run]`` or the experiment's.
 
     Attributes
@@ -55,11 +55,11 @@ class Own:
     terminal: int | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], setting: Mapping[str, Any]) -> Own:
+    def of(cls, config: Mapping[str, Any], setting: Mapping[str, Any]) -> SettingOptions:
         """Read a configuration and what distinguishes a setting.
 
-        >>> Own.of({"run": {"rounds": 9, "targets": [0.5]}}, {"name": "1spc", "run.targets": [0.6]})
-        Own(planned=9, targets=(0.6,), terminal=None)
+        >>> SettingOptions.of({"run": {"rounds": 9, "targets": [0.5]}}, {"name": "1spc", "run.targets": [0.6]})
+        SettingOptions(planned=9, targets=(0.6,), terminal=None)
         """
         run = config.get("run")
         planned = setting.get("run.rounds", run.get("rounds") if isinstance(run, Mapping) else None)
@@ -80,7 +80,7 @@ class Own:
 
 
 def leaderboards_of(
-    settings: Mapping[str, Sequence[RunNumbers]], options: Options, own: Mapping[str, Own]
+    settings: Mapping[str, Sequence[RunNumbers]], options: Options, own: Mapping[str, SettingOptions]
 ) -> tuple[Leaderboard, ...]:
     """Compute the leaderboard of every setting; the reference, where there is one, serves all.
 
@@ -94,7 +94,7 @@ def leaderboards_of(
     if options.reference is not None and options.reference in settings:
         runs = settings[options.reference]
         base = find_baseline({run.label: run.selector for run in runs}, options, options.reference)
-        mine = own.get(options.reference, Own()).applied(options)
+        mine = own.get(options.reference, SettingOptions()).applied(options)
         level = Spread.of([terminal_accuracy(run, mine) for run in runs if run.label == base]).mean
         ideal = None if math.isnan(level) else level
     return tuple(
@@ -106,11 +106,11 @@ def leaderboards_of(
             ideal=None if name == options.reference else ideal,
         )
         for name, runs in settings.items()
-        if runs and (said := own.get(name, Own()))
+        if runs and (said := own.get(name, SettingOptions()))
     )
 
 
-def ranking(boards: Sequence[Leaderboard]) -> Ranking | None:
+def ranking(boards: Sequence[Leaderboard]) -> SelectorRanking | None:
     """Rank all selectors against each other by terminal accuracy.
 
     Blocks are the settings, each with the means over the seeds that all selectors ran there; of a single setting they

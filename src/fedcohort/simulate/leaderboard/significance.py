@@ -57,7 +57,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class SelectorRanking:
     """All selectors against each other.
 
     Attributes
@@ -94,7 +94,7 @@ class Ranking:
         return self.friedman < LEVEL and self.p[one, other] < LEVEL
 
 
-def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "setting") -> Ranking | None:
+def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "setting") -> SelectorRanking | None:
     """Rank selectors over blocks.
 
     Parameters
@@ -133,7 +133,7 @@ def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "sett
     names = tuple(labels[i] for i in order)
     # Nemenyi's test follows Friedman's: where that finds all alike, nobody differs from anybody.
     alike = _alike(names, sorted_ranks, difference) if friedman < LEVEL else (names,)
-    return Ranking(names, tuple(sorted_ranks), n, over, friedman, difference, p, alike)
+    return SelectorRanking(names, tuple(sorted_ranks), n, over, friedman, difference, p, alike)
 
 
 def _alike(names: Sequence[str], ranks: Sequence[float], difference: float) -> tuple[tuple[str, ...], ...]:

@@ -31,10 +31,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
 
 
-def counted(value: float, one: str, many: str | None = None) -> str:
+def quantity(value: float, one: str, many: str | None = None) -> str:
     """Return a number with the word for what is counted.
 
-    >>> counted(1, "round"), counted(2.4, "round"), counted(2.5, "class", "classes")
+    >>> quantity(1, "round"), quantity(2.4, "round"), quantity(2.5, "class", "classes")
     ('1 round', '2.4 rounds', '2.5 classes')
     """
     return f"{number(value)} {one if value == 1 else many or one + 's'}"

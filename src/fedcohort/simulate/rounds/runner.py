@@ -22,7 +22,7 @@ from fedcohort.core.guard import guarded
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
-from fedcohort.simulate.config.extend import extended
+from fedcohort.simulate.config.extend import larger_experiment
 from fedcohort.simulate.config.toml import override, read_begun, read_table, to_toml
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
@@ -186,7 +186,7 @@ class Simulation:
         selectors : mapping of str to table, optional
             Entries of [selectors] to add, by label.
         """
-        experiment = extended(out, seeds=seeds, rounds=rounds, selectors=selectors or {})
+        experiment = larger_experiment(out, seeds=seeds, rounds=rounds, selectors=selectors or {})
         try:
             simulation = cls(
                 experiment,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcohort.report.render import render
-from fedcohort.simulate.leaderboard import Ranking, Table
+from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore
 from fedcohort.studies.benchmark.suite import VERSION, suite
@@ -142,7 +142,7 @@ def _colour(gain: float) -> str:
     return "#" + "".join(f"{round(255 + share * (c - 255)):02x}" for c in strong)
 
 
-def _places(ranking: Ranking) -> dict[str, float]:
+def _places(ranking: SelectorRanking) -> dict[str, float]:
     """Return where each selector's mean rank lies on the axis of the page."""
     most, left, width = len(ranking.labels), 170, 560
     return {

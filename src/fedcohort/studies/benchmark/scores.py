@@ -13,7 +13,14 @@ import numpy as np
 import fedcohort
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, Ranking, SeedRow, leaderboards, rank_selectors
+from fedcohort.simulate.leaderboard import (
+    Leaderboard,
+    LeaderRow,
+    SeedRow,
+    SelectorRanking,
+    leaderboards,
+    rank_selectors,
+)
 from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
@@ -211,7 +218,7 @@ class Scores:
         }
 
     @cached_property
-    def ranking(self) -> Ranking | None:
+    def ranking(self) -> SelectorRanking | None:
         """All against all, uniform included, over the kinds of settings, each with its mean over the seeds."""
         return rank_selectors(self._labels, self._gains.mean(axis=2) if self._gains.size else np.zeros((0, 1)))
 
