@@ -17,17 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort import (
-    SELECTORS,
-    Answer,
-    ClientTable,
-    LabelCounts,
-    Losses,
-    RoundReport,
-    RoundRequest,
-    Session,
-    create,
-)
+from fedcohort import ClientTable, LabelCounts, Losses, Session, create
+from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
 from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
 
 CLASSES = 10

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort import SELECTORS, RoundRequest, Session, Status, create
+from fedcohort import Session, Status, create
+from fedcohort.core.protocol import SELECTORS, RoundRequest
 from fedcohort.testing import ScriptedHost
 
 CLIENTS, ROUNDS, SIZE = 30, 40, 6

@@ -16,7 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedcohort import ClientTable, LabelCounts, LabelFactor, RoundReport, RoundRequest, Selector, Session
+from fedcohort import ClientTable, LabelCounts, Selector, Session
+from fedcohort.core.clients import LabelFactor
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.selectors.papers.fedcbs import FedCBS
 from fedcohort.selectors.papers.fedcor import FedCor
 

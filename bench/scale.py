@@ -29,7 +29,8 @@ from pathlib import Path
 import numpy as np
 from ask_tell import CLASSES, answer
 
-from fedcohort import SELECTORS, ClientTable, LabelCounts, RoundReport, RoundRequest, Session, create
+from fedcohort import ClientTable, LabelCounts, Session, create
+from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 

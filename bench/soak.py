@@ -33,7 +33,7 @@ from soak_picture import draw
 from soak_week import Host, Plan, Room
 
 import fedcohort
-from fedcohort import SELECTORS
+from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
 
 KILL_EVERY = 50

@@ -19,19 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort import (
-    Answer,
-    ClientTable,
-    LabelCounts,
-    Losses,
-    RoundReport,
-    RoundRequest,
-    Session,
-    Signal,
-    Status,
-    create,
-)
+from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, Status, create
 from fedcohort.core.errors import DuplicateReportError, FedcohortError, JournalError
+from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 import shutil
@@ -58,6 +59,46 @@ PAGES = {
 UNDOCUMENTED = {"cli"}
 
 
+# Every name of ``fedcohort.__all__``, and why a user needs it.
+SURFACE = {
+    "Run experiments": (
+        "The verbs of the command line, with the same defaults.",
+        ["compare", "run", "extend", "load"],
+    ),
+    "Bring your own data": (
+        "Whatever `data=` does not read by itself becomes a dataset first.",
+        ["from_arrays", "from_pandas"],
+    ),
+    "Choose clients in your own loop": (
+        "A session chooses and learns. A selector may be named, or built with other parameters.",
+        ["Session", "create", "ClientTable", "LabelCounts", "Status"],
+    ),
+    "Choose clients on Flower": (
+        "Imported on first use; it needs the extra `flower`. [The guide](../flower.md) shows it.",
+        ["flower"],
+    ),
+    "Write a selector": (
+        "What a selector's functions receive and return. [The guide](../writing-a-selector.md) uses all of it.",
+        [
+            "Selector",
+            "register",
+            "per_client",
+            "Slate",
+            "Cohort",
+            "Outcome",
+            "Signal",
+            "Losses",
+            "Trial",
+            "check_selector",
+        ],
+    ),
+    "Handle errors": (
+        "Every error that fedcohort raises on purpose is one, and also the built-in error that it resembles.",
+        ["FedcohortError"],
+    ),
+}
+
+
 def _public_modules(package: str) -> list[str]:
     """Return the public modules of a package, itself first."""
     root = importlib.import_module(package)
@@ -80,6 +121,35 @@ def write_reference(app: Any) -> None:
             blocks.append(f"```{{eval-rst}}\n{module}\n{'-' * len(module)}\n\n{directive}\n```\n")
         (GENERATED / f"{name}.md").write_text("\n".join(blocks))
     (GENERATED / "parameters.md").write_text(_parameters())
+    (GENERATED / "surface.md").write_text(_surface())
+
+
+def _surface() -> str:
+    """Return the page of the names that a user needs, each with its purpose."""
+    listed = [name for _, names in SURFACE.values() for name in names]
+    if sorted(listed) != sorted(fedcohort.__all__):
+        raise ValueError(f"docs/conf.py must explain every public name: {set(listed) ^ set(fedcohort.__all__)}")
+    lines = [
+        "# The public surface",
+        "",
+        "`import fedcohort as fc` gives a user everything below, and loads neither torch nor Flower. The other pages",
+        "of this reference are for those who build on fedcohort: hosts use the protocol in",
+        "[`fedcohort.core.protocol`](core.md), extensions the registries.",
+        "",
+    ]
+    for title, (purpose, names) in SURFACE.items():
+        lines += [f"## {title}", "", purpose, "", "| name | what it is |", "|---|---|"]
+        lines += [f"| `fc.{name}` | {_first_line(getattr(fedcohort, name))} |" for name in names]
+        lines.append("")
+        for name in names:
+            if inspect.isfunction(getattr(fedcohort, name)):
+                lines += ["```{eval-rst}", f".. autofunction:: fedcohort.{name}", "```", ""]
+    return "\n".join(lines)
+
+
+def _first_line(thing: Any) -> str:
+    text = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+    return _cell(re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`"))
 
 
 def _parameters() -> str:

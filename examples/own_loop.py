@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcohort import Answer, ClientTable, RoundReport, RoundRequest, Session, Signal, Status, create
+from fedcohort import ClientTable, Session, Signal, Status, create
+from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 
 NAMES = [f"hospital-{i}" for i in range(12)]
 rng = np.random.default_rng(0)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort import ClientTable, Cohort, RoundReport, RoundRequest, Selector, Session, per_client
+from fedcohort import ClientTable, Cohort, Selector, Session, per_client
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.testing import check_selector
 
 

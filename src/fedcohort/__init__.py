@@ -5,16 +5,13 @@ __version__ = "0.3.0"
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
+from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.protocol import (
     SELECTORS,
-    Answer,
     Cohort,
     Losses,
     Outcome,
-    RoundReport,
-    RoundRequest,
     Selector,
     Slate,
     Status,
@@ -62,18 +59,12 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "SELECTORS",
-    "Answer",
     "ClientTable",
     "Cohort",
     "FedcohortError",
     "LabelCounts",
-    "LabelFactor",
-    "LabelGram",
     "Losses",
     "Outcome",
-    "RoundReport",
-    "RoundRequest",
     "Selector",
     "Session",
     "Signal",

@@ -17,25 +17,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort import (
-    Answer,
-    ClientTable,
-    Cohort,
-    LabelCounts,
-    LabelGram,
-    RoundReport,
-    RoundRequest,
-    Session,
-    Signal,
-    Slate,
-    Status,
-    create,
-)
+from fedcohort import ClientTable, Cohort, LabelCounts, Session, Signal, Slate, Status, create
 from fedcohort.audit.choices import receipt, verify
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
-from fedcohort.core.clients import LabelGramRows
+from fedcohort.core.clients import LabelGram, LabelGramRows
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.journal import Journal
 from fedcohort.journal.chain import joined
 from fedcohort.journal.codec import pack

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedcohort import SELECTORS, Session
+from fedcohort import Session
 from fedcohort.cli.flower import app_files
 from fedcohort.core.errors import InputError, JournalError, UnknownNameError
+from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.simulate.config.experiment import ConfigError, Experiment, read

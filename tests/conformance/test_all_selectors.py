@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedcohort import SELECTORS, create
+from fedcohort import create
 from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import SELECTORS
 from fedcohort.testing import CHECKS, check_selector, run_check
 
 # name -> {check: written reason}

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from fedcohort import SELECTORS
 from fedcohort.core.errors import ParameterError, RegistryError, UnknownNameError
+from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.registry import Registry
 from fedcohort.scenario import PARTITIONS
 from fedcohort.training.aggregators import AGGREGATORS
@@ -168,7 +168,8 @@ def test_importing_fedcohort_leaves_the_selectors_for_later():
     script = (
         "import sys, fedcohort\n"
         "print('fedcohort.selectors' in sys.modules, 'torch' in sys.modules)\n"
-        "print('fedcor' in fedcohort.SELECTORS, 'fedcohort.selectors' in sys.modules, 'torch' in sys.modules)"
+        "from fedcohort.core.protocol import SELECTORS\n"
+        "print('fedcor' in SELECTORS, 'fedcohort.selectors' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "True", "True", "False"]

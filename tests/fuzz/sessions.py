@@ -12,24 +12,12 @@ from random import Random
 
 import numpy as np
 
-from fedcohort import (
-    SELECTORS,
-    Answer,
-    ClientTable,
-    LabelCounts,
-    LabelFactor,
-    LabelGram,
-    Losses,
-    RoundReport,
-    RoundRequest,
-    Session,
-    Signal,
-    create,
-)
+from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, create
 from fedcohort.audit.choices import verify as audit
 from fedcohort.audit.participation import verify
-from fedcohort.core.clients import LabelGramRows
+from fedcohort.core.clients import LabelFactor, LabelGram, LabelGramRows
 from fedcohort.core.errors import FedcohortError, JournalError, SelectorError
+from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
 from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS
 from fedcohort.journal import Journal
 from fedcohort.journal.maintenance import prune

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort import ClientTable, RoundRequest, Session, create
+from fedcohort import ClientTable, Session, create
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import RoundRequest
 from fedcohort.journal import Journal, database, is_blank, read_journal
 from fedcohort.journal.exposition import exposition
 from fedcohort.journal.lock import Lock

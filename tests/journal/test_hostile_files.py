@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort import SELECTORS, ClientTable, RoundReport, RoundRequest, Session, create
+from fedcohort import ClientTable, Session, create
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.journal import read_journal
 from fedcohort.journal.codec import deflated, inflated, pack
 from fedcohort.journal.database import Seal

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal, Status, create
+from fedcohort import ClientTable, Session, Signal, Status, create
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.maintenance import tables
 from fedcohort.journal.schema import TABLES

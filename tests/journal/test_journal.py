@@ -7,8 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
+from fedcohort import ClientTable, LabelCounts, Session, create
+from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.journal import ReplyBlock, read_journal
 from fedcohort.journal.codec import changed_rows, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.opening import copy

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort import RoundRequest, Session
+from fedcohort import Session
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import RoundRequest
 from fedcohort.journal import SCHEMA_VERSION, read_journal
 from fedcohort.selectors import Balanced
 

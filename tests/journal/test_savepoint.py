@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcohort import ClientTable, RoundReport, RoundRequest, Session, create
+from fedcohort import ClientTable, Session, create
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.journal import Position
 from fedcohort.testing import ScriptedHost
 

@@ -5,10 +5,11 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundRequest, Session, Signal, create
+from fedcohort import ClientTable, LabelCounts, Session, Signal, create
 from fedcohort.audit.verification import examine
-from fedcohort.core.clients import LabelGramRows
+from fedcohort.core.clients import LabelFactor, LabelGram, LabelGramRows
 from fedcohort.core.errors import InputError, JournalError
+from fedcohort.core.protocol import RoundRequest
 from fedcohort.journal import read_journal
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost

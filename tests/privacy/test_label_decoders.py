@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
-from fedcohort import ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, create
-from fedcohort.core.clients import LabelGramRows
+from fedcohort import ClientTable, LabelCounts, Session, create
+from fedcohort.core.clients import LabelGram, LabelGramRows
 from fedcohort.core.errors import CiphertextError, InputError, KeyHolderError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.privacy.label_decoders import (
     ClientRefusedError,
     EncryptedLabels,

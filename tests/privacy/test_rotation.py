@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort import ClientTable, LabelCounts, LabelFactor, RoundReport, RoundRequest, Session, create
+from fedcohort import ClientTable, LabelCounts, Session, create
+from fedcohort.core.clients import LabelFactor
 from fedcohort.core.errors import CiphertextError, InputError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.privacy.rotation import SecretRotation, unpack_rotated_counts
 
 

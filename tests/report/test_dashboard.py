@@ -376,7 +376,8 @@ def test_an_empty_folder_says_that_it_waits(page, tmp_path, toy):
 
 
 def test_numbers_for_prometheus(tmp_path):
-    from fedcohort import ClientTable, RoundReport, RoundRequest, Session, create
+    from fedcohort import ClientTable, Session, create
+    from fedcohort.core.protocol import RoundReport, RoundRequest
 
     with Session(create("uniform"), ClientTable(n=5), journal=tmp_path / "live.sqlite") as session:
         cohort = session.ask(RoundRequest(2))

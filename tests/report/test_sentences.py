@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort import SELECTORS
 from fedcohort.core.plots import SelectorRun
+from fedcohort.core.protocol import SELECTORS
 from fedcohort.report import figures
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
 from fedcohort.simulate.leaderboard import Options, SettingOptions

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedcohort import (
-    ClientTable,
-    LabelCounts,
-    LabelFactor,
-    LabelGram,
-    RoundReport,
-    RoundRequest,
-    Session,
-    Signal,
-    Status,
-)
+from fedcohort import ClientTable, LabelCounts, Session, Signal, Status
+from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import JournalError, SignalError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.selectors import Balanced, Uniform
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.simulate.label_sharing import NoisyCounts

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort import Answer, ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, Signal, create
-from fedcohort.core.clients import LabelFactor
+from fedcohort import ClientTable, LabelCounts, Session, Signal, create
+from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import JournalError, ParameterError, SignalError
-from fedcohort.core.protocol import Cohort
+from fedcohort.core.protocol import Answer, Cohort, RoundReport, RoundRequest
 from fedcohort.core.selector_spec import describe, rebuild_selector
 from fedcohort.selectors import Bounded
 from fedcohort.selectors.ours.bounded import said_quantiles

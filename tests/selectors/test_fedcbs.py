@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort import ClientTable, LabelCounts, LabelFactor, LabelGram, RoundReport, RoundRequest, Session, create
+from fedcohort import ClientTable, LabelCounts, Session, create
+from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import ParameterError, SignalError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.selectors.papers.fedcbs import FedCBS
 

@@ -5,20 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort import (
-    Answer,
-    ClientTable,
-    LabelCounts,
-    Losses,
-    RoundReport,
-    RoundRequest,
-    Session,
-    Signal,
-    Status,
-    Trial,
-    create,
-)
+from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, Status, Trial, create
 from fedcohort.core.errors import ParameterError
+from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.selectors.papers.fedcor import FedCor, process
 

@@ -4,7 +4,8 @@ import importlib
 import inspect
 import pkgutil
 
-from fedcohort import SELECTORS, Selector, selectors
+from fedcohort import Selector, selectors
+from fedcohort.core.protocol import SELECTORS
 
 
 def test_every_selector_of_the_package_is_exported_and_registered():

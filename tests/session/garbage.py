@@ -19,24 +19,11 @@ from typing import Any
 import numpy as np
 
 import fedcohort
-from fedcohort import (
-    Answer,
-    ClientTable,
-    Cohort,
-    LabelCounts,
-    LabelFactor,
-    LabelGram,
-    Losses,
-    RoundReport,
-    RoundRequest,
-    Session,
-    Signal,
-    Trial,
-    create,
-)
+from fedcohort import ClientTable, Cohort, LabelCounts, Losses, Session, Signal, Trial, create
+from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.params import parameters
-from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
 from fedcohort.session.rules import Rules
 
 

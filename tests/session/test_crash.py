@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from fedcohort import RoundRequest, Session, create
+from fedcohort import Session, create
 from fedcohort.audit.verification import examine
+from fedcohort.core.protocol import RoundRequest
 from fedcohort.testing import ScriptedHost
 
 ROUNDS = 60

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedcohort import ClientTable, Cohort, RoundRequest, Session
+from fedcohort import ClientTable, Cohort, Session
 from fedcohort.cli.explain import score_table
+from fedcohort.core.protocol import RoundRequest
 from fedcohort.report.why import as_json, explain
 from fedcohort.selectors import Uniform
 

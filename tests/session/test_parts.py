@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcohort import ClientTable, Cohort, RoundRequest, Selector, Session, Signal, Status, create
+from fedcohort import ClientTable, Cohort, Selector, Session, Signal, Status, create
 from fedcohort.core.errors import InputError, TicketError
+from fedcohort.core.protocol import RoundRequest
 from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.session.members import Membership
 from fedcohort.session.pending import PendingCohorts

@@ -7,19 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from fedcohort import (
-    Answer,
-    ClientTable,
-    LabelCounts,
-    LabelGram,
-    Losses,
-    RoundReport,
-    RoundRequest,
-    Session,
-    Signal,
-    Status,
-    create,
-)
+from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, Status, create
+from fedcohort.core.clients import LabelGram
 from fedcohort.core.errors import (
     DuplicateReportError,
     InputError,
@@ -28,6 +17,7 @@ from fedcohort.core.errors import (
     TicketError,
     UnknownNameError,
 )
+from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules

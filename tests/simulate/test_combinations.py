@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcohort import SELECTORS
+from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load

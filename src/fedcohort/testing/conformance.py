@@ -179,7 +179,7 @@ def check_other_process(selector: AnySelector) -> None:
     here = host.play(host.session(selector, seed=5), 12)
     script = (
         "import importlib, json, sys\n"
-        "from fedcohort import SELECTORS\n"
+        "from fedcohort.core.protocol import SELECTORS\n"
         "from fedcohort.testing import ScriptedHost\n"
         "spec = json.loads(sys.argv[1])\n"
         "if spec['reference']:\n"

@@ -23,9 +23,11 @@ from flwr.client.mod import secaggplus_mod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
 
-from fedcohort import ClientTable, LabelCounts, LabelGram, RoundReport, RoundRequest, Session, create
+from fedcohort import ClientTable, LabelCounts, Session, create
 from fedcohort.audit.choices import verify
+from fedcohort.core.clients import LabelGram
 from fedcohort.core.errors import CiphertextError, KeyHolderError, ParameterError
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import Answers, Facts, FederationTimeoutError, RoundError, cohort_client, torch_answers
 from fedcohort.hosts.flower.private import Private

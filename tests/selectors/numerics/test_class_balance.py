@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcohort import LabelCounts, LabelFactor, LabelGram
+from fedcohort import LabelCounts
+from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.selectors.numerics.class_balance import Past, balancing_rates, centred, group_of, mix_qcid
 
 

@@ -42,7 +42,8 @@ class ActiveFL(Selector[ActiveState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(ActiveFL(alpha1=0.5, alpha2=50.0, alpha3=0.0), ClientTable(sizes=[100] * 4), seed=1)
     >>> everybody = session.ask(RoundRequest(size=4))
     >>> session.tell(RoundReport(everybody.ticket, [0, 1, 2, 3], metrics={Signal.LOSS: [0.1, 0.2, 0.3, 9.0]}))

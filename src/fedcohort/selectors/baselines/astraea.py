@@ -53,7 +53,8 @@ class Astraea(Selector[AstraeaState]):
     --------
     Fed-CBS's Figure 3: greedy finds {C1, C2, C3}, though {C1, C3, C4} is exactly balanced.
 
-    >>> from fedcohort import ClientTable, LabelCounts, RoundRequest, Session
+    >>> from fedcohort import ClientTable, LabelCounts, Session
+    >>> from fedcohort.core.protocol import RoundRequest
     >>> labels = LabelCounts([[5] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]])
     >>> session = Session(Astraea(), ClientTable(names=["C1", "C2", "C3", "C4"], labels=labels))
     >>> session.ask(RoundRequest(size=3)).names

@@ -93,7 +93,8 @@ class Clustered(Selector[ClusteredState]):
     --------
     Two large clients have a distribution each; the four small ones share the third.
 
-    >>> from fedcohort import ClientTable, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundRequest
     >>> table = ClientTable(sizes=[40, 40, 10, 10, 10, 10])
     >>> [Session(Clustered(), table, seed=seed).ask(RoundRequest(size=3)).names for seed in range(3)]
     [('0', '1', '4'), ('0', '1', '5'), ('0', '1', '4')]

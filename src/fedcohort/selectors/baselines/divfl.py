@@ -65,7 +65,8 @@ class DivFL(Selector[DiverseState]):
     --------
     Three kinds of clients: the cohort has one of each, and counts them by how many they stand for.
 
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> kind = np.array([0, 0, 0, 1, 1, 2])
     >>> session = Session(DivFL(), ClientTable(sizes=[10] * 6), seed=1)
     >>> everybody = session.ask(RoundRequest(size=6))

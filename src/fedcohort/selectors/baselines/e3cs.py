@@ -58,7 +58,8 @@ class E3CS(Selector[WeightState]):
     --------
     Client 1 never finishes; its chance falls towards its quota of one in four.
 
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(E3CS(fairness=0.5), ClientTable(n=2), seed=1)
     >>> for _ in range(60):
     ...     cohort = session.ask(RoundRequest(size=1))

@@ -58,7 +58,8 @@ class FedCucb(Selector[CucbState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(FedCucb(), ClientTable(n=4), seed=1)
     >>> cohort = session.ask(RoundRequest(size=4))
     >>> moved = {0: [1, -1], 1: [1, -1], 2: [-1, 1], 3: [-1, 1]}  # two clients of each class

@@ -55,7 +55,8 @@ class FedCS(Selector[DurationState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(FedCS(deadline=6.0), ClientTable(n=4), seed=1)
     >>> everybody = session.ask(RoundRequest(size=4))
     >>> seconds = [1.0 + 2 * client for client in everybody.clients.tolist()]

@@ -59,7 +59,8 @@ class Feel(Selector[FeelState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(Feel(rho=0.0), ClientTable(sizes=[10, 10, 10]), seed=1)
     >>> cohort = session.ask(RoundRequest(size=3))
     >>> norms = [3.0 if client == 2 else 1.0 for client in cohort.clients.tolist()]

@@ -60,7 +60,8 @@ class GradNorm(Selector[NormState]):
     --------
     The client with the large update is certain; the others, half as likely, count twice.
 
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(GradNorm(), ClientTable(sizes=[10, 10, 10]), seed=0)
     >>> everybody = session.ask(RoundRequest(size=3))
     >>> norms = np.array([9.0, 1.0, 1.0])[everybody.clients]

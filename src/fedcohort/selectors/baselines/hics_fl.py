@@ -92,7 +92,8 @@ class HicsFL(Selector[HicsState]):
     --------
     Clients 0 and 1 have balanced labels, the other ten have one class each.
 
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> bias = np.vstack([np.zeros((2, 5)), np.eye(5), np.eye(5)]) + 0.01 * np.arange(12)[:, None] * np.arange(5)
     >>> session = Session(HicsFL(clusters=3, preference=20.0), ClientTable(sizes=[10] * 12), seed=1)
     >>> everybody = session.ask(RoundRequest(size=12))

@@ -30,7 +30,8 @@ class PowerOfChoice(Selector[NoState]):
 
     Examples
     --------
-    >>> from fedcohort import Answer, ClientTable, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import Answer, RoundRequest
     >>> session = Session(PowerOfChoice(d=4), ClientTable(sizes=[1, 1, 1, 1]), seed=1)
     >>> request = RoundRequest(size=1)
     >>> query = session.query(request)

@@ -49,7 +49,8 @@ class PyramidFL(Guidance, Selector[PyramidState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(PyramidFL(), ClientTable(sizes=[10, 10]), seed=1)
     >>> cohort = session.ask(RoundRequest(size=2))
     >>> seconds = [2.0 if client == 0 else 8.0 for client in cohort.clients.tolist()]

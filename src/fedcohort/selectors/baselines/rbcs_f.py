@@ -61,7 +61,8 @@ class RbcsF(Selector[QueueState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(RbcsF(exploration=0.0), ClientTable(n=3), seed=1)
     >>> picked = []
     >>> for _ in range(12):  # client 2 is slow, and owed half of a third of the rounds

@@ -53,7 +53,8 @@ class Refl(Selector[PresenceState]):
     --------
     Client 2 was there in every second round only, the others always.
 
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(Refl(hold_off=0), ClientTable(n=3), seed=1)
     >>> for t in range(7):
     ...     cohort = session.ask(RoundRequest(size=1, available=[0, 1, 2] if t % 2 == 0 else [0, 1]))

@@ -69,7 +69,8 @@ class RestlessBandit(ContextualBandit[RestlessState]):
 
     Examples
     --------
-    >>> from fedcohort import RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(RestlessBandit(contexts="last"), ClientTable(n=6), seed=1)
     >>> for _ in range(30):  # clients 0 to 2 still learn, the others do not
     ...     cohort = session.ask(RoundRequest(size=2))

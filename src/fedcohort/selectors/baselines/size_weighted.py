@@ -30,7 +30,8 @@ class SizeWeighted(Selector[NoState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundRequest
     >>> session = Session(SizeWeighted(), ClientTable(sizes=[0, 0, 1000]), seed=1)
     >>> cohort = session.ask(RoundRequest(size=3))
     >>> cohort.clients, cohort.weights

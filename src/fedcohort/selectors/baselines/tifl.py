@@ -60,7 +60,8 @@ class TiFL(Selector[TierState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(TiFL(tiers=2, adaptive=False), ClientTable(n=4), seed=1)
     >>> everybody = session.ask(RoundRequest(size=4))
     >>> seconds = [9.0 if client > 1 else 1.0 for client in everybody.clients.tolist()]

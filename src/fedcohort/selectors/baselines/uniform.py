@@ -29,7 +29,8 @@ class Uniform(Selector[NoState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundRequest
     >>> session = Session(Uniform(), ClientTable(n=100), seed=7)
     >>> len(session.ask(RoundRequest(size=10)))
     10
@@ -60,7 +61,8 @@ class All(Selector[NoState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundRequest
     >>> session = Session(All(), ClientTable(n=5))
     >>> session.ask(RoundRequest(size=2)).clients
     array([0, 1, 2, 3, 4])

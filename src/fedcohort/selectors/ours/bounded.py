@@ -96,7 +96,8 @@ class Bounded(Selector[Any]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, LabelCounts, RoundRequest, Session
+    >>> from fedcohort import ClientTable, LabelCounts, Session
+    >>> from fedcohort.core.protocol import RoundRequest
     >>> honest = [20.0] * 10
     >>> table = ClientTable(sizes=[*honest, 1e9])
     >>> session = Session(Bounded(of="size-weighted"), table, seed=1)

@@ -45,7 +45,8 @@ class Oort(Guidance, Selector[OortState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(Oort(least_exploration=0.0, exploration=0.0), ClientTable(sizes=[10] * 4), seed=1)
     >>> everybody = session.ask(RoundRequest(size=4))
     >>> metrics = {Signal.LOSS_RMS: [0.1, 2.0, 0.2, 2.1], Signal.DURATION: [1.0, 1.0, 1.0, 9.0]}

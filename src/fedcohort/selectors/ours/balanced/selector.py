@@ -99,7 +99,8 @@ class Balanced(Selector[BalanceState]):
     --------
     Four clients with one class each: two of different classes, and next the other two.
 
-    >>> from fedcohort import ClientTable, LabelCounts, RoundReport, RoundRequest, Session
+    >>> from fedcohort import ClientTable, LabelCounts, Session
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> labels = LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9]])
     >>> session = Session(Balanced(), ClientTable(labels=labels), seed=3)
     >>> for _ in range(2):

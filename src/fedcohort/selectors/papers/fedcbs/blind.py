@@ -54,7 +54,8 @@ class BlindFedCBS(Selector[BlindState]):
 
     Examples
     --------
-    >>> from fedcohort import ClientTable, RoundReport, RoundRequest, Session
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> session = Session(BlindFedCBS(), ClientTable(sizes=[8, 8, 8, 8]), seed=1)
     >>> cohort = session.ask(RoundRequest(size=4))
     >>> moved = {0: [1, -1], 1: [1, -1], 2: [-1, 1], 3: [-1, 1]}  # two clients of each class

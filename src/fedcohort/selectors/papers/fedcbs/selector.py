@@ -78,7 +78,8 @@ class FedCBS(Selector[BalancedState]):
     --------
     Four clients with one class each and one with both: the second pick balances the first.
 
-    >>> from fedcohort import ClientTable, LabelCounts, RoundRequest, Session
+    >>> from fedcohort import ClientTable, LabelCounts, Session
+    >>> from fedcohort.core.protocol import RoundRequest
     >>> labels = LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9], [5, 5]])
     >>> session = Session(FedCBS(), ClientTable(labels=labels), seed=3)
     >>> cohort = session.ask(RoundRequest(size=2, available=[0, 1, 2, 3]))

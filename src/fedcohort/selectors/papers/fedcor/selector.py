@@ -128,7 +128,8 @@ class FedCor(Selector[CorrelationState], GaussianLosses):
     Losses of clients 0 and 1 move together, and so do those of 2 and 3. After three uniform rounds of two, FedCor
     takes one of each.
 
-    >>> from fedcohort import Answer, ClientTable, RoundReport, RoundRequest, Session, Signal
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
     >>> session = Session(FedCor(warmup=3, interval=None, dimension=2), ClientTable(sizes=[10] * 4), seed=1)
     >>> kinds, losses = np.array([0, 0, 1, 1]), np.full(4, 2.0)
     >>> for _ in range(4):
