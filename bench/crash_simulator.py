@@ -106,7 +106,7 @@ class Watch:
             self._enter("creation")
         elif event == "open" and isinstance(arguments[0], str) and arguments[0].endswith(".tmp"):
             name = Path(arguments[0]).name
-            if name.startswith(".part-") and "/clients/" in arguments[0] and self.window != "end":
+            if name.startswith(".part-") and self.window != "end":
                 self._enter_checkpoint("rows")
             elif name.startswith(".group-"):
                 self._enter_checkpoint("saving")

@@ -26,14 +26,11 @@ def with_column(table, heading, texts):
 
 def noise_of_picks(found, setting, label):
     """Mean share of wrong labels among the picked, over all rounds and over the last fifty, over seeds."""
-    table = found.rounds.sort_by("round")
-    run_of, cohorts = np.array(table["run"].to_pylist()), table["cohort"].to_pylist()
     shares = []
     for run in found.runs:
         if run.label == label and setting_name(run.setting) == setting:
             rate = found.federation(run.id).noise_rate
-            mine = np.flatnonzero(run_of == run.id)
-            picked = np.array([rate[cohorts[i]].mean() if cohorts[i] else np.nan for i in mine])
+            picked = np.array([rate[cohort].mean() if len(cohort) else np.nan for cohort in found.cohorts(run)])
             shares.append((np.nanmean(picked), np.nanmean(picked[-50:])))
     return np.mean(shares, axis=0)
 

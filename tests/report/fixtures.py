@@ -7,7 +7,6 @@ milliseconds a run, yet cohorts, journals, scores and shadows are the genuine ar
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,8 @@ from fedcohort.core.protocol import SELECTORS, Answer, Losses, RoundReport, Roun
 from fedcohort.core.signals import Signal
 from fedcohort.session import Session
 from fedcohort.simulate.metrics import imbalance
-from fedcohort.simulate.store.results import FORMAT_VERSION, FederationFacts, RunInfo, clients_schema, rounds_schema
+from fedcohort.simulate.store.live import LiveFeed
+from fedcohort.simulate.store.results import FORMAT_VERSION, FederationFacts, RunInfo, rounds_schema
 from fedcohort.simulate.store.writer import ExperimentWriter
 
 CLASSES = 10
@@ -103,8 +103,8 @@ class ToyRun:
         gain = 0.6 * share * (0.97 - self.known)
         return np.clip(self.known + gain - 0.006 * (share < 0.02), 0.05, 0.97)
 
-    def step(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Play one round; return its row of ``rounds`` and its rows of ``clients``."""
+    def step(self) -> dict[str, Any]:
+        """Play one round; return its row of ``rounds``."""
         rng = np.random.default_rng([self.seed, 3, self.round])
         request = RoundRequest(size=self.size)
         query = self.session.query(request)
@@ -148,10 +148,9 @@ class ToyRun:
             "run": self.id,
             "round": self.round,
             "accuracy": accuracy if evaluated else None,
+            "metric": None,
             "loss": float(-np.log(accuracy + 1e-3)) if evaluated else None,
             "qcid": imbalance(self.facts.true_counts[who].sum(axis=0)),
-            "cohort": who.tolist(),
-            "kept": kept.tolist(),
             "seconds": float(seconds.max(initial=0.0)) + query_seconds,
             "clock": self.clock,
             "bytes_down": MODEL_BYTES * len(who),
@@ -163,22 +162,11 @@ class ToyRun:
             "query_seconds": query_seconds,
             "available": len(self.facts.sizes),
             "wall_seconds": 0.002,
+            "durations": seconds,
+            "weights": np.full(len(who), 1.0 / len(who)),
         }
-        rows = [
-            {
-                "run": self.id,
-                "round": self.round,
-                "client": int(c),
-                "status": int(status[i]),
-                "kept": bool(kept[i]),
-                "seconds": float(seconds[i]),
-                "loss": float(before[i]),
-                "weight": 1.0 / len(who),
-            }
-            for i, c in enumerate(who)
-        ]
         self.round += 1
-        return row, rows
+        return row
 
     def info(self, state: str = "finished") -> RunInfo:
         return RunInfo(
@@ -191,10 +179,6 @@ class ToyRun:
             state=state,
             rounds_done=self.round,
         )
-
-    def live_line(self, row: Mapping[str, Any]) -> str:
-        keys = ("run", "round", "accuracy", "loss", "qcid", "cohort", "clock", "seconds")
-        return json.dumps({**{k: row[k] for k in keys}, "statuses": [0] * len(row["cohort"])}) + "\n"
 
 
 DEFAULT = (Choice("uniform"), Choice("fedcm-ts"), Choice("power-of-choice"))
@@ -210,25 +194,17 @@ class Experiment:
     rounds: int
     settings: Mapping[str, Mapping[str, Any]]
 
-    def play(self, rounds: int, *, live: bool = True) -> None:
+    def play(self, rounds: int) -> None:
         """Play so many rounds of every run and write them as one part."""
-        round_rows: list[dict[str, Any]] = []
-        client_rows: list[dict[str, Any]] = []
-        with (self.path / "live.jsonl").open("a") as feed:
-            for _ in range(rounds):
-                for run in self.runs:
-                    row, members = run.step()
-                    round_rows.append(row)
-                    client_rows += members
-                    if live:
-                        feed.write(run.live_line(row))
-                        feed.flush()
+        rows = [run.step() for _ in range(rounds) for run in self.runs]
         for run in self.runs:
             run.session.commit()
-        self.writer.append(
-            pa.Table.from_pylist(round_rows, rounds_schema()), pa.Table.from_pylist(client_rows, clients_schema())
-        )
+        self.writer.append(pa.Table.from_pylist(rows, rounds_schema()))
         self.note("running")
+
+    def feed(self) -> LiveFeed:
+        """Return what shows rounds that no part has yet."""
+        return LiveFeed(self.path, {run.id: run.session.journal for run in self.runs})
 
     def note(self, state: str, message: str = "", run_state: str | None = None) -> None:
         import os

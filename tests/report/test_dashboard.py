@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from fedcohort.core.clients import ClientTable
@@ -21,6 +22,7 @@ from fedcohort.journal.presence import Presence
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.session import Session
+from fedcohort.simulate.store.results import rounds_schema
 
 CHOICES = ("uniform", "fedcm-ts")
 
@@ -42,7 +44,7 @@ def seen(watcher, name="going"):
 # -- what it reads --------------------------------------------------------------------------------------------------
 
 
-def test_a_running_simulation_is_followed_line_by_line(running):
+def test_a_running_simulation_is_followed_round_by_round(running):
     watcher = Watcher(running.path.parent)
     first = seen(watcher)
     assert first["state"] == "running" and first["done"] == 24 and first["total"] == 120
@@ -51,46 +53,41 @@ def test_a_running_simulation_is_followed_line_by_line(running):
     version = watcher.version
     watcher.poll()
     assert watcher.version == version  # nothing new, nothing sent
-    row, _ = running.runs[0].step()
-    with (running.path / "live.jsonl").open("a") as feed:
-        feed.write(running.runs[0].live_line(row)[:20])
-        feed.flush()
-        watcher.poll()
-        assert watcher.version == version  # half a line is no line
-        feed.write(running.runs[0].live_line(row)[20:])
-        feed.flush()
-    after = seen(watcher)
-    assert next(line for line in after["table"] if line["id"] == "uniform-s1")["round"] == 6
-    shown = next(line for line in after["table"] if line["id"] == "uniform-s1")["cohort"]
-    assert [member["client"] for member in shown] == [str(c) for c in row["cohort"]]
-    json.dumps(after, allow_nan=False)
+    run = running.runs[0]
+    with running.feed() as feed:
+        feed.add(run.step())
+        after = seen(watcher)
+        line = next(line for line in after["table"] if line["id"] == "uniform-s1")
+        assert line["round"] == 6 and after["done"] == 25 and watcher.version != version
+        chosen = run.session.journal.cohorts(round_=6)[0].clients.tolist()
+        assert [member["client"] for member in line["cohort"]] == [str(c) for c in chosen]
+        assert all(member["status"] for member in line["cohort"])
+        json.dumps(after, allow_nan=False)
 
 
-def test_a_feed_that_starts_anew_is_read_anew(running):
+def test_rounds_that_are_gone_are_shown_no_more(running):
+    """A process that was killed left rounds that no journal has; who resumes makes them again."""
     watcher = Watcher(running.path)
-    assert seen(watcher)["done"] == 24
-    lines = (running.path / "live.jsonl").read_text().splitlines(keepends=True)
-    (running.path / "live.jsonl").write_text("".join(lines[:4]))
-    detail = seen(watcher)
-    assert {line["round"] for line in detail["table"]} == {0}
-
-
-def test_without_a_live_feed_the_parts_are_read(running):
-    (running.path / "live.jsonl").unlink()
-    watcher = Watcher(running.path)
+    with running.feed() as feed:
+        feed.add(running.runs[0].step())
+        assert seen(watcher)["done"] == 25
     assert {line["round"] for line in seen(watcher)["table"]} == {5}
-    running.play(1, live=False)
-    (running.path / "live.jsonl").unlink(missing_ok=True)
-    assert {line["round"] for line in seen(watcher)["table"]} == {6}
+    running.play(1)
+    assert {line["round"] for line in seen(watcher)["table"]} >= {6}
 
 
 def test_who_does_not_deliver_is_a_straggler(running):
-    row = {"run": "uniform-s1", "round": 6, "cohort": [3, 4, 5], "statuses": [0, 3, 0], "durations": [1.0, 1.0, 9.0]}
-    with (running.path / "live.jsonl").open("a") as feed:
-        feed.write(json.dumps(row) + "\n")
+    run = running.runs[0]
+    cohort = run.session.ask(RoundRequest(size=3))
+    run.session.tell(RoundReport(cohort.ticket, cohort.clients, [0, 3, 0]))
+    run.session.commit()
+    row = dict.fromkeys(rounds_schema().names) | {"run": run.id, "round": 6, "durations": [1.0, 1.0, 99.0]}
+    running.writer.append(pa.Table.from_pylist([{**row, "weights": [0.5, 0.0, 0.5]}], rounds_schema()))
     line = next(line for line in seen(Watcher(running.path))["table"] if line["id"] == "uniform-s1")
     assert [m["status"] for m in line["cohort"]] == ["ok", "late", "ok"]
-    assert line["stragglers"][0]["client"] == "4" and line["stragglers"][0]["trouble"] == 1
+    stragglers = {found["client"]: found for found in line["stragglers"]}
+    assert stragglers[str(cohort.clients[1])]["trouble"] >= 1
+    assert stragglers[str(cohort.clients[2])]["slow"] > 2
 
 
 def test_spoilt_and_foreign_things_do_not_stop_it(running):
@@ -99,8 +96,7 @@ def test_spoilt_and_foreign_things_do_not_stop_it(running):
     (root / "broken" / "meta.json").write_text("{")
     (root / "notes.sqlite").write_text("not a journal")
     (root / "empty").mkdir()
-    with (running.path / "live.jsonl").open("a") as feed:
-        feed.write('garbage\n{"no": "run"}\n')
+    (running.path / "live.sqlite").write_text("garbage")
     watcher = Watcher(root)
     assert seen(watcher)["done"] == 24
     states = {line["id"]: line["state"] for line in watcher.overview()["items"]}

@@ -97,7 +97,7 @@ def test_every_round_shown_can_be_explained_while_the_simulation_runs(tmp_path):
 def test_copies_end_with_the_journal_and_begin_after_it(tmp_path):
     path, live = tmp_path / "run.sqlite", tmp_path / "live.sqlite"
     session = Session(SELECTORS.create("fedcbs"), table_of(8), seed=1, journal=path, commit="manual")
-    copies = LiveRounds(live)
+    copies = LiveRounds(live, {"run": session.journal, "other": session.journal})
 
     def play(rounds):
         for _ in range(rounds):
@@ -111,15 +111,15 @@ def test_copies_end_with_the_journal_and_begin_after_it(tmp_path):
 
     play(2)
     assert seen() == ([], [])  # nothing is durable, nothing copied
-    copies.publish({"run": session.journal})
+    copies.publish([])
     assert seen() == ([0, 1], [3, 3])
     play(1)
-    copies.publish({"run": session.journal})
+    copies.publish([])
     session.commit()
     assert seen() == ([0, 1, 2], [3, 3, 3])  # in both, shown once
     copies.forget()
     play(1)
-    copies.publish({"run": session.journal, "other": session.journal})
+    copies.publish([])
     assert seen() == ([0, 1, 2, 3], [3, 3, 3, 3])
     copies.close()
     assert seen()[0] == [0, 1, 2] and not live.exists()

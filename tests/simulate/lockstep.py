@@ -39,8 +39,28 @@ def group(change=None, selector=None, **sections):
 
 
 def rows(made):
-    rounds, clients = made.drain()
-    return rounds.to_pylist(), clients.to_pylist()
+    """Return the rounds since the last time, each with its cohort, and a row for each client of these cohorts."""
+    rounds, clients = made.drain().to_pylist(), []
+    for row in rounds:
+        journal = next(run for run in made.runs if run.plan.id == row["run"]).session.journal
+        (chosen,) = journal.cohorts(round_=row["round"])
+        row["cohort"] = chosen.clients.tolist()
+        replies = {reply.client: reply for reply in journal.replies(chosen.ticket)}
+        for client, seconds, weight in zip(row["cohort"], row["durations"], row["weights"], strict=True):
+            reply = replies[client]
+            clients.append(
+                {
+                    "run": row["run"],
+                    "round": row["round"],
+                    "client": client,
+                    "status": reply.status,
+                    "kept": reply.kept,
+                    "seconds": seconds,
+                    "loss": reply.metrics.get("loss"),
+                    "weight": weight,
+                }
+            )
+    return rounds, clients
 
 
 @dataclasses.dataclass(frozen=True)

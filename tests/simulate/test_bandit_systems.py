@@ -37,7 +37,7 @@ def runs_of(results, label):
 
 
 def cohorts(results, run):
-    return [np.asarray(c) for c in results.column(run, "cohort")]
+    return results.cohorts(run)
 
 
 def test_flash_advantage_lowers_the_noise_of_its_picks(tmp_path):
@@ -102,7 +102,8 @@ def test_fedcm_raises_the_share_of_kept_models(tmp_path):
     results = results_of(tmp_path, scenario, selectors, rounds=60, cohort=6)
 
     def kept(label):
-        return np.mean([np.mean(k) for run in runs_of(results, label) for k in results.column(run, "kept")[20:]])
+        found = [results.members(run) for run in runs_of(results, label)]
+        return np.mean([members["kept"][members["round"] >= 20].mean() for members in found])
 
     assert kept("uniform") < 0.95  # the filter does drop models
     for label in ("fedcm-ucb", "fedcm-ts"):

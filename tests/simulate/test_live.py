@@ -1,13 +1,21 @@
-"""The live feed, shadows and trackers of a running experiment."""
+"""What an experiment's directory keeps, and how it is read while the experiment runs and afterwards."""
 
+import contextlib
 import json
+import sqlite3
+import time
 
+import pyarrow
 import pytest
 
+from fedcohort.core.errors import JournalError
 from fedcohort.journal import read_journal
+from fedcohort.report.why import explain
 from fedcohort.session.explain import explain_round
 from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.store.results import load, part_bytes
 
 TABLE = {
     "seeds": [3],
@@ -18,17 +26,104 @@ TABLE = {
 }
 
 
-def test_every_round_is_in_the_feed_and_shadows_are_on_record(tmp_path):
-    simulation = Simulation(Experiment.from_dict(TABLE), tmp_path / "out", device="cpu")
+def whole(results):
+    """Everything about every round and client that the reader knows, but how long the machine took."""
+    found = results.rounds.drop_columns("wall_seconds"), results.clients
+    return [sorted(table.to_pylist(), key=lambda row: (row["run"], row["round"])) for table in found]
+
+
+def test_rounds_since_the_last_checkpoint_are_read_like_all_others(tmp_path):
+    """While the experiment runs from live.sqlite, afterwards from parts and journals: the reader finds the same."""
+    out, seen = tmp_path / "out", []
+
+    class Reads(Listener):
+        def on_round(self, run, row):
+            time.sleep(0.15)
+            seen.append(whole(load(out)))
+
+    table = {**TABLE, "run": {**TABLE["run"], "checkpoint_seconds": 1000.0}}
+    simulation = Simulation(Experiment.from_dict(table), out, device="cpu", listeners=[Reads()])
     assert simulation.run() == "finished"
-    lines = [json.loads(line) for line in (tmp_path / "out" / "live.jsonl").read_text().splitlines()]
-    assert sorted((line["run"], line["round"]) for line in lines) == [
-        (run, round_) for run in ("fedcbs-s3", "uniform-s3") for round_ in range(6)
-    ]
-    for line in lines:
-        assert len(line["cohort"]) == len(line["statuses"]) == len(line["durations"]) == 3
-        assert (line["accuracy"] is None) == (line["round"] % 2 == 0)
-    assert any(status != 0 for line in lines for status in line["statuses"])
+    assert not list(out.glob("live*"))
+    after = whole(load(out))
+    assert [len(rows) for rows in after] == [12, 36] and any(row["status"] for row in after[1])
+    assert len({len(rounds) for rounds, _ in seen}) > 2  # in several steps
+    for found in seen:
+        known = {(row["run"], row["round"]) for row in found[0]}
+        assert found == [[row for row in rows if (row["run"], row["round"]) in known] for rows in after]
+
+
+def test_what_the_dashboard_read_goes_on_from_where_it_was(tmp_path):
+    out, found = tmp_path / "out", []
+
+    class Reads(Listener):
+        def on_round(self, run, row):
+            found.append(load(out, found[-1] if found else None))
+            found[-1].clients, found[-1].rounds  # read now
+
+    table = {**TABLE, "run": {**TABLE["run"], "checkpoint_seconds": 0.0}}
+    assert Simulation(Experiment.from_dict(table), out, device="cpu", listeners=[Reads()]).run() == "finished"
+    assert whole(load(out, found[-1])) == whole(load(out))
+
+
+def test_a_spoilt_live_file_hides_nothing_else(tmp_path):
+    out = tmp_path / "out"
+    assert Simulation(Experiment.from_dict(TABLE), out, device="cpu").run() == "finished"
+    expected = whole(load(out))
+    for text in (b"", b"no database", b"SQLite format 3\0" + bytes(200)):
+        (out / "live.sqlite").write_bytes(text)
+        assert whole(load(out)) == expected
+        assert explain(load(out).journal("uniform-s3"), 2).explanation.round == 2
+
+
+def test_an_experiment_of_format_1_is_read_from_its_journals(tmp_path):
+    out = tmp_path / "out"
+    assert Simulation(Experiment.from_dict(TABLE), out, device="cpu").run() == "finished"
+    now = load(out)
+    old = now.rounds.drop_columns(["durations", "weights"])
+    old = old.append_column("cohort", pyarrow.array([[0]] * old.num_rows))  # as every older version wrote it
+    (out / "rounds" / "part-00000.parquet").write_bytes(part_bytes(old))
+    (out / "clients").mkdir()
+    (out / "clients" / "part-00000.parquet").write_bytes(b"not looked at")
+    (out / "live.jsonl").write_text("not looked at either\n")
+    meta = json.loads((out / "meta.json").read_text())
+    (out / "meta.json").write_text(json.dumps({**meta, "format": 1}))
+    found = load(out)
+    for run in now.runs:
+        assert [c.tolist() for c in found.cohorts(run)] == [c.tolist() for c in now.cohorts(run)]
+    kept = ["run", "round", "client", "status", "kept"]
+    assert found.clients.select(kept).equals(now.clients.select(kept))
+    assert set(found.clients["weight"].to_pylist()) == {None}
+    assert Simulation.open(out).run() == "finished"
+
+
+def test_every_cohort_is_written_once(tmp_path):
+    out = tmp_path / "out"
+    assert Simulation(Experiment.from_dict(TABLE), out, device="cpu").run() == "finished"
+    files = {"config.toml", "meta.json", "status.json", "runs.json", "federation-0-s3.npz", ".lock"}
+    assert {path.name for path in out.iterdir()} - {".workers"} == {*files, "journal", "rounds", "checkpoint"}
+    assert not {"cohort", "kept", "clients"} & set(load(out).rounds.column_names)
+
+
+def test_a_journal_that_is_damaged_is_named(tmp_path):
+    out = tmp_path / "out"
+    assert Simulation(Experiment.from_dict(TABLE), out, device="cpu").run() == "finished"
+    path = load(out).journal("uniform-s3")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "UPDATE cohorts SET clients = (SELECT clients FROM cohorts WHERE ticket = 1) WHERE ticket = 2"
+        )
+        connection.commit()
+    with pytest.raises(JournalError, match=r"uniform-s3\.sqlite is damaged: .*ticket 2"):
+        load(out).cohorts("uniform-s3")
+    assert len(load(out).cohorts("fedcbs-s3")) == 6
+    path.unlink()
+    with pytest.raises(JournalError, match="no journal"):
+        load(out).cohorts("uniform-s3")
+
+
+def test_shadows_are_on_record(tmp_path):
+    assert Simulation(Experiment.from_dict(TABLE), tmp_path / "out", device="cpu").run() == "finished"
     journal = read_journal(tmp_path / "out" / "journal" / "uniform-s3.sqlite")
     assert set(explain_round(journal, 2).shadows) == {"fedcbs"}  # nobody shadows himself
 

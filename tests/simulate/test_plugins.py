@@ -176,8 +176,10 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def rows(out, run):
-    keep = ("round", "accuracy", "loss", "cohort")
-    return [{k: r[k] for k in keep} for r in load(out).rounds.to_pylist() if r["run"] == run]
+    results, keep = load(out), ("round", "accuracy", "loss")
+    cohorts = {round_: cohort.tolist() for round_, cohort in results.decisions(run).cohorts.items()}
+    mine = [row for row in results.rounds.to_pylist() if row["run"] == run]
+    return [{**{k: r[k] for k in keep}, "cohort": cohorts[r["round"]]} for r in mine]
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -283,7 +285,8 @@ def test_a_filter_and_an_aggregator_of_ones_own_are_found_from_any_folder(tmp_pa
     }
     short = {**TABLE["run"], "rounds": 1}
     assert run_experiment({**table, "run": short}, tmp_path / "x") == "finished"
-    kept = {row["run"]: sum(row["kept"]) for row in load(tmp_path / "x").rounds.to_pylist()}
+    found = load(tmp_path / "x")
+    kept = {run.id: found.members(run)["kept"].sum() for run in found.runs}
     assert kept == {"uniform-a-s0": 2, "own-a-s0": 1, "uniform-b-s0": 1, "own-b-s0": 1}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

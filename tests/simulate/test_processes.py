@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedcohort.core.errors import InputError
@@ -68,7 +69,7 @@ class Watch(Listener):
         self.seen = {}
 
     def on_round(self, run, row):
-        self.seen[run.id, row["round"]] = (list(row["cohort"]), list(row["statuses"]), list(row["durations"]))
+        self.seen[run.id, row["round"]] = (row["clock"], row["bytes_up"], np.float32(row["weights"]).tolist())
 
 
 def same(out, other):

@@ -131,7 +131,7 @@ def test_the_directory_holds_what_it_promises(whole):
     assert len(found_results.runs) == 8
     assert {info.state for info in found_results.runs} == {"finished"}
     assert found_results.rounds.num_rows == 8 * 8
-    assert found_results.clients.num_rows == sum(len(row["cohort"]) for row in found_results.rounds.to_pylist())
+    assert found_results.clients.num_rows == sum(len(row["weights"]) for row in found_results.rounds.to_pylist())
     assert sorted(path.name for path in (whole / "rounds").iterdir()) == ["part-00000.parquet"]
     evaluated = found_results.curves["uniform-s0"].rounds
     assert evaluated.tolist() == [2, 5, 7]
@@ -477,9 +477,9 @@ def test_a_damaged_part_is_named_wherever_the_damage_is(whole, tmp_path):
 def test_resuming_over_a_damaged_part_says_so(tmp_path):
     out = tmp_path / "x"
     assert run(out, table(selectors={"uniform": {}}), stop_after=4) == "interrupted"
-    part = next((out / "clients").iterdir())
+    part = next((out / "rounds").iterdir())
     part.write_bytes(part.read_bytes()[:-40])
-    with pytest.raises(ResultsError, match=r"clients/part-00000\.parquet is damaged"):
+    with pytest.raises(ResultsError, match=r"rounds/part-00000\.parquet is damaged"):
         run(out, resume=True)
 
 
@@ -503,10 +503,10 @@ def test_runs_json_is_written_anew_where_it_is_lost(whole, tmp_path, stop_after,
 def test_a_creation_that_was_cut_off_starts_again(whole, tmp_path):
     out = tmp_path / "x"
     shutil.copytree(whole, out)
-    for name in ("rounds", "clients", "journal", "checkpoint"):
+    for name in ("rounds", "journal", "checkpoint"):
         shutil.rmtree(out / name)
         (out / name).mkdir()
-    for name in ("meta.json", "status.json", "live.jsonl", ".lock"):
+    for name in ("meta.json", "status.json", ".lock"):
         (out / name).unlink()
     (out / ".meta.json.tmp").write_text("{")
     with pytest.raises(ResultsError, match=r"cut off(.|\n)*same --out"):
@@ -540,7 +540,7 @@ def test_an_interrupted_compaction_counts_nothing_twice(tmp_path, monkeypatch):
     assert sorted_rows(out, "rounds") == rows
     ExperimentWriter(out).compact()
     assert sorted_rows(out, "rounds") == rows
-    assert [p.name for p in (out / "clients").iterdir()] == ["part-00000.parquet"]
+    assert [p.name for p in (out / "rounds").iterdir()] == ["part-00000.parquet"]
     assert pyarrow.parquet.read_table(out / "rounds" / "part-00000.parquet").num_rows == len(rows)
 
 

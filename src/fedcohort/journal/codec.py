@@ -10,6 +10,7 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,14 @@ def unpack(data: bytes) -> AnyArray:
     array([[1.5, 2.5]])
     """
     header, _, raw = data.partition(b"\n")
+    dtype, shape = _layout(header)
+    return sealed(np.frombuffer(raw, dtype=dtype).reshape(shape).copy())
+
+
+@lru_cache(maxsize=256)  # a journal has very many cohorts, and few sizes of them
+def _layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     dtype, shape = json.loads(header)
-    return sealed(np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy())
+    return np.dtype(dtype), tuple(shape)
 
 
 def pack_many(arrays: Mapping[str, AnyArray]) -> bytes:

@@ -40,7 +40,7 @@ def file_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]
     """Yield what SQLite finds wrong with the file, and what is declared otherwise than it should be."""
     try:
         yield from (line for (line,) in connection.execute("PRAGMA integrity_check(10)") if line != "ok")
-        yield from _schema_problems(connection, version)
+        yield from schema_problems(connection, version)
     except ERRORS as error:
         yield str(error)
 
@@ -55,7 +55,8 @@ def row_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
         yield error.message if isinstance(error, JournalError) else str(error)
 
 
-def _schema_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+def schema_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+    """Yield what is declared otherwise than a journal declares it."""
     declared = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     for kind, name, sql in declared:  # what would run, or grow, when it is read
         if kind not in ("table", "index") or _COMPUTED.search(str(sql)):

@@ -1,78 +1,91 @@
-"""The newest rounds of journals that are made durable only now and then, for readers in other processes.
+"""Rounds that are not durable yet, for readers in other processes.
 
-A simulation commits its journals with its checkpoints, so that both always agree; until then nobody else can read
-them. :class:`LiveRounds` copies what is newer into one small file without waiting for the disk, and
-:func:`read_with_live` shows a journal with those rounds at its end. The copies are dropped once the journals have them.
+A simulation commits its journals together with its checkpoints, so that both always agree; until then no other process
+sees them. :class:`LiveRounds` copies what is newer into one small file without waiting for the disk, and
+:func:`read_with_live` shows a journal with those rounds at its end. The copies go once the journals have the rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fedcohort.journal.schema import ERRORS
+from fedcohort.journal.database import Database
+from fedcohort.journal.schema import ERRORS, TABLES
 from fedcohort.journal.store import Journal, read_journal
 
-_COLUMNS = {
-    "cohorts": "ticket, round, asked_at, told_at, wanted, n_candidates, candidates, clients, weights, work, notes, "
-    "stop",
-    "scores": "ticket, selector, picked, arrays, note",
-    "replies": "id, ticket, at, late, data",
-}
+_COLUMNS = {name: f"{TABLES[name].names}, sum" for name in ("cohorts", "scores", "replies")}
 
 
 class LiveRounds:
-    """Copies of the rounds that journals hold but have not made durable.
+    """Copies of the rounds that journals hold but have not made durable, and a text about each of them.
 
     Parameters
     ----------
     path : the file; what an earlier process left there is removed
+    journals : by name of the run
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._remove()
+    def __init__(self, path: Path, journals: Mapping[str, Journal]) -> None:
+        self._path, self._journals = path, journals
+        remove_live(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = OFF")  # a copy: nothing is lost with it
         for table, columns in _COLUMNS.items():
             self._db.execute(f"CREATE TABLE {table} (run TEXT NOT NULL, {columns})")
             self._db.execute(f"CREATE INDEX {table}_place ON {table} (run, ticket)")
+        self._db.execute("CREATE TABLE rounds (row TEXT NOT NULL)")
         self._copied: dict[str, tuple[int, int]] = {}  # by run: highest ticket and reply copied
 
-    def publish(self, journals: Mapping[str, Journal]) -> None:
-        """Copy what is new in each run's journal."""
+    def publish(self, rows: Iterable[str]) -> None:
+        """Copy what is new in each run's journal, and add the texts about these rounds."""
         self._db.execute("BEGIN")
-        for run, journal in journals.items():
+        for run, journal in self._journals.items():
             ticket, reply = self._copied.get(run, journal.durable)
             found = journal.newer(ticket, reply, _COLUMNS)
-            for table, rows in found.items():
-                if rows:
-                    marks = ", ".join("?" * (len(rows[0]) + 1))
-                    self._db.executemany(f"INSERT INTO {table} VALUES ({marks})", [(run, *row) for row in rows])
+            for table, copied in found.items():
+                if copied:
+                    marks = ", ".join("?" * (len(copied[0]) + 1))
+                    self._db.executemany(f"INSERT INTO {table} VALUES ({marks})", [(run, *row) for row in copied])
             self._copied[run] = (
                 max((row[0] for row in found["cohorts"]), default=ticket),
                 max((row[0] for row in found["replies"]), default=reply),
             )
+        self._db.executemany("INSERT INTO rounds VALUES (?)", [(row,) for row in rows])
         self._db.execute("COMMIT")
 
     def forget(self) -> None:
-        """Drop the copies: the journals have been made durable."""
+        """Drop everything: it is durable where it belongs."""
         self._db.execute("BEGIN")
-        for table in _COLUMNS:
+        for table in (*_COLUMNS, "rounds"):
             self._db.execute(f"DELETE FROM {table}")
         self._db.execute("COMMIT")
+        self._copied.clear()
 
     def close(self) -> None:
         """Remove the file."""
         self._db.close()
-        self._remove()
+        remove_live(self._path)
 
-    def _remove(self) -> None:
-        for name in (self._path.name, f"{self._path.name}-wal", f"{self._path.name}-shm"):
-            self._path.with_name(name).unlink(missing_ok=True)
+
+def remove_live(path: Path) -> None:
+    """Delete the file of :class:`LiveRounds` with its companions, if it is there."""
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+
+
+def read_live(path: Path) -> list[str]:
+    """Return the texts about the rounds that are not durable yet; none where there is no such file."""
+    if not path.is_file():
+        return []
+    try:
+        with contextlib.closing(sqlite3.connect(_address(path), uri=True)) as connection:
+            return [str(row) for (row,) in connection.execute("SELECT row FROM rounds ORDER BY rowid")]
+    except ERRORS:  # removed meanwhile, or spoilt: a copy that is of no use
+        return []
 
 
 def read_with_live(path: str | Path, live: Path, run: str) -> Journal:
@@ -88,9 +101,28 @@ def read_with_live(path: str | Path, live: Path, run: str) -> Journal:
     if not live.is_file():
         return journal
     try:
-        journal.extend(f"{live.absolute().as_uri()}?mode=ro", run, _COLUMNS)
+        attach_live(journal.database, live, run)
     except ERRORS:  # it was removed meanwhile: then the journal has everything
         with contextlib.suppress(Exception):
             journal.close()
         return read_journal(path)
     return journal
+
+
+def attach_live(database: Database, live: Path, run: str) -> None:
+    """Show the live rounds of ``run`` behind a journal's own; for one that is open for reading."""
+    connection = database.connection
+    connection.execute("ATTACH DATABASE ? AS live", (_address(live),))
+    for table in _COLUMNS:
+        connection.execute(f"SELECT 1 FROM live.{table} LIMIT 1")  # raises where the copy is spoilt
+    quoted = run.replace("'", "''")
+    for table, columns in _COLUMNS.items():
+        connection.execute(
+            f"CREATE TEMP VIEW {table} AS SELECT {columns} FROM main.{table} UNION ALL SELECT {columns} "
+            f"FROM live.{table} WHERE run = '{quoted}' AND ticket > "
+            "(SELECT COALESCE(MAX(ticket), -1) FROM main.cohorts)"
+        )
+
+
+def _address(live: Path) -> str:
+    return f"{live.absolute().as_uri()}?mode=ro"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedcohort.core.errors import JournalError
 from fedcohort.journal.database import Commit, Database, Seal, connect, opened
-from fedcohort.journal.integrity import COPY, check, version_of
+from fedcohort.journal.integrity import COPY, check, schema_problems, version_of
 from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
 
@@ -159,6 +159,20 @@ def open_for_reading(path: Path) -> Database:
         database.close()
         raise
     return database
+
+
+def open_declared(path: Path) -> tuple[Database, int]:
+    """Return an existing journal for reading, with its version; only what it declares is checked, not its rows."""
+    database, _, _ = open_unchecked(path)
+    try:
+        with _errors(path):
+            version = version_of(database.connection, path)
+            for problem in schema_problems(database.connection, version):
+                raise JournalError(f"The journal {path} is damaged: {problem}.", hint=COPY)
+    except BaseException:
+        database.close()
+        raise
+    return database, version
 
 
 def open_unchecked(path: Path) -> tuple[Database, Mark | None, bool]:

@@ -176,18 +176,6 @@ class Journal(Record):
             for table, (key, value) in above.items()
         }
 
-    def extend(self, live: str, run: str, columns: Mapping[str, str]) -> None:
-        """Show the rounds of ``run`` in the database ``live`` after the own ones; for a journal opened for reading."""
-        connection = self.database.connection
-        connection.execute("ATTACH DATABASE ? AS live", (live,))
-        quoted = run.replace("'", "''")
-        for table, names in columns.items():
-            connection.execute(
-                f"CREATE TEMP VIEW {table} AS SELECT {names} FROM main.{table} UNION ALL SELECT {names} "
-                f"FROM live.{table} WHERE run = '{quoted}' AND ticket > "
-                "(SELECT COALESCE(MAX(ticket), -1) FROM main.cohorts)"
-            )
-
     def compact(self) -> None:
         """Write the file anew without what was deleted, so that it cannot be found in it any more."""
         self.database.rewrite()

@@ -23,11 +23,12 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
-from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
+from fedcohort.journal import CohortRow, Journal, ReplyRow
 from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR
 from fedcohort.journal.presence import planned, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
+from fedcohort.simulate.store.results import open_journal
 
 _LATE = 20  # so many of the newest cohorts are read again, because answers may still come late
 _ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
@@ -235,15 +236,20 @@ class Past:
         self.shadows: dict[int, dict[str, tuple[IntArray, str | None]]] = {}
         self._settled = -1  # every cohort up to this ticket is closed and no late answer is expected any more
         self._forgotten = 0
+        self._newest = (-1, -1, -1)
 
-    def read(self, journal: Journal) -> None:
-        """Read what is new."""
-        forgotten = len(journal.events(FORGOTTEN))
+    def read(self, journal: Journal) -> bool:
+        """Read what is new, and return whether anything is."""
+        forgotten, newest = len(journal.events(FORGOTTEN)), journal.newest()
         if forgotten != self._forgotten:  # what was read before must not be shown again
             self.__init__()  # type: ignore[misc]
             self._forgotten = forgotten
+        fresh = journal.cohorts(after=self._settled)
+        closed = any(row.told_at != self.cohorts[row.ticket].told_at for row in fresh if row.ticket in self.cohorts)
+        if newest == self._newest and not closed:
+            return False
         ruled = bool(journal.meta().get("rules") or journal.events(CHANGED))
-        for row in journal.cohorts(after=self._settled):
+        for row in fresh:
             ticket = row.ticket
             self.replies[ticket] = journal.replies(ticket)
             if ticket not in self.cohorts:
@@ -252,13 +258,19 @@ class Past:
                 self.shadows[ticket] = {name: (found[0], found[2]) for name, found in scores.items() if name}
             self.cohorts[ticket] = row
         open_tickets = [t for t, row in self.cohorts.items() if row.told_at is None]
-        newest = max(self.cohorts, default=-1)
-        self._settled = min([newest - _LATE, *(t - 1 for t in open_tickets)])
+        last = max(self.cohorts, default=-1)
+        self._settled = min([last - _LATE, *(t - 1 for t in open_tickets)])
+        self._newest = newest
+        return True
+
+    def duration(self, reply: ReplyRow) -> float:
+        """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
+        return duration_of(reply, self.cohorts[reply.ticket].asked_at)
 
 
 def read_account(path: str | Path) -> Account:
     """Return the account of the run whose journal lies at ``path``."""
-    with closing(read_journal(path)) as journal:
+    with closing(open_journal(path)) as journal:
         return account(journal, Path(path).stem)
 
 

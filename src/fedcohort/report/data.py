@@ -1,14 +1,14 @@
 """What a report draws: runs of one or several experiments, grouped by setting and by selector.
 
-Everything is read through :func:`fedcohort.simulate.store.results.load` and turned into plain NumPy arrays here, so
-that the figures need to know neither Parquet nor SQLite.
+Everything is read through :class:`~fedcohort.simulate.store.results.Results` and turned into NumPy arrays here, so
+that the figures need to know neither Parquet nor SQLite. The dashboard draws the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.errors import InputError
+from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.journal.lock import is_locked
 from fedcohort.report import palette
 from fedcohort.session.coverage import Coverage, Tally, sentences
 from fedcohort.simulate.leaderboard import Leaderboard, Options, SettingOptions, leaderboards_of, setting_name
+from fedcohort.simulate.store.results import Results, ResultsError, load
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from fedcohort.simulate.store.facts import FederationFacts
-    from fedcohort.simulate.store.results import Results
 
 _NUMBERS = (
     "accuracy", "metric", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
@@ -63,7 +61,8 @@ class RunCurve:
 
     def coverage(self, clients: int) -> Coverage:
         """Return how many of the federation's clients carried the run."""
-        return Tally.of_picks(clients, self.round, self.pick_round, self.pick_client).coverage()
+        rounds = self.round if len(self.pick_round) else self.round[:0]  # where no cohort can be read, nothing is said
+        return Tally.of_picks(clients, rounds, self.pick_round, self.pick_client).coverage()
 
     @property
     def total_bytes(self) -> FloatArray:
@@ -162,8 +161,6 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
     Runs of several experiments are put together; where two experiments use the same label for the same setting and
     seed, the label is followed by the experiment's name.
     """
-    from fedcohort.simulate.store.results import load
-
     if not paths:
         raise InputError("A report needs at least one result directory.", hint="fedcohort report runs/NAME")
     results = [load(path) for path in paths]
@@ -171,7 +168,7 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
     entries: list[tuple[Results, str, RunCurve, str]] = []  # results, setting name, run, experiment name
     for path, result in zip(paths, results, strict=True):
         warnings += _warnings(Path(path), result)
-        entries += [(result, setting, run, Path(path).name) for setting, run in _runs(Path(path), result)]
+        entries += [(result, setting, run, Path(path).name) for setting, run in runs_of(result, warnings)]
     if not entries:
         raise InputError(
             f"No round has been recorded in {', '.join(map(str, paths))} yet.",
@@ -180,13 +177,13 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
     entries = _unique_labels(entries)
     colors = palette.assign(run.label for _, _, run, _ in entries)
     names = list(dict.fromkeys(setting for _, setting, _, _ in entries))
-    settings = tuple(
-        _setting(name, [(result, run) for result, setting, run, _ in entries if setting == name], colors, warnings)
-        for name in names
-    )
+    settings = []
+    for name in names:
+        members = [(result, run) for result, setting, run, _ in entries if setting == name]
+        settings.append(setting_of(name, members, colors, _federations(members, warnings)))
     return Bundle(
         paths=tuple(Path(p) for p in paths),
-        settings=settings,
+        settings=tuple(settings),
         configs=tuple(r.config for r in results),
         metas=tuple(r.meta for r in results),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -248,19 +245,21 @@ def _warnings(path: Path, result: Results) -> list[str]:
     return found
 
 
-def _runs(path: Path, result: Results) -> Iterable[tuple[str, RunCurve]]:
-    table = result.rounds
-    if table.num_rows == 0:
-        return
-    slices = _by_run(table)
+def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurve]]:
+    """Yield each run that has made a round, with the name of its setting.
+
+    A run whose journal cannot be read has no picks; ``warnings`` then says why.
+    """
     for info in result.runs:
-        if info.id not in slices:
+        rounds = np.asarray(result.column(info, "round"), np.int64)
+        if not len(rounds):
             continue
-        rows = table.take(slices[info.id])
-        round_ = np.asarray(rows["round"].to_numpy(), np.int64)
-        values = {name: _column(rows, name) for name in _NUMBERS} | {"accuracy": result.score(info)}
-        cohorts = rows["cohort"].combine_chunks()
-        lengths = np.asarray(cohorts.value_lengths().to_numpy(zero_copy_only=False), np.int64)
+        values = {name: np.asarray(result.column(info, name), np.float64) for name in _NUMBERS}
+        try:
+            cohorts = result.cohorts(info)
+        except FedcohortError as error:
+            warnings.append(f"Nobody knows whom {info.id} picked: {error.message}")
+            cohorts = [np.zeros(0, np.int64)] * len(rounds)
         journal = result.journal(info)
         yield (
             setting_name(info.setting),
@@ -271,38 +270,15 @@ def _runs(path: Path, result: Results) -> Iterable[tuple[str, RunCurve]]:
                 seed=int(info.seed),
                 state=info.state,
                 reason=info.reason or "",
-                federation=f"{path}:{info.federation}",
+                federation=f"{result.path}:{info.federation}",
                 params=info.params,
-                round=round_,
-                values=values,
-                pick_round=np.repeat(round_, lengths),
-                pick_client=np.asarray(cohorts.flatten().to_numpy(), np.int64),
+                round=rounds,
+                values=values | {"accuracy": result.score(info)},
+                pick_round=np.repeat(rounds, [len(cohort) for cohort in cohorts]),
+                pick_client=np.concatenate(cohorts),
                 journal=journal if journal.is_file() else None,
             ),
         )
-
-
-def _by_run(table: pa.Table) -> dict[str, IntArray]:
-    """Return for each run the row numbers of its rounds, in order of rounds, each round once."""
-    column = table["run"].combine_chunks().dictionary_encode()
-    names = column.dictionary.to_pylist()
-    codes = np.asarray(column.indices.to_numpy(zero_copy_only=False), np.int64)
-    rounds = np.asarray(table["round"].to_numpy(), np.int64)
-    order = np.lexsort((rounds, codes))
-    found: dict[str, IntArray] = {}
-    starts = np.searchsorted(codes[order], np.arange(len(names) + 1))
-    for i, name in enumerate(names):
-        rows = order[starts[i] : starts[i + 1]]
-        last = np.append(rounds[rows][1:] != rounds[rows][:-1], True)  # a resumed run may have written a round twice
-        found[str(name)] = rows[last]
-    return found
-
-
-def _column(table: pa.Table, name: str) -> FloatArray:
-    if name not in table.column_names:
-        return np.full(table.num_rows, np.nan)
-    values = table[name].to_numpy()
-    return np.asarray(values, np.float64)
 
 
 def _unique_labels(
@@ -321,11 +297,7 @@ def _unique_labels(
     ]
 
 
-def _setting(
-    name: str, members: list[tuple[Results, RunCurve]], colors: Mapping[str, tuple[int, int]], warnings: list[str]
-) -> Setting:
-    from fedcohort.simulate.store.results import ResultsError
-
+def _federations(members: Iterable[tuple[Results, RunCurve]], warnings: list[str]) -> dict[str, FederationFacts]:
     federations: dict[str, FederationFacts] = {}
     for result, run in members:
         if run.federation in federations:
@@ -334,16 +306,26 @@ def _setting(
             federations[run.federation] = result.federation(run.id)
         except ResultsError as error:
             warnings.append(f"{error.message} Pictures of the scenario are left out.")
-    n = max((len(f.sizes) for f in federations.values()), default=0)
+    return federations
+
+
+def setting_of(
+    name: str,
+    members: Sequence[tuple[Results, RunCurve]],
+    colors: Mapping[str, tuple[int, int]],
+    federations: Mapping[str, FederationFacts],
+    clients: int = 0,
+) -> Setting:
+    """Return the runs of one setting by selector; ``clients``: how many there are at least."""
+    n = max(clients, *(len(f.sizes) for f in federations.values()), 0)
     n = max(n, *(int(run.pick_client.max(initial=-1)) + 1 for _, run in members))
-    labels = list(dict.fromkeys(run.label for _, run in members))
     groups = []
-    for label in labels:
+    for label in dict.fromkeys(run.label for _, run in members):
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
-    said = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
-    own = dataclasses.replace(said[0], planned=max((mine.planned for mine in said if mine.planned), default=None))
+    owns = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
+    own = dataclasses.replace(owns[0], planned=max((mine.planned for mine in owns if mine.planned), default=None))
     called = {facts.names for facts in federations.values()}  # names of several seeds' federations may differ
     names = called.pop() if len(called) == 1 else None
     return Setting(name, tuple(groups), n, federations, rounds, own, names)

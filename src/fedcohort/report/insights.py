@@ -12,10 +12,10 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import FedcohortError, JournalError, MissingExtraError
 from fedcohort.core.plots import Intervals, Lines, Picture, Points, SelectorRun, View
 from fedcohort.core.selector_spec import class_of
-from fedcohort.journal import read_journal
 from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figures import POINTS, Figure, json_numbers
+from fedcohort.simulate.store.results import open_journal
 
 MAX_POINTS = 600  # clients drawn one by one
 
@@ -49,7 +49,7 @@ def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
 def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[Picture, View]]:
     """Return what a run's selector has to show."""
     assert run.journal is not None
-    with closing(read_journal(run.journal)) as journal:
+    with closing(open_journal(run.journal)) as journal:
         spec = journal.meta()["selector"]
         cls = class_of(spec)
         if cls is None and spec.get("reference") is not None:

@@ -55,7 +55,7 @@ def _module(name: str, package: str) -> Any:
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return what is worth tracking of a round: the numbers that are known, and all bytes together.
 
-    >>> numbers({"accuracy": 0.5, "loss": None, "bytes_up": 10, "bytes_down": 20, "cohort": [1, 2]})
+    >>> numbers({"accuracy": 0.5, "loss": None, "bytes_up": 10, "bytes_down": 20, "weights": [0.5, 0.5]})
     {'accuracy': 0.5, 'bytes': 30.0, 'cohort_size': 2.0}
     """
     found = {}
@@ -65,8 +65,8 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
             found[name] = float(value)
     if any(row.get(name) is not None for name in _BYTES):
         found["bytes"] = float(sum(row.get(name) or 0 for name in _BYTES))
-    if row.get("cohort") is not None:
-        found["cohort_size"] = float(len(row["cohort"]))
+    if row.get("weights") is not None:
+        found["cohort_size"] = float(len(row["weights"]))
     return found
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.registry import nearest
-from fedcohort.journal import Journal, read_journal
-from fedcohort.journal.live import read_with_live
+from fedcohort.journal import Journal
 from fedcohort.report.data import Setting
 from fedcohort.session.explain import Explanation, ScoreRow, explain_round
+from fedcohort.simulate.store.results import open_journal
 
 NEARLY = 5  # how many of those not picked are shown
 
@@ -76,16 +76,10 @@ def find_journal(path: str | Path, run: str | None) -> Path:
     return found[run]
 
 
-def explain(
-    path: str | Path, round_: int, client: str | None = None, *, nearly: int = NEARLY, live: Path | None = None
-) -> Why:
-    """Explain a round, or one client's part in it, from a journal file.
-
-    ``live`` is the file in which a running simulation keeps the rounds that its journals do not show yet.
-    """
-    run = Path(path).stem
-    with closing(read_journal(path) if live is None else read_with_live(path, live, run)) as journal:
-        return _explain(journal, run, round_, client, nearly)
+def explain(path: str | Path, round_: int, client: str | None = None, *, nearly: int = NEARLY) -> Why:
+    """Explain a round, or one client's part in it, from a journal file."""
+    with closing(open_journal(path)) as journal:
+        return _explain(journal, Path(path).stem, round_, client, nearly)
 
 
 def _explain(journal: Journal, run: str, round_: int, client: str | None, nearly: int) -> Why:
@@ -164,7 +158,7 @@ def report_explanations(
         if run is None or run.journal is None:
             continue
         try:
-            with closing(read_journal(run.journal)) as journal:
+            with closing(open_journal(run.journal)) as journal:
                 explained = explanations_of(journal, run.id, group.label, run.seed, rounds, limit, group.color)
         except FedcohortError as error:
             warnings.append(f"The choices of {run.id} cannot be explained: {error.message}")

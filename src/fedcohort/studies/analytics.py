@@ -119,7 +119,7 @@ def rank_by_skewness(
     sections = {key: value for key, value in table.items() if key != "local"}
     with played(sections, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
         (run,) = group.runs
-        made, _ = group.drain()
+        made = group.drain()
         traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
         ranking = ranker.ranked(dict(state_fields(run.session.state)), level)
         return SkewnessReport(ranking, run.federation, run.round, traffic / 1e6)

@@ -10,14 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcohort.core.arrays import BoolArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, InputError, JournalError
+from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_html
-from fedcohort.journal import CohortRow, Journal, ReplyRow, read_journal
+from fedcohort.journal import CohortRow, Journal, read_journal
 from fedcohort.journal.presence import RunState, planned, run_state, run_state_before
-from fedcohort.report.account import Past, account, duration_of
-from fedcohort.report.dashboard.feed import drawn, status_name
+from fedcohort.report.account import Past, account
+from fedcohort.report.dashboard.attendance import SLOW, Attendance, status_name
+from fedcohort.report.dashboard.feed import drawn
 from fedcohort.report.live_page import ending, run_view
 from fedcohort.report.why import as_json, explain
 from fedcohort.session.explain import history, reasons_of
@@ -25,7 +29,6 @@ from fedcohort.simulate.leaderboard.formats import to_html
 
 _MOST_OFFLINE = 200  # clients listed on the page
 _TELL_EVERY = 20.0  # seconds after which a page is brought up to date although nothing happened
-_SLOW = 2.0  # times the usual duration that make a straggler
 
 
 class JournalItem:
@@ -40,13 +43,8 @@ class JournalItem:
         self._seed = 0
         self._table: ClientTable | None = None
         self._active: BoolArray | None = None
-        self._cohorts: dict[int, CohortRow] = {}
-        self._replies: dict[int, list[ReplyRow]] = {}
-        self._metrics: dict[int, dict[str, float]] = {}
-        self._durations: list[float] = []
-        self._told_upto = -1  # every cohort up to this ticket is told and read completely
-        self._stamp: tuple[object, ...] = ()
         self._past = Past()
+        self._metrics: dict[int, dict[str, float]] = {}
         self._planned: int | None = None
         self._how = RunState("stopped")
         self._told = time.monotonic()
@@ -72,26 +70,14 @@ class JournalItem:
             self._journal = None
 
     def _read(self, journal: Journal) -> None:
-        fresh = journal.cohorts(after=self._told_upto)
         metrics = journal.metrics()
-        replies = {row.ticket: journal.replies(row.ticket) for row in fresh}
-        stamp = (
-            tuple((row.ticket, row.told_at, len(replies[row.ticket])) for row in fresh),
-            sum(map(len, metrics.values())),
-        )
-        for row in fresh:
-            self._cohorts[row.ticket] = row
-            self._replies[row.ticket] = replies[row.ticket]
-        self._metrics = metrics
-        for ticket in sorted(self._cohorts):
-            if ticket > self._told_upto and self._cohorts[ticket].told_at is not None and ticket == self._told_upto + 1:
-                self._told_upto = ticket
-                self._durations += [d for d in map(self._duration, self._replies[ticket]) if not math.isnan(d)]
+        fresh = self._past.read(journal)
         self._stands(run_state(journal), planned(journal))
-        if stamp != self._stamp or self._problem:
+        if fresh or metrics != self._metrics or self._problem or self._table is None:
+            self._metrics = metrics
             self._reasons = reasons_of(journal)
             self._table, self._active = journal.table()
-            self._stamp, self._problem = stamp, ""
+            self._problem = ""
             self.version += 1
 
     def _stands(self, how: RunState, rounds: int | None) -> None:
@@ -102,13 +88,19 @@ class JournalItem:
             self._told = time.monotonic()
             self.version += 1  # how long somebody has trained, and when the run will end, changes by itself
 
-    def _duration(self, reply: ReplyRow) -> float:
-        """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
-        return duration_of(reply, self._cohorts[reply.ticket].asked_at)
+    @property
+    def _cohorts(self) -> dict[int, CohortRow]:
+        return self._past.cohorts
 
     @property
     def _last(self) -> CohortRow | None:
         return self._cohorts[max(self._cohorts)] if self._cohorts else None
+
+    def _usual(self) -> float:
+        """Return the median of all durations in cohorts that are closed; NaN where there is none."""
+        closed = (t for t, row in self._cohorts.items() if row.told_at is not None)
+        known = [s for t in closed for s in map(self._past.duration, self._past.replies[t]) if not math.isnan(s)]
+        return statistics.median(known) if known else math.nan
 
     @property
     def _state(self) -> str:
@@ -185,18 +177,18 @@ class JournalItem:
         return str(client) if self._table is None else self._table.name(client)
 
     def _members(self, row: CohortRow) -> list[dict[str, Any]]:
-        replied = {reply.client: reply for reply in self._replies.get(row.ticket, ())}
-        usual = statistics.median(self._durations) if self._durations else math.nan
+        replied = {reply.client: reply for reply in self._past.replies[row.ticket]}
+        usual = self._usual()
         waited = time.time() - row.asked_at
         found = []
         for client in row.clients.tolist():
             reply = replied.get(client)
             if reply is not None:
-                status, seconds = status_name(reply.status), self._duration(reply)
+                status, seconds = status_name(reply.status), self._past.duration(reply)
             else:
                 over = row.told_at is not None
                 status, seconds = ("missing", math.nan) if over else ("training", waited)
-                if not over and waited > _SLOW * usual:
+                if not over and waited > SLOW * usual:
                     status = "straggling"
             known = None if math.isnan(seconds) else round(seconds, 3)
             name = self._name(client)
@@ -205,37 +197,18 @@ class JournalItem:
         return found
 
     def _stragglers(self) -> list[dict[str, Any]]:
-        usual = statistics.median(self._durations) if self._durations else math.nan
-        asked: dict[int, int] = {}
-        trouble: dict[int, int] = {}
-        seconds: dict[int, list[float]] = {}
+        attendance = Attendance()
         for ticket, row in self._cohorts.items():
             if row.told_at is None:
                 continue
-            replied = {reply.client: reply for reply in self._replies[ticket]}
-            for client in row.clients.tolist():
-                asked[client] = asked.get(client, 0) + 1
-                reply = replied.get(client)
-                if reply is None or reply.status != 0 or reply.late:
-                    trouble[client] = trouble.get(client, 0) + 1
-                if reply is not None and not math.isnan(self._duration(reply)):
-                    seconds.setdefault(client, []).append(self._duration(reply))
-        rows: list[dict[str, Any]] = []
-        for client, times in asked.items():
-            mean = statistics.fmean(seconds[client]) if client in seconds else None
-            slow = mean / usual if mean is not None and usual > 0 else None
-            if trouble.get(client) or (slow or 0) > _SLOW:
-                rows.append(
-                    {
-                        "client": self._name(client),
-                        "asked": times,
-                        "trouble": trouble.get(client, 0),
-                        "seconds": mean,
-                        "slow": slow,
-                    }
-                )
-        rows.sort(key=lambda r: (-(r["trouble"] or 0) / (r["asked"] or 1), -(r["slow"] or 0)))
-        return rows[:8]
+            replied = {reply.client: reply for reply in self._past.replies[ticket]}
+            found = [replied.get(client) for client in row.clients.tolist()]
+            attendance.add(
+                row.clients,
+                np.array([reply is not None and reply.status == Status.OK and not reply.late for reply in found]),
+                np.array([math.nan if reply is None else self._past.duration(reply) for reply in found]),
+            )
+        return attendance.stragglers(self._name)
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
         """Return the cohort of any round so far."""

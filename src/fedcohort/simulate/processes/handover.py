@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcohort.simulate.store.results import RunInfo
 
@@ -20,7 +19,7 @@ class HandOver:
 
     Attributes
     ----------
-    rounds, clients : Arrow tables
+    rounds : Arrow table
     round : int
         The next round to make.
     checkpoint : bytes
@@ -32,27 +31,16 @@ class HandOver:
     """
 
     rounds: pa.Table
-    clients: pa.Table
     round: int
     checkpoint: bytes
     infos: list[RunInfo]
     done: bool
     journals: dict[str, bytes] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rounds as listeners take them, with statuses and durations of the cohort."""
-        statuses = self.clients.column("status").to_numpy()
-        durations = self.clients.column("seconds").to_numpy()
-        start = 0
-        for row in self.rounds.to_pylist():
-            stop = start + len(row["cohort"])
-            yield {**row, "statuses": statuses[start:stop], "durations": durations[start:stop]}
-            start = stop
-
 
 def hand_over(group: Group) -> HandOver:
     """Return what came of a group since the last time; its journals are committed up to here."""
     point = group.checkpoint()
-    rounds, clients = group.drain()
+    rounds = group.drain()
     group.commit()
-    return HandOver(rounds, clients, point.round, point.to_bytes(), group.infos(), group.done)
+    return HandOver(rounds, point.round, point.to_bytes(), group.infos(), group.done)

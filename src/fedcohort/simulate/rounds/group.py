@@ -226,8 +226,8 @@ class Group:
         """Return the runs' entries of runs.json."""
         return [run.info(key) for run, key in zip(self.runs, self._keys, strict=True)]
 
-    def drain(self) -> tuple[pa.Table, pa.Table]:
-        """Return the rows since the last time, as tables ``rounds`` and ``clients``."""
+    def drain(self) -> pa.Table:
+        """Return the rows of ``rounds/`` since the last time."""
         return self._rows.drain()
 
     @property
@@ -475,8 +475,6 @@ class Group:
             "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
             "loss": None if sound is None else sound.loss,
             "qcid": qcid,
-            "cohort": cohort.clients,
-            "kept": averaged.kept,
             "seconds": cost.seconds,
             "clock": run.clock,
             "bytes_down": cost.bytes_down,
@@ -488,22 +486,10 @@ class Group:
             "query_seconds": cost.query_seconds,
             "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
             "wall_seconds": wall,
-            # Not columns of the rounds, but what listeners show beside them.
-            "statuses": status,
             "durations": durations,
+            "weights": averaged.weight,
         }
-        self._rows.add_round(row)
-        if len(cohort):
-            self._rows.add_clients(
-                run.plan.id,
-                run.round,
-                cohort.clients,
-                status=status,
-                kept=averaged.kept,
-                seconds=durations,
-                loss=averaged.metrics.get(Signal.LOSS),
-                weight=averaged.weight,
-            )
+        self._rows.add(row)
         _conclude(turn, diverged=turn.test is not None and sound is None)
         run.round += 1
         if on_round is not None:

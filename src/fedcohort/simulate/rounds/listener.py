@@ -16,7 +16,7 @@ class Listener:
         """Take note of all runs before the first round."""
 
     def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
-        """Take a run's round: its row of ``rounds``, with ``statuses`` and ``durations`` of the cohort where known."""
+        """Take a run's round: its row of ``rounds``."""
 
     def on_end(self, state: str) -> None:
         """Take note that nothing more comes: finished, interrupted or failed."""

@@ -19,6 +19,7 @@ import torch
 import fedcohort
 from fedcohort.core.errors import FedcohortError, InputError, SignalError
 from fedcohort.core.guard import guarded
+from fedcohort.journal.live import remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
@@ -36,7 +37,7 @@ from fedcohort.simulate.rounds.prepare import group_key, prepare
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.live import LiveFeed
-from fedcohort.simulate.store.results import ResultsError, RunInfo, as_engines, read_meta, read_runs
+from fedcohort.simulate.store.results import LIVE, ResultsError, RunInfo, as_engines, read_meta, read_runs
 from fedcohort.simulate.store.writer import ExperimentWriter, check_unchanged, locked, write_atomically
 
 log = logging.getLogger(__name__)
@@ -84,8 +85,7 @@ class Simulation:
     ) -> None:
         self.experiment = experiment
         self.out = out
-        self._feed = LiveFeed(out)
-        self.listeners = [self._feed, *listeners]
+        self.listeners = list(listeners)
         self.device = device or experiment.options.device
         self.address = address
         self._resume = resume
@@ -330,6 +330,7 @@ class Simulation:
 
     def _run(self) -> str:
         self.writer.tidy()
+        remove_live(self.out / LIVE)  # of a process that died
         for number in self.prepared.groups:  # one that had ended would keep an older one for good
             checkpoints.prune(self.out / "checkpoint", number)
         self._write_facts(self.writer)
@@ -391,15 +392,22 @@ class Simulation:
         group = self.prepared.group(number, journals=self.out / "journal", device=self.device, workers=options.workers)
         try:
             self.begin(number, group)
-            self._feed.follow({run.plan.id: run.session.journal for run in group.runs if run.opened})
-            due = time.monotonic() + options.checkpoint_seconds
-            while not group.done and not self._stop:
-                group.step(self.on_round)
-                self._report("running", force=False)
-                if time.monotonic() >= due:
-                    took = self._checkpoint(number, group)
-                    due = time.monotonic() + checkpoints.pause_after(took, options.checkpoint_seconds)
-            self._checkpoint(number, group)
+            journals = {run.plan.id: run.session.journal for run in group.runs if run.opened}
+            with LiveFeed(self.out, journals) as feed:
+
+                def on_round(info: RunInfo, row: Mapping[str, Any]) -> None:
+                    feed.add(row)
+                    self.on_round(info, row)
+
+                due = time.monotonic() + options.checkpoint_seconds
+                while not group.done and not self._stop:
+                    group.step(on_round)
+                    self._report("running", force=False)
+                    if time.monotonic() >= due:
+                        took = self._checkpoint(number, group)
+                        feed.clear()
+                        due = time.monotonic() + checkpoints.pause_after(took, options.checkpoint_seconds)
+                self._checkpoint(number, group)
             return "finished" if group.done else "interrupted"
         finally:
             group.close()
@@ -434,13 +442,13 @@ class Simulation:
 
     def take_over(self, number: int, result: HandOver) -> None:
         """Write what another process made of a group: rows and journals first, then the checkpoint they belong to."""
-        self.writer.append(result.rounds, result.clients)
+        self.writer.append(result.rounds)
         write_journals(self.out / "journal", result.journals)
         self._conclude(number, result.checkpoint, result.round)
         for info in result.infos:
             self._infos[info.id] = info
         if self.listeners:
-            for row in result.rows():
+            for row in result.rounds.to_pylist():
                 for listener in self.listeners:
                     listener.on_round(self._infos[row["run"]], row)
         self._report("running")
@@ -451,10 +459,9 @@ class Simulation:
         for info in group.infos():  # those of runs that failed, too
             self._infos[info.id] = info
         point = group.checkpoint()
-        self.writer.append(*group.drain())
+        self.writer.append(group.drain())
         group.commit()
         self._conclude(number, point.to_bytes(), point.round)
-        self._feed.durable()
         self._report("running")
         return time.monotonic() - began
 

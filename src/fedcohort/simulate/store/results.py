@@ -1,30 +1,26 @@
-"""An experiment's directory: what a run writes, and the reader for it.
+"""The one reader of an experiment's directory.
 
 ::
 
-    config.toml            what was really run
-    meta.json              format and library versions, device, command line, dataset
-    status.json            where the experiment stands; replaced atomically
-    runs.json              one entry per run; replaced atomically
-    rounds/part-*.parquet  one row per run and round
-    clients/part-*.parquet one row per run, round and client of the cohort
-    federation-KEY.npz     label counts, sizes and noise of each distinct federation
-    journal/RUN.sqlite     each run's session journal
-    live.jsonl             each round as it ends, for the dashboard
-    live.sqlite            what the journals do not show before the next checkpoint; only while the experiment runs
-    checkpoint/            the last checkpoint
+    config.toml, meta.json     what was configured, and what ran it; status.json and runs.json: how far it has come
+    federation-KEY.npz         the clients: label counts, sizes and noise of each distinct federation
+    journal/RUN.sqlite         what each run decided: cohorts, replies, scores, the selector's state
+    rounds/part-*.parquet      what each round measured: accuracy, loss, costs, clock, and each client's time and weight
+    checkpoint/, live.sqlite   where to resume, and while it runs the rounds since then, for the dashboard
 
-Files appear whole or not at all: each is written beside its place and moved there. Reading needs no torch.
+Nothing is kept twice. Who was in a cohort is in the journal alone; :class:`Results` puts it together with what was
+measured. Files appear whole or not at all: each is written beside its place and moved there. Reading needs no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -33,12 +29,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray
+from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
 from fedcohort.core.files import read_file
 from fedcohort.core.guard import guarded
 from fedcohort.core.registry import nearest
+from fedcohort.core.signals import Signal
 from fedcohort.core.text import escape_html
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.decisions import Decisions
+from fedcohort.journal.live import read_live, read_with_live
 from fedcohort.session.coverage import Coverage, Tally, sentences
 from fedcohort.simulate.config.toml import parse_toml
 from fedcohort.simulate.metrics import Curve, Metric
@@ -50,9 +50,11 @@ if TYPE_CHECKING:
 
     from fedcohort.simulate.leaderboard import Leaderboard
 
-FORMAT_VERSION = 1
+log = logging.getLogger(__name__)
+FORMAT_VERSION = 2  # 1 kept cohorts in rounds/ and in a second table clients/ as well; it is read from its journals
 RUN_STATES = ("running", "finished", "stopped", "diverged", "failed")
-FOLDERS = ("rounds", "clients", "journal", "checkpoint")
+FOLDERS = ("rounds", "journal", "checkpoint")
+LIVE = "live.sqlite"
 _CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # before meta.json
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 _KEY = re.compile(r"[\w-]*")  # of a federation's file
@@ -134,16 +136,17 @@ def rounds_schema() -> pa.Schema:
     text = pa.dictionary(pa.int32(), pa.string())
     columns = [("run", text), ("round", pa.int32()), ("accuracy", pa.float32()), ("loss", pa.float32())]
     columns += [("metric", pa.float64())]  # of a task that is not judged by accuracy; config.toml names it
-    columns += [("qcid", pa.float64()), ("cohort", pa.list_(pa.int32())), ("kept", pa.list_(pa.bool_()))]
-    columns += [(name, pa.float64()) for name in ("seconds", "clock")]
+    columns += [(name, pa.float64()) for name in ("qcid", "seconds", "clock")]
     columns += [(name, pa.int64()) for name in ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")]
     columns += [(name, pa.float64()) for name in ("client_seconds", "query_client_seconds", "query_seconds")]
     columns += [("available", pa.int32()), ("wall_seconds", pa.float64())]
+    # Of each client of the cohort, in the order of the journal's:
+    columns += [(name, pa.list_(pa.float32())) for name in ("durations", "weights")]
     return pa.schema(columns)
 
 
 def clients_schema() -> pa.Schema:
-    """Columns of ``clients/``: one row per run, round and client of the cohort."""
+    """Columns of :attr:`Results.clients`: one row per run, round and client of the cohort."""
     pa = arrow()
     return pa.schema(
         [
@@ -205,7 +208,6 @@ def part_bytes(table: pa.Table) -> bytes:
 def read_part(path: Path) -> pa.Table:
     """Read a part as it was written, or say that it is damaged."""
     pa = arrow()
-    schema = rounds_schema() if path.parent.name == "rounds" else clients_schema()
     try:
         data = read_file(path)
         file = pa.parquet.ParquetFile(pa.BufferReader(data))
@@ -217,34 +219,45 @@ def read_part(path: Path) -> pa.Table:
         missing = {"run", "round"} - set(table.column_names)
         if missing:
             raise ValueError(f"it has no column {min(missing)!r}")
-        return _with_all(table, schema)
+        return _with_all(table)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ResultsError(f"{path} is damaged: {str(error).rstrip('.')}.", hint=_RESTORE) from error
 
 
-def read_parts(parts: Mapping[int, Path]) -> pa.Table:
+def read_parts(parts: Mapping[int, Path], read: Callable[[Path], pa.Table] = read_part) -> pa.Table:
     """Read the parts in order; after an interrupted compaction part 0 already holds the later ones."""
     pa = arrow()
     tables, covered = [], 0
     for part, path in parts.items():
         if 0 < part < covered:
             continue
-        table = read_part(path)
+        table = read(path)
         if part == 0:
             covered = int((table.schema.metadata or {}).get(COVERS, b"0"))
         tables.append(table.replace_schema_metadata(None))
     return pa.concat_tables(tables)
 
 
-def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with every column of the schema; one that an older version did not write is null."""
-    pa = arrow()
+def _with_all(table: pa.Table) -> pa.Table:
+    """Return a table with the columns of ``rounds``; one that an older version did not write is null."""
+    pa, schema = arrow(), rounds_schema()
     for column in schema:
         if column.name not in table.column_names:
             table = table.append_column(column, pa.nulls(len(table), column.type))
     return table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
+
+
+def _with_live(table: pa.Table, rows: Sequence[str]) -> pa.Table:
+    """Return a table with the rounds that are not in a part yet; a line that is none is left out."""
+    pa, schema = arrow(), rounds_schema()
+    try:
+        found = [json.loads(row) for row in rows]
+        return pa.concat_tables([table, pa.Table.from_pylist(found, schema)]) if found else table
+    except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        log.warning("the rounds since the last checkpoint cannot be read: %s", error)
+        return table
 
 
 @contextmanager
@@ -273,25 +286,100 @@ class Results:
     status: dict[str, Any]
     runs: list[RunInfo]
 
+    _decisions: dict[str, Decisions] = field(default_factory=dict, repr=False, compare=False)
+    _parts: dict[tuple[str, int, int], pa.Table] = field(default_factory=dict, repr=False, compare=False)
+
     @cached_property
     def rounds(self) -> pa.Table:
-        """One row per run and round, as far as written."""
-        return self._table("rounds", rounds_schema())
-
-    @cached_property
-    def clients(self) -> pa.Table:
-        """One row per run, round and client of the cohort, as far as written."""
-        return self._table("clients", clients_schema())
-
-    def _table(self, kind: str, schema: pa.Schema) -> pa.Table:
+        """What was measured: one row per run and round, as far as it has come."""
+        live = read_live(self.path / LIVE)  # first, because a checkpoint moves rounds from there to the parts
         for attempt in range(3):  # a compaction may remove a part between listing and reading
-            parts = part_files(self.path / kind)
             try:
-                return _with_all(read_parts(parts), schema) if parts else schema.empty_table()
+                return _with_live(self._read_parts(), live)
             except FileNotFoundError:
                 if attempt == 2:
                     raise
         raise AssertionError("unreachable")
+
+    def _read_parts(self) -> pa.Table:
+        """Read the parts; of those that an earlier reading has found as they are now, nothing."""
+        known, now = self._parts, {}
+
+        def read(path: Path) -> pa.Table:
+            found = path.stat()
+            stamp = (path.name, found.st_mtime_ns, found.st_size)
+            now[stamp] = known[stamp] if stamp in known else read_part(path)
+            return now[stamp]
+
+        parts = part_files(self.path / "rounds")
+        table = read_parts(parts, read) if parts else rounds_schema().empty_table()
+        known.clear()
+        known.update(now)
+        return table
+
+    def decisions(self, run: RunInfo | str) -> Decisions:
+        """Return who was in each cohort of a run, and what became of each, from its journal."""
+        name = run if isinstance(run, str) else run.id
+        if name not in self._decisions:
+            self._decisions[name] = Decisions(self.journal(name), self.path / LIVE)
+        return self._decisions[name]
+
+    def cohorts(self, run: RunInfo | str) -> list[IntArray]:
+        """Return the cohort of each of a run's rounds in ``rounds``, in their order."""
+        known = self.decisions(run).cohorts
+        nobody = np.zeros(0, np.int64)  # of a round that was measured, and lost before the journal had it
+        return [known.get(round_, nobody) for round_ in self.column(run, "round").tolist()]
+
+    @cached_property
+    def clients(self) -> pa.Table:
+        """One row per run, round and client of the cohort: decisions and measurements put together."""
+        pa = arrow()
+        schema = clients_schema()
+        tables = [schema.empty_table()]
+        for run in self._places:
+            members = self.members(run)
+            names = pa.DictionaryArray.from_arrays(np.zeros(len(members["client"]), np.int32), [run])
+            columns = [pa.array(members[f.name], f.type, from_pandas=True) for f in schema if f.name != "run"]
+            tables.append(pa.Table.from_arrays([names, *columns], schema=schema))
+        return pa.concat_tables(tables).unify_dictionaries()
+
+    def members(self, run: RunInfo | str) -> dict[str, AnyArray]:
+        """Return the columns of :attr:`clients`, but for the run's name, for one run; NaN where a number is not known.
+
+        Rounds come in their order, the clients of each in the order they were chosen in.
+        """
+        replies = self.decisions(run).replies
+        rounds, cohorts = self.column(run, "round").tolist(), self.cohorts(run)
+        blocks = [replies.get(round_) for round_ in rounds]
+        whole = [
+            (i, block)
+            for i, (block, cohort) in enumerate(zip(blocks, cohorts, strict=True))
+            if block is not None and len(block.clients) == len(cohort)
+        ]
+        if not whole:
+            return {f.name: np.zeros(0, f.type.to_pandas_dtype()) for f in clients_schema() if f.name != "run"}
+        lengths = [len(block.clients) for _, block in whole]
+        client = np.concatenate([cohorts[i] for i, _ in whole])
+        at = np.repeat(np.arange(len(whole)), lengths)
+        reply_of = np.empty(len(client), np.int64)  # of each client, where its reply is
+        reply_of[np.lexsort((client, at))] = np.lexsort((np.concatenate([block.clients for _, block in whole]), at))
+
+        def numbers(columns: Iterable[AnyArray | None]) -> AnyArray:
+            pairs = zip(columns, lengths, strict=True)
+            return np.concatenate([np.full(n, np.nan) if c is None or len(c) != n else c for c, n in pairs]).astype(
+                np.float32
+            )
+
+        durations, weights = self.lists(run, "durations"), self.lists(run, "weights")
+        return {
+            "round": np.repeat([rounds[i] for i, _ in whole], lengths),
+            "client": client,
+            "status": np.concatenate([block.status for _, block in whole])[reply_of],
+            "kept": np.concatenate([block.kept for _, block in whole])[reply_of],
+            "seconds": numbers(durations[i] for i, _ in whole),
+            "loss": numbers(block.metrics.get(Signal.LOSS.value) for _, block in whole)[reply_of],
+            "weight": numbers(weights[i] for i, _ in whole),
+        }
 
     def run(self, run_id: str) -> RunInfo:
         """Return the run of that id."""
@@ -322,7 +410,7 @@ class Results:
             return count_clients(path)
 
     def journal(self, run: RunInfo | str) -> Path:
-        """Return where a run's session journal is."""
+        """Return where a run's session journal is; :func:`open_journal` opens it."""
         return self.path / "journal" / f"{run if isinstance(run, str) else run.id}.sqlite"
 
     @cached_property
@@ -355,18 +443,33 @@ class Results:
 
     def coverage(self, run: RunInfo | str) -> Coverage:
         """Return how many of its federation's clients carried a run."""
-        places = self._places.get(run if isinstance(run, str) else run.id, np.zeros(0, np.int64))
-        cohorts = self.rounds.column("cohort").take(places).to_pylist()
         rounds = self.column(run, "round").tolist()
-        clients = self.client_count(run)
-        return Tally.of(clients, zip(rounds, (np.asarray(c, np.int64) for c in cohorts), strict=True)).coverage()
+        return Tally.of(self.client_count(run), zip(rounds, self.cohorts(run), strict=True)).coverage()
 
     def column(self, run: RunInfo | str, name: str) -> AnyArray:
         """Return one numeric column of ``rounds`` for one run, in the order of rounds; NaN where it is null."""
         places = self._places.get(run if isinstance(run, str) else run.id)
         if places is None:
             return np.zeros(0)
-        return np.asarray(self.rounds.column(name).to_numpy()[places])
+        if name not in self._columns:
+            self._columns[name] = self.rounds.column(name).to_numpy()
+        return np.asarray(self._columns[name][places])
+
+    def rounds_seen(self) -> dict[str, int]:
+        """Return how many rounds each run has made, by run id."""
+        return {name: len(places) for name, places in self._places.items()}
+
+    def lists(self, run: RunInfo | str, name: str) -> list[AnyArray]:
+        """Return a column of ``rounds`` that has a number for each client of the cohort, in the order of rounds."""
+        places = self._places.get(run if isinstance(run, str) else run.id)
+        if places is None:
+            return []
+        column = self.rounds.column(name).take(places).combine_chunks()
+        return np.split(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()[1:-1])
+
+    @cached_property
+    def _columns(self) -> dict[str, AnyArray]:
+        return {}
 
     def leaderboards(self, **options: Any) -> tuple[Leaderboard, ...]:
         """Return the leaderboard of each setting; options as in :func:`fedcohort.simulate.leaderboard.leaderboards`."""
@@ -479,9 +582,22 @@ def read_runs(folder: Path) -> list[RunInfo]:
         raise ResultsError(f"{path} is damaged: {error}.", hint=hint) from error
 
 
+def open_journal(path: str | Path) -> Journal:
+    """Open a journal for reading; that of a run of an experiment with the rounds since its last checkpoint."""
+    file = Path(path)
+    live = file.parent.parent / LIVE
+    return read_with_live(file, live, file.stem) if file.parent.name == "journal" else read_journal(file)
+
+
 @guarded
-def load(path: str | Path) -> Results:
+def load(path: str | Path, before: Results | None = None) -> Results:
     """Read an experiment's directory, also while it is still being written.
+
+    Parameters
+    ----------
+    path : path
+    before : Results, optional
+        What was read of it earlier; then only what is new is read from its parts and journals.
 
     Raises
     ------
@@ -497,7 +613,12 @@ def load(path: str | Path) -> Results:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ResultsError(f"{folder / 'config.toml'} is damaged: {error}.") from error
     status = _read_json(folder / "status.json", dict) if (folder / "status.json").exists() else {"state": "running"}
-    return Results(folder, config, meta, status, read_runs(folder))
+    runs = read_runs(folder)
+    if before is None:
+        return Results(folder, config, meta, status, runs)
+    for decisions in before._decisions.values():
+        decisions.refresh()
+    return Results(folder, config, meta, status, runs, before._decisions, before._parts)
 
 
 def _read_json(path: Path, kind: type) -> Any:

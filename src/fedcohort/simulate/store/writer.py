@@ -160,7 +160,7 @@ class ExperimentWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._next = max(next_part(self.path / kind) for kind in ("rounds", "clients"))
+        self._next = next_part(self.path / "rounds")
 
     @classmethod
     def create(cls, path: Path) -> ExperimentWriter:
@@ -227,16 +227,14 @@ class ExperimentWriter:
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
         write_atomically(self.path / f"federation-{key}.npz", buffer.getvalue())
 
-    def append(self, rounds: pa.Table, clients: pa.Table) -> None:
-        """Write one more part of both tables."""
-        if not len(rounds):
-            return
-        self._write("clients", self._next, clients)
-        self._write("rounds", self._next, rounds)
-        self._next += 1
+    def append(self, rounds: pa.Table) -> None:
+        """Write one more part of the table."""
+        if len(rounds):
+            self._write(self._next, rounds)
+            self._next += 1
 
-    def _write(self, kind: str, part: int, table: pa.Table) -> None:
-        write_atomically(self.path / kind / f"part-{part:05d}.parquet", part_bytes(table))
+    def _write(self, part: int, table: pa.Table) -> None:
+        write_atomically(self.path / "rounds" / f"part-{part:05d}.parquet", part_bytes(table))
 
     def forget(self, resume_at: Mapping[str, int]) -> None:
         """Drop rows of rounds that a resumed run is going to make again.
@@ -246,23 +244,21 @@ class ExperimentWriter:
         resume_at : mapping of run id to the round it continues with
         """
         pa = arrow()
-        for kind in ("rounds", "clients"):
-            for part, path in part_files(self.path / kind).items():
-                table = read_part(path)
-                first = np.array([resume_at.get(name, np.iinfo(np.int32).max) for name in run_names(table)], np.int64)
-                keep = table.column("round").to_numpy() < first[run_codes(table)] if len(table) else []
-                if len(table) and not np.all(keep):
-                    self._write(kind, part, table.filter(pa.array(keep)))
+        for part, path in part_files(self.path / "rounds").items():
+            table = read_part(path)
+            first = np.array([resume_at.get(name, np.iinfo(np.int32).max) for name in run_names(table)], np.int64)
+            keep = table.column("round").to_numpy() < first[run_codes(table)] if len(table) else []
+            if len(table) and not np.all(keep):
+                self._write(part, table.filter(pa.array(keep)))
 
     def compact(self) -> None:
-        """Merge all parts of each table into one; safe to be interrupted."""
-        for kind in ("rounds", "clients"):
-            parts = part_files(self.path / kind)
-            if len(parts) < 2:
-                continue
-            table = read_parts(parts)
-            table = table.replace_schema_metadata({COVERS: str(max(parts) + 1).encode()})
-            self._write(kind, 0, table.unify_dictionaries().combine_chunks())
-            for part, path in parts.items():
-                if part:
-                    path.unlink()
+        """Merge all parts into one; safe to be interrupted."""
+        parts = part_files(self.path / "rounds")
+        if len(parts) < 2:
+            return
+        table = read_parts(parts)
+        table = table.replace_schema_metadata({COVERS: str(max(parts) + 1).encode()})
+        self._write(0, table.unify_dictionaries().combine_chunks())
+        for part, path in parts.items():
+            if part:
+                path.unlink()

@@ -174,10 +174,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
 def unevenness(results: Results, run: RunInfo) -> float:
     """Return the standard deviation of how often each client was picked, divided by the mean."""
     clients = len(results.federation(run).sizes)
-    table = results.rounds
-    mine = [i for i, name in enumerate(table.column("run").to_pylist()) if name == run.id]
-    cohorts = table.column("cohort").take(mine).to_pylist()
-    picks = np.bincount(np.concatenate([np.asarray(c, np.int64) for c in cohorts]), minlength=clients)
+    picks = np.bincount(np.concatenate(results.cohorts(run)), minlength=clients)
     return float(picks.std() / picks.mean()) if picks.sum() else math.nan
 
 

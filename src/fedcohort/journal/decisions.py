@@ -1,0 +1,112 @@
+"""What was decided in each round: the cohorts and replies of a journal, for readers of many journals at once.
+
+:func:`~fedcohort.journal.read_journal` goes through every row of a file before it shows one. Here each row is compared
+with its checksum as it is read, and only rows that are new since the last time are read at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedcohort.core.arrays import IntArray
+from fedcohort.core.errors import JournalError
+from fedcohort.journal.codec import unpack
+from fedcohort.journal.database import Database
+from fedcohort.journal.integrity import COPY
+from fedcohort.journal.live import attach_live
+from fedcohort.journal.opening import open_declared
+from fedcohort.journal.replies import ReplyBlock
+from fedcohort.journal.schema import ERRORS, SCHEMA_VERSION, TABLES
+
+
+class Decisions:
+    """The cohort of each round of one simulated run, and what became of its clients.
+
+    A simulated round has one cohort, and one report about all of it.
+
+    Parameters
+    ----------
+    journal : the run's journal
+    live : the file of the rounds that the journal does not have yet, see :mod:`fedcohort.journal.live`
+    """
+
+    def __init__(self, journal: Path, live: Path) -> None:
+        self._journal, self._live = journal, live
+        self._cohorts: dict[int, IntArray] = {}
+        self._replies: dict[int, ReplyBlock] = {}
+        self._round_of: dict[int, int] = {}  # by ticket
+        self._last_ticket = self._last_reply = -1
+        self._unread = {"cohorts", "replies"}
+
+    def refresh(self) -> None:
+        """Let the next look find what is new."""
+        self._unread = {"cohorts", "replies"}
+
+    @property
+    def cohorts(self) -> dict[int, IntArray]:
+        """By round, the clients in the order they were chosen in."""
+        if "cohorts" in self._unread:
+            with self._open() as (database, version):
+                self._read_cohorts(database, version)
+        return self._cohorts
+
+    @property
+    def replies(self) -> dict[int, ReplyBlock]:
+        """By round, what became of the clients."""
+        if "replies" in self._unread:
+            with self._open() as (database, version):
+                self._read_cohorts(database, version)
+                for row in self._rows(database, version, "replies", "id", self._last_reply):
+                    number, ticket, at, late, data = row
+                    self._last_reply = max(self._last_reply, number)
+                    if ticket in self._round_of:
+                        self._replies[self._round_of[ticket]] = ReplyBlock.decoded(ticket, at, bool(late), data)
+            self._unread.discard("replies")
+        return self._replies
+
+    def _read_cohorts(self, database: Database, version: int) -> None:
+        ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
+        if newest < self._last_ticket:  # the run went back to a checkpoint, or started over
+            self._cohorts, self._replies, self._round_of = {}, {}, {}
+            self._last_ticket = self._last_reply = -1
+        columns = TABLES["cohorts"].columns
+        round_, clients = columns.index("round"), columns.index("clients")
+        for row in self._rows(database, version, "cohorts", "ticket", self._last_ticket):
+            self._last_ticket = max(self._last_ticket, row[0])
+            self._round_of[row[0]] = row[round_]
+            self._cohorts[row[round_]] = unpack(row[clients])
+        self._unread.discard("cohorts")
+
+    def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> Iterator[list[Any]]:
+        """Yield the rows whose key is above ``after``, each as it was written."""
+        table = TABLES[name]
+        if version < SCHEMA_VERSION:  # without checksums
+            yield from database.fetch(f"SELECT {table.names} FROM {name} WHERE {key} > ? ORDER BY {key}", (after,))
+            return
+        query = f"SELECT {table.names}, sum FROM {name} WHERE {key} > ? ORDER BY {key}"
+        for *row, check in database.fetch(query, (after,)):
+            if table.sum(row) != check:
+                raise JournalError(
+                    f"The journal {self._journal} is damaged: the row of {name} with {key} {row[0]!r} is not as it was "
+                    "written.",
+                    hint=COPY,
+                )
+            yield row
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[tuple[Database, int]]:
+        database, version = open_declared(self._journal)
+        try:
+            if self._live.is_file() and version == SCHEMA_VERSION:
+                with contextlib.suppress(*ERRORS):  # removed meanwhile: then the journal has everything
+                    attach_live(database, self._live, self._journal.stem)
+            yield database, version
+        except (ValueError, LookupError, TypeError) as error:
+            if isinstance(error, JournalError):
+                raise
+            raise JournalError(f"The journal {self._journal} is damaged: {error}.", hint=COPY) from error
+        finally:
+            database.close()

@@ -1,0 +1,69 @@
+"""Which clients hold a run up: counted alike for simulated runs and live sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.protocol import Status
+
+SLOW = 2.0  # times the usual duration that make a straggler
+_MOST = 8  # stragglers listed
+
+
+class Attendance:
+    """How often each client was asked, how often it did not deliver, and how long it took."""
+
+    def __init__(self) -> None:
+        self._asked = self._trouble = self._timed = np.zeros(0, np.int64)
+        self._seconds = np.zeros(0)
+
+    def add(self, clients: IntArray, delivered: BoolArray, seconds: FloatArray) -> None:
+        """Count a cohort (k,); NaN where a client's duration is not known."""
+        if not len(clients):
+            return
+        n = max(len(self._asked), int(clients.max()) + 1)
+        known = np.isfinite(seconds)
+        self._asked = _added(self._asked, clients, n)
+        self._trouble = _added(self._trouble, clients[~delivered], n)
+        self._timed = _added(self._timed, clients[known], n)
+        grown = np.pad(self._seconds, (0, n - len(self._seconds)))
+        np.add.at(grown, clients[known], seconds[known])
+        self._seconds = grown
+
+    def stragglers(self, name: Callable[[int], str]) -> list[dict[str, Any]]:
+        """Return a line for each of those that do not deliver or are slow, the worst first."""
+        mean = self._seconds / np.where(self._timed > 0, self._timed, np.nan)
+        timed = mean[np.isfinite(mean)]
+        usual = float(np.median(timed)) if len(timed) else 0.0
+        rows: list[dict[str, Any]] = []
+        for client in np.flatnonzero(self._asked).tolist():
+            seconds = float(mean[client]) if np.isfinite(mean[client]) else None
+            slow = seconds / usual if seconds is not None and usual > 0 else None
+            if self._trouble[client] or (slow or 0) > SLOW:
+                rows.append(
+                    {
+                        "client": name(client),
+                        "asked": int(self._asked[client]),
+                        "trouble": int(self._trouble[client]),
+                        "seconds": seconds,
+                        "slow": slow,
+                    }
+                )
+        rows.sort(key=lambda row: (-row["trouble"] / row["asked"], -(row["slow"] or 0)))
+        return rows[:_MOST]
+
+
+def _added(counts: IntArray, clients: IntArray, n: int) -> IntArray:
+    return np.asarray(np.pad(counts, (0, n - len(counts))) + np.bincount(clients, minlength=n))
+
+
+def status_name(value: int) -> str:
+    """Return what became of a client, in lower case."""
+    try:
+        return Status(int(value)).name.lower()
+    except ValueError:
+        return f"status {value}"
