@@ -25,6 +25,7 @@ from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.journal.exposition import METRICS, exposition
+from fedcohort.journal.fields import EVENTS, META, Text
 from fedcohort.journal.maintenance import tables
 from fedcohort.journal.presence import STATES, Presence
 from fedcohort.journal.schema import TABLES
@@ -223,6 +224,7 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
         session.record(0, {"accuracy": 0.5, "loss/clinic-b": 0.7, "loss/reubenjamin": 0.2})
     (tmp_path / "run.log").write_text("clinic-b failed")
     (tmp_path / "other.log").write_text("clinic-b-2 failed")
+    (tmp_path / "loud.log").write_text("CLINIC-B failed, and Clinic-B-2 did")
     done = CliRunner().invoke(app, ["journal", "copy", str(path), str(tmp_path / "backup.sqlite")])
     done = CliRunner().invoke(app, ["journal", "forget", str(path), "clinic-b"])
     assert done.exit_code == 0, done.output
@@ -233,7 +235,13 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
         "reubenjamin and clinic-b-2 are there" in text and "loss/reubenjamin" in text and "loss/forgotten" not in text
     )
     said = " ".join(done.output.split())
-    assert "run.log" in said and "backup.sqlite" in said and "other.log" not in said and "run.sqlite." not in said
+    assert (
+        "run.log" in said
+        and "loud.log" in said
+        and "backup.sqlite" in said
+        and "other.log" not in said
+        and "run.sqlite." not in said
+    )
     with closing(read_journal(path)) as record:
         assert "clinic-b " not in str(explain_round(record, 0)) and record.meta()["host"] == {
             "said": "forgotten-0 was slow"
@@ -245,8 +253,11 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["ticket", "seed", "uniform", "Uniform", "round", "reason", "rules", "blocked", "kind", "loss", "name", "clients"],
-)
+    [
+        "ticket", "seed", "uniform", "Uniform", "round", "reason", "rules", "blocked", "kind", "loss", "name",
+        "clients", "city", "eligible", "quotas", "checkpoint", "round-3", "accuracy", "train", "shadow", "failures",
+    ],
+)  # fmt: skip
 def test_a_name_that_is_a_word_of_the_journals_own_is_forgotten_where_it_names_the_client(
     tmp_path: Path, word: str
 ) -> None:
@@ -257,29 +268,89 @@ def test_a_name_that_is_a_word_of_the_journals_own_is_forgotten_where_it_names_t
         ClientTable(names=[word, "benjamin", "cem"]),
         seed=1,
         journal=path,
-        rules=Rules(blocked=(word,)),
+        rules=Rules(blocked=(word,), eligible="city != 'Rome'", quotas={"city": {"Bonn": 1}}),
     ) as session:
-        session.set_attributes({word: {"city": "Ulm on the Danube"}})
+        cities = {word: "Ulm on the Danube", "benjamin": "Bonn", "cem": "Ulm"}
+        session.set_attributes({name: {"city": city} for name, city in cities.items()})
+        session.add_shadow("shadow", create("uniform"))
         cohort = session.ask(RoundRequest(1))
         session.note(
             "flower", {"ticket": cohort.ticket, "failures": {word: "out of memory", "benjamin": f"waits for {word}"}}
         )
         session.abandon(cohort.ticket, f"{word} is gone")
         cohort = session.ask(RoundRequest(2))
-        session.tell(RoundReport(cohort.ticket, cohort.clients))
-        session.record(0, {"loss": 0.5})
+        session.tell(RoundReport(cohort.ticket, cohort.clients), host={"checkpoint": "round-3.npz"})
+        session.record(0, {"loss": 0.5, "train/loss": 0.4, f"gain/{word}'s": 1.0})
     done = CliRunner().invoke(app, ["journal", "forget", str(path), word, "--block"])
     assert done.exit_code == 0, done.output
     assert examine(path).sound
     with Session.open(path, create("uniform")) as session:
         assert session.rules is not None and session.rules.blocked == ("forgotten-0",)
-        assert session.round == 1 and session.journal.metrics() == {0: {"loss": 0.5}}
+        assert (session.rules.eligible, session.rules.quotas) == ("city != 'Rome'", {"city": {"Bonn": 1}})
+        assert session.host_state == {"checkpoint": "round-3.npz"}
+        assert session.round == 1 and session.journal.metrics()[0]["loss"] == 0.5
+        assert set(session.journal.metrics()[0]) == {"loss", *(() if word == "train" else ("train/loss",))}
+        assert session.journal.attributes()["benjamin"] == {"city": "Bonn"}
         assert "forgotten-0" in session.table.names and word not in session.table.names
         assert session.ask(RoundRequest(2)).size == 2
     text = everything(path)
     assert "Ulm on the Danube" not in text and "out of memory" not in text and f"{word} is gone" not in text
     assert "waits for forgotten-0" in text and "forgotten-0 is gone" in text
     assert CliRunner().invoke(app, ["explain", str(path), "--round", "0"]).exit_code == 0
+
+
+def test_a_name_goes_from_conditions_and_lists_of_rules(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    rules = Rules(
+        eligible="partner != 'benjamin' and benjamin < 3",
+        quotas={"partner": {"benjamin": 1}},
+        paused={"benjamin": 3, "cem": 4},
+        budgets={"benjamin": {"rounds": 2.0}},
+        budget={"rounds": 9.0},
+    )
+    attributes = {name: {"partner": "benjamin", "benjamin": 1} for name in NAMES}
+    with Session(create("uniform"), ClientTable(names=NAMES), journal=path, rules=rules) as session:
+        session.set_attributes(attributes)
+        session.ask(RoundRequest(1))
+        stand_in = session.forget("benjamin")
+        kept = session.rules
+        assert kept is not None and kept.eligible == f"partner != '{stand_in}' and benjamin < 3"
+        assert kept.quotas == {"partner": {stand_in: 1}}
+        assert kept.paused == {"cem": 4} and not kept.budgets
+    with closing(read_journal(path)) as record:
+        assert record.attributes()["cem"] == {"partner": stand_in, "benjamin": 1}
+
+
+def test_every_event_and_key_of_a_journal_says_what_it_holds(tmp_path: Path) -> None:
+    """What is not declared is taken for somebody else's, so that a word of ours in it could be taken for a name."""
+    path = tmp_path / "run.sqlite"
+    table = ClientTable(names=NAMES, sizes=[10] * len(NAMES))
+    with Session(
+        create("uniform"), table, journal=path, rules=Rules(window=2), audit=True, shadows={"mine": create("uniform")}
+    ) as session:
+        session.set_attributes({"cem": {"city": "Bonn"}})
+        session.join(ClientTable(names=["frida"], sizes=[3]))
+        session.leave(["frida"])
+        session.rejoin(["frida"])
+        session.set_rules(Rules(max_participations=3, blocked=("emil",)))
+        session.add_shadow("other", create("uniform"))
+        session.remove_shadow("other")
+        session.change_selector(create("uniform"))
+        session.abandon(session.ask(RoundRequest(2)).ticket, "too late")
+        session.forget("benjamin", block=True)
+    with closing(read_journal(path)) as record:
+        assert record.meta().keys() <= META.keys()
+        bodies = [(kind, json.loads(body)) for kind, body in record.database.fetch("SELECT kind, body FROM events")]
+    assert len({kind for kind, _ in bodies}) >= 8
+    for kind, body in bodies:
+        declared = EVENTS[kind]
+        assert declared is Text.OWN or (isinstance(declared, dict) and body.keys() <= declared.keys()), kind
+
+
+def test_who_is_offline_is_for_the_owner_of_the_journal_alone(tmp_path: Path) -> None:
+    Presence("waiting", 0.0, offline={"benjamin": 1.0}).write(tmp_path / "run.sqlite")
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("audit", [False, True])

@@ -23,7 +23,7 @@ from fedcohort.core.selector_spec import rebuild_selector
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyBlock
 from fedcohort.journal.codec import state_fields
-from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR
+from fedcohort.journal.events import ABANDONED, CHANGED, FACTS, FORGOTTEN, JOINED, SELECTOR
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
@@ -209,7 +209,7 @@ def _obstacle(journal: Journal) -> str | None:
     """Return what the record lacks for playing it again, in words."""
     if journal.events(FORGOTTEN):
         return "a client was forgotten"
-    if journal.events("facts"):
+    if journal.events(FACTS):
         return "facts about clients were replaced, and the earlier ones are not on record (audit=True keeps them)"
     if journal.attributes():
         return "rules go by what clients say about themselves, and when they said it is not on record (audit=True)"
@@ -226,7 +226,7 @@ def _obstacle(journal: Journal) -> str | None:
 def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int], Callable[[], None]]]:
     """Yield what happened, each with when; of what has one time, events come before cohorts."""
     table = replay.final
-    joins = journal.timed_events("join")
+    joins = journal.timed_events(JOINED)
     sizes = [int(body["first"]) for _, body in joins] + [table.n]
     replay.start(_part(table, slice(0, sizes[0])))
     selectors = [replay.selector]

@@ -21,6 +21,7 @@ from fedcohort.core.terminal import say
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.events import SETTINGS
 from fedcohort.journal.presence import planned, run_state
 from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
@@ -148,7 +149,7 @@ def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
 
 def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
     """Refuse rules that cannot be kept by the clients so far, where the host said how large its cohorts are."""
-    settings, rounds = record.events("settings")[-1:], planned(record)
+    settings, rounds = record.events(SETTINGS)[-1:], planned(record)
     size = settings[0].get("cohort-size") if settings else None
     if isinstance(size, int) and rounds is not None and rounds > round_:
         rules.check_feasible(participations(record), size, rounds - round_)

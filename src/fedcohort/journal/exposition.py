@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_label
-from fedcohort.journal.events import ABANDONED
+from fedcohort.journal.events import ABANDONED, SHADOW
 from fedcohort.journal.presence import STATES, RunState, planned, run_state, run_state_before
 from fedcohort.journal.store import Journal, read_journal
 
@@ -140,7 +140,7 @@ def _samples(journal: Journal) -> Iterator[_Number]:
         statuses.update(block.status.tolist())
     for status in Status:
         yield "fedcohort_replies_total", {"status": status.name.lower()}, statuses[int(status)]
-    failed = sum(body["what"] == "failed" for body in journal.events("shadow"))
+    failed = sum(body["what"] == "failed" for body in journal.events(SHADOW))
     yield "fedcohort_shadows_failed_total", {}, failed
     model: dict[str, float] = {}
     for numbers in journal.metrics().values():

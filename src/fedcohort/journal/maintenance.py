@@ -6,7 +6,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,19 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal.codec import deflated, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED, FORGOTTEN, PRUNED
+from fedcohort.journal.fields import (
+    ATTRIBUTES,
+    COLUMNS,
+    EVENTS,
+    FREE,
+    META,
+    ByClient,
+    ByLabel,
+    ByWord,
+    Field,
+    Notes,
+    Text,
+)  # fmt: skip
 from fedcohort.journal.lock import COMPANIONS
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, TABLES
@@ -29,16 +42,8 @@ from fedcohort.journal.store import Journal, read_journal
 
 BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
 _MOST_FILES = 10_000  # that are searched for copies of a name
-_JSON = {("meta", "value"), ("cohorts", "notes"), ("events", "body")}  # columns; other texts are plain
-_BY_NAME = frozenset(("failures", "corrections", "paused", "clients"))  # keys under which clients' names are keys
-_NAMES = frozenset(("blocked", "pinned", "names", "clients", "client"))  # keys under which clients' names are values
-# What events are called, and what their bodies and rules call things:
-_WORDS = frozenset((
-    "abandoned", "attributes", "corrections", "ended", "excluded", "facts", "failures", "filter", "flower", "forgotten",
-    "join", "leave", "planned", "pruned", "recovered", "registered", "rejoin", "rules", "selector", "settings",
-    "shadow", "try", "attempt", "budget", "budgets", "client", "clients", "codes", "cost", "count", "first", "name",
-    "names", "order", "params", "quotas", "reason", "reasons", "round", "spec", "ticket", "upto", "what",
-))  # fmt: skip
+_METRICS = frozenset((*Signal, "accuracy"))  # parts of a metric's name that are no client's
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
 
@@ -142,7 +147,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     gone[index] = False
     changed["active"] = pack(np.packbits(gone))
     if "attributes" in facts:
-        changed["attributes"] = deflated(json.dumps(eraser.value(journal.attributes(), "clients")).encode())
+        changed["attributes"] = deflated(json.dumps(eraser.value(journal.attributes(), ATTRIBUTES)).encode())
     for name, data in changed.items():
         database.put("facts", name, data)
     _blank_replies(database, index)
@@ -164,19 +169,13 @@ def keyed(name: str, key: str) -> str:
 
 
 class Eraser:
-    """Puts another name in the place of a client's in every text of a journal.
+    """Puts another name in the place of a client's in every text of a journal, by what each field holds.
 
     Parameters
     ----------
-    A client chooses its name, and may choose a word of the journal's own: "ticket", the name of the selector, a metric.
-    That word stays wherever the journal itself uses it, where it says nothing about the client; it goes where names
-    stand and from sentences.
-
     client : str
     table : ClientTable
         Everybody; a name that contains the client's stays what it is.
-    journal : Journal
-        Whose words are its own.
 
     Attributes
     ----------
@@ -187,7 +186,7 @@ class Eraser:
 
     tables = ("meta", "cohorts", "scores", "states", "deltas", "metrics", "events")
 
-    def __init__(self, client: str, table: ClientTable, journal: Journal) -> None:
+    def __init__(self, client: str, table: ClientTable) -> None:
         if not table.has_names:
             raise InputError("The clients of this journal have no names to forget.")
         self.client, self.index = client, table.index(client)
@@ -197,24 +196,47 @@ class Eraser:
         # Of a longer word that happens to contain it nothing is taken.
         found = "|".join(map(re.escape, [*longer, client]))
         self._pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)", re.IGNORECASE)
-        self._is_word = client.casefold() in _own_words(journal)
 
-    def text(self, text: str, *, named: bool = False) -> str:
-        """Return a text without the name, however it is written there; ``named``: whether it is sure to hold names."""
-        if self._is_word and not named and " " not in text:
-            return text
+    def text(self, text: str) -> str:
+        """Return a sentence without the name, however it is written there."""
         return self._pattern.sub(lambda m: m[0] if m[0] in self._others else self.stand_in, text)
 
-    def value(self, value: Any, under: str = "") -> Any:
-        """Return JSON-like data, found under a key, without the name; what was said under it as a key is gone."""
-        if isinstance(value, Mapping):
-            kept = value.items()
-            if not self._is_word or under in _BY_NAME:
-                kept = {self.text(k, named=True): v for k, v in kept if k != self.client}.items()
-            return {k: self.value(v, k) for k, v in kept}
+    def value(self, value: Any, holds: Field) -> Any:
+        """Return JSON-like data without the name; what was kept under it as a key is gone."""
+        if isinstance(value, str):
+            return self._string(value, holds)
         if isinstance(value, list):
-            return [self.value(item, under) for item in value]
-        return self.text(value, named=under in _NAMES) if isinstance(value, str) else value
+            return [self.value(item, holds) for item in value]
+        if not isinstance(value, Mapping) or holds is Text.OWN:
+            return value
+        kept = {}
+        for key, item in value.items():
+            if isinstance(holds, Mapping) and key in holds:
+                kept[key] = self.value(item, holds[key])
+            elif isinstance(holds, ByWord | Notes):
+                kept[key] = self.value(item, holds.values if isinstance(holds, ByWord) else holds)
+            elif isinstance(holds, ByLabel):
+                kept[self.text(key)] = self.value(item, holds.values)
+            elif key != self.client:
+                inner = holds.values if isinstance(holds, ByClient) else FREE
+                kept[key if isinstance(holds, ByClient) else self.text(key)] = self.value(item, inner)
+        return kept
+
+    def _string(self, text: str, holds: Field) -> str:
+        match holds:
+            case Text.OWN:
+                return text
+            case Text.NAME:
+                return self.stand_in if text == self.client else text
+            case Text.CONDITION:
+                return _QUOTED.sub(lambda m: self.text(m[0]), text)
+            case Text.METRIC:
+                parts = text.split("/")
+                if len(parts) == 1 and text == self.client:
+                    return text  # nobody's but the host's: a client's number stands behind or before a slash
+                return "/".join(part if part in _METRICS else self.text(part) for part in parts)
+            case _:
+                return self.text(text)
 
     def table(self, database: Database, name: str) -> None:
         """Go through all texts of a table; numbers that are kept under the client's name go."""
@@ -223,13 +245,13 @@ class Eraser:
             before = dict(zip(table.columns, row, strict=True))
             changes = {}
             for column, old in before.items():
-                if (name, column) in _JSON:
-                    value = json.loads(old)
-                    clean = self.value(value)
-                    if clean != value:
-                        changes[column] = json.dumps(clean)
-                elif isinstance(old, str) and self.text(old) != old:
-                    changes[column] = self.text(old)
+                if not isinstance(old, str):
+                    continue
+                holds, is_json = _holds(name, column, before)
+                value = json.loads(old) if is_json else old
+                clean = self.value(value, holds)
+                if clean != value:
+                    changes[column] = json.dumps(clean) if is_json else clean
             if not changes:
                 continue
             key = [before[column] for column in table.key]
@@ -241,28 +263,15 @@ class Eraser:
                 database.put(name, *{**before, **changes}.values())
 
 
-def _own_words(journal: Journal) -> set[str]:
-    """Return the words that a journal is made of, whoever its clients are."""
-    meta = journal.meta()
-    words = {*_WORDS, *meta, *Signal, *(column for table in TABLES.values() for column in table.columns)}
-    words.update(_words(meta["selector"]), _words(list(meta["shadows"].values())), _words(meta.get("rules")))
-    words.update(row[0] for row in journal.database.fetch("SELECT DISTINCT field FROM states"))
-    words.update(row[0] for row in journal.database.fetch("SELECT DISTINCT key FROM metrics"))
-    return {word.casefold() for word in words}
-
-
-def _words(value: Any) -> Iterator[str]:
-    """Yield keys and texts of JSON-like data, but none of the places in which clients are named."""
-    if isinstance(value, Mapping):
-        yield from value
-        for key, item in value.items():
-            if key not in _BY_NAME | _NAMES:
-                yield from _words(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _words(item)
-    elif isinstance(value, str):
-        yield value
+def _holds(table: str, column: str, row: Mapping[str, Any]) -> tuple[Field, bool]:
+    """Return what a text of a row holds, and whether it is JSON."""
+    if (table, column) == ("meta", "value"):
+        return META.get(row["key"], FREE), True
+    if (table, column) == ("events", "body"):
+        return EVENTS.get(row["kind"], FREE), True
+    if (table, column) == ("events", "kind"):
+        return Text.OWN if row["kind"] in EVENTS else Text.SENTENCE, False
+    return COLUMNS[table, column], (table, column) == ("cohorts", "notes")
 
 
 def copies(path: Path, client: str) -> list[Path]:
@@ -274,16 +283,17 @@ def copies(path: Path, client: str) -> list[Path]:
     journal = path.resolve()
     folder = journal.parent.parent if journal.parent.name == "journal" else journal.parent
     with closing(read_journal(journal)) as record:
-        others = [name for name in record.table()[0].names if client in name and name != client]
-    spellings = [form for name in (*sorted(others, key=len, reverse=True), client) for form in _spellings(name)]
-    pattern = re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, spellings)) + rb")(?!\w)")
+        names = record.table()[0].names
+    others = [name for name in names if client.lower() in name.lower() and name != client]
+    pattern = _written([*sorted(others, key=len, reverse=True), client])
+    kept = {form for name in others for form in _spellings(name)}
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
     found = []
     for file in islice(files, _MOST_FILES):
         if file.parent == journal.parent and file.name in (journal.name, *(journal.name + end for end in COMPANIONS)):
             continue
         try:
-            if _names_it(file, client) or _holds(file, pattern, set(_spellings(client))):
+            if _names_it(file, client) or _mentions(file, pattern, kept):
                 found.append(file)
         except OSError:  # one that may not be read is not ours
             continue
@@ -308,12 +318,19 @@ def _names_it(file: Path, client: str) -> bool:
         return False
 
 
-def _holds(file: Path, pattern: re.Pattern[bytes], wanted: set[bytes]) -> bool:
+def _written(names: Sequence[str]) -> re.Pattern[bytes]:
+    """Return what finds names in a file, in capitals or not."""
+    forms = [form for name in names for written in (name, name.lower(), name.upper()) for form in _spellings(written)]
+    return re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, dict.fromkeys(forms))) + rb")(?!\w)", re.IGNORECASE)
+
+
+def _mentions(file: Path, pattern: re.Pattern[bytes], others: set[bytes]) -> bool:
+    """Whether a file holds what the pattern finds, and not only where it is one of the others."""
     rest = b""
     with open_file(file) as stream:
         while block := stream.read(1 << 20):
             rest = rest[-_OVERLAP:] + block
-            if any(match[0] in wanted for match in pattern.finditer(rest)):
+            if any(match[0] not in others for match in pattern.finditer(rest)):
                 return True
     return False
 

@@ -106,7 +106,7 @@ class Presence:
         """Put it beside the journal, in the place of what was said before; a link that lies there is not followed."""
         file = _file(journal)
         new = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as written:
                 json.dump(asdict(self), written)

@@ -17,9 +17,10 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import JournalError
 from fedcohort.journal.codec import Scalar, decode_scalar, encode_scalar, pack_many, unpack_many
+from fedcohort.journal.events import CHANGED, FACTS, FORGOTTEN, JOINED, LEFT, REJOINED, SELECTOR
 from fedcohort.journal.store import Journal
 
-_LASTING = ("join", "leave", "rejoin", "facts", "rules", "selector", "forgotten")  # kinds of events
+_LASTING = (JOINED, LEFT, REJOINED, FACTS, CHANGED, SELECTOR, FORGOTTEN)  # events that cannot be taken back
 
 
 @dataclass(frozen=True, eq=False)

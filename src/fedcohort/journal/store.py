@@ -26,7 +26,7 @@ from fedcohort.journal import opening
 from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
 from fedcohort.journal.codec import as_json, changed_rows, deflated, encode_scalar, pack, pack_many, state_fields
 from fedcohort.journal.database import Commit, Database
-from fedcohort.journal.events import EXCLUDED
+from fedcohort.journal.events import ATTRIBUTES, EXCLUDED
 from fedcohort.journal.lock import target
 from fedcohort.journal.reading import CohortRow, Record
 from fedcohort.journal.replies import ReplyBlock
@@ -297,7 +297,7 @@ class Journal(Record):
     ) -> None:
         """Store what clients say about themselves, by name; an audited journal also keeps what was said when."""
         if self._chain is not None:
-            self.add_event("attributes", {"clients": {name: dict(said) for name, said in news.items()}})
+            self.add_event(ATTRIBUTES, {"clients": {name: dict(said) for name, said in news.items()}})
         data = deflated(json.dumps(attributes).encode())
         self.database.put("facts", "attributes", data)
         self._link("attributes", "attributes")

@@ -24,7 +24,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow
-from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR
+from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR, SHADOW
 from fedcohort.journal.presence import planned, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
@@ -405,7 +405,7 @@ def _shadows(journal: Journal, table: ClientTable, past: Past, means: FloatArray
             tally.ours.append(row.clients)
             tally.theirs.append(picks)
     gone = {str(b["name"]): None if b["what"] == "added" else str(b.get("reason", b["what"]))
-            for b in journal.events("shadow")}  # fmt: skip
+            for b in journal.events(SHADOW)}  # fmt: skip
     for name in [*(journal.meta().get("shadows") or {}), *gone]:
         tallies.setdefault(name, _Tally())
     known = means[np.isfinite(means)]

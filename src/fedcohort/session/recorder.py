@@ -13,7 +13,21 @@ from fedcohort.core.protocol import Answer, Cohort, Selector, Status
 from fedcohort.core.selector_spec import describe
 from fedcohort.journal import CohortRow, Journal, ReplyBlock
 from fedcohort.journal.codec import pack_many
-from fedcohort.journal.events import ABANDONED, CHANGED, EXCLUDED, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
+from fedcohort.journal.events import (
+    ABANDONED,
+    ATTRIBUTES,
+    CHANGED,
+    EXCLUDED,
+    FACTS,
+    FORGOTTEN,
+    JOINED,
+    LEFT,
+    PRUNED,
+    RECOVERED,
+    REJOINED,
+    SELECTOR,
+    SHADOW,
+)  # fmt: skip
 from fedcohort.journal.maintenance import BLOCKED, Eraser, erase, keyed
 from fedcohort.session.expressions import Attributes
 from fedcohort.session.members import Membership
@@ -24,10 +38,9 @@ from fedcohort.session.stateful import StatefulSelector
 from fedcohort.session.turn import Turn
 
 log = logging.getLogger(__name__)
-SHADOW = "shadow"
 SESSION_EVENTS = frozenset({
     ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, SHADOW,
-    PRUNED, "join", "leave", "rejoin", "facts", "attributes",
+    PRUNED, JOINED, LEFT, REJOINED, FACTS, ATTRIBUTES,
 })  # fmt: skip
 """Kinds of events that a session reads when it goes on; a host's notes have other kinds."""
 
@@ -161,7 +174,7 @@ class EventRecorder:
             self._save_states((own, *shadows.running.values()))
             self._drop(failed, shadows, turn.round)
             body = {"first": first, "count": members.table.n - first, "round": turn.round}
-            self.journal.add_event("join", body)
+            self.journal.add_event(JOINED, body)
 
     def members_changed(self, members: Membership, kind: str, clients: IntArray) -> None:
         """Record that clients left or came back, or that facts about them changed."""
@@ -178,7 +191,7 @@ class EventRecorder:
         """
         index = table.index(client)
         with self.journal.event():
-            eraser = Eraser(client, table, self.journal)
+            eraser = Eraser(client, table)
             erase(self.journal, eraser, block=block)
             members = Membership(*self.journal.table())
             own = own.without(index, members.table, turn.seed)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.journal import Journal
-from fedcohort.journal.events import ABANDONED
+from fedcohort.journal.events import ABANDONED, JOINED
 from fedcohort.session.outcomes import in_cohort_order
 from fedcohort.session.referee import Referee
 from fedcohort.session.rules import Rules
@@ -40,7 +40,7 @@ def referee_from(rules: Rules, journal: Journal) -> Referee:
     table, _ = journal.table()
     referee = Referee(rules, table)
     referee.set_attributes(journal.attributes())
-    for body in journal.events("join"):
+    for body in journal.events(JOINED):
         first = int(body["first"])
         referee.ledger.joined[first : first + int(body["count"])] = int(body.get("round", 0))
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}

@@ -18,7 +18,7 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.signals import Signal
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import pack
-from fedcohort.journal.events import FORGOTTEN
+from fedcohort.journal.events import FACTS, FORGOTTEN, JOINED
 
 CLIENTS = "clients"  # under which the journal keeps the digests
 
@@ -73,7 +73,7 @@ def _other_clients(journal: Journal, meta: Mapping[str, Any], clients: ClientTab
         return
     if journal.events(FORGOTTEN):
         yield from _other_names(journal, now, clients)
-    elif begun is not None or not (journal.events("join") or journal.events("facts")):  # else nobody knows its first
+    elif begun is not None or not (journal.events(JOINED) or journal.events(FACTS)):  # else nobody knows its first
         yield from _named(now, clients)
 
 
@@ -100,7 +100,7 @@ def _named(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
 def _other_names(journal: Journal, ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
     """Yield whom two tables do not share; a host may or may not have those who were forgotten or joined later."""
     forgotten = {ours.name(int(body["client"])) for body in journal.events(FORGOTTEN)}
-    first = min((int(body["first"]) for body in journal.events("join")), default=ours.n)
+    first = min((int(body["first"]) for body in journal.events(JOINED)), default=ours.n)
     lacking = sorted(set(ours.names[:first]) - set(theirs.names) - forgotten)
     unknown = sorted(set(theirs.names) - set(ours.names))
     if lacking:

@@ -32,7 +32,7 @@ from fedcohort.journal import Journal, ReplyBlock, is_blank
 from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import sealed_state, state_fields
 from fedcohort.journal.database import Commit
-from fedcohort.journal.events import SELECTOR
+from fedcohort.journal.events import FACTS, LEFT, REJOINED, SELECTOR
 from fedcohort.journal.place import place
 from fedcohort.journal.presence import Presence
 from fedcohort.journal.savepoint import Position, rewind
@@ -662,19 +662,19 @@ class Session:
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Remove clients from the federation; what is known about them is kept in case they return."""
         members, indices = self._members.changed(clients, False)
-        self._recorder.members_changed(members, "leave", indices)
+        self._recorder.members_changed(members, LEFT, indices)
         self._set_members(members)
 
     def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Bring back clients that left, with all that was learned about them."""
         members, indices = self._members.changed(clients, True)
-        self._recorder.members_changed(members, "rejoin", indices)
+        self._recorder.members_changed(members, REJOINED, indices)
         self._set_members(members)
 
     def update_facts(self, table: ClientTable) -> None:
         """Replace what is known about the clients (sizes, labels); names and number stay, no kind of facts goes."""
         members = self._members.with_facts(table)
-        self._recorder.members_changed(members, "facts", self.table.differing(table))
+        self._recorder.members_changed(members, FACTS, self.table.differing(table))
         self._own, self._shadows = self._own.with_table(table), self._shadows.with_table(table)
         self._set_members(members)
 
