@@ -122,6 +122,14 @@ def test_a_journal_that_is_damaged_is_named(tmp_path):
         load(out).cohorts("uniform-s3")
 
 
+def test_reading_leaves_nothing_behind(tmp_path):
+    out = tmp_path / "out"
+    assert Simulation(Experiment.from_dict(TABLE), out, device="cpu").run() == "finished"
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert load(out).clients.num_rows == 36
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 def test_shadows_are_on_record(tmp_path):
     assert Simulation(Experiment.from_dict(TABLE), tmp_path / "out", device="cpu").run() == "finished"
     journal = read_journal(tmp_path / "out" / "journal" / "uniform-s3.sqlite")

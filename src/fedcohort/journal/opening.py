@@ -162,8 +162,11 @@ def open_for_reading(path: Path) -> Database:
 
 
 def open_declared(path: Path) -> tuple[Database, int]:
-    """Return an existing journal for reading, with its version; only what it declares is checked, not its rows."""
-    database, _, _ = open_unchecked(path)
+    """Return an existing journal for reading at once, with its version; only what it declares is checked, not its rows.
+
+    One that nobody writes is opened as a file that does not change, so that SQLite leaves nothing beside it.
+    """
+    database = _at_rest(path) or open_unchecked(path)[0]
     try:
         with _errors(path):
             version = version_of(database.connection, path)
@@ -173,6 +176,24 @@ def open_declared(path: Path) -> tuple[Database, int]:
         database.close()
         raise
     return database, version
+
+
+def _at_rest(path: Path) -> Database | None:
+    """Return a journal that is not in use, or None."""
+    file = _existing(path)
+    if has_companion(file):
+        return None
+    try:
+        connection = _connected(file, "immutable=1")
+    except (*ERRORS, OSError):
+        return None
+    try:
+        if not Seal.read(connection).in_use:
+            return opened(Database(connection, str(path)))
+    except (*ERRORS, JournalError, ValueError, TypeError, KeyError):  # what is wrong with it is said elsewhere
+        pass
+    connection.close()
+    return None
 
 
 def open_unchecked(path: Path) -> tuple[Database, Mark | None, bool]:
