@@ -456,7 +456,7 @@ class Group:
         """Report to the session, write the rows, see whether the run is over."""
         averaged, chosen = turn.averaged, turn.averaged.chosen
         run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
-        status, durations = chosen.round.status, chosen.round.seconds
+        durations = chosen.round.seconds
         if len(cohort):
             isolate_failure(run, run.chooser, partial(chosen.round.finish, averaged.kept, averaged.metrics))
             if not run.running:
