@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcohort.simulate.data import Dataset, Source, from_arrays
-from fedcohort.simulate.rounds.runner import default_out, run_experiment
-from fedcohort.simulate.store.results import load
+import fedcohort as fc
+from fedcohort.simulate.data import Dataset, Source
 
 MODULES = [
     "argparse", "ast", "bisect", "calendar", "configparser", "copy", "csv", "dataclasses", "difflib", "doctest",
@@ -35,19 +34,19 @@ CHARACTERS = "\n !\"#$%&'()*+,-./0123456789:;<=>?@[\\]^_`abcdefghijklmnopqrstuvw
 
 
 def text_of(name: str) -> str:
-    """Return the source of a module, in lower case, with the characters we know."""
+    """Return the source of a module in lower case, reduced to the known characters."""
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin is not None
     return "".join(c for c in Path(spec.origin).read_text().lower() if c in CHARACTERS)
 
 
 class Modules(Source):
-    """Windows of source code: characters 0 .. 31 of each go in, characters 1 .. 32 are to be predicted."""
+    """Windows of source code: characters 0 .. 31 of each are the input, characters 1 .. 32 the target."""
 
     name = "modules"
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
-        """Return the windows; whose they are is the module's name."""
+        """Return the windows; each belongs to the client that is its module."""
         windows, owners = [], []
         for name in MODULES:
             codes = np.array([CHARACTERS.index(c) for c in text_of(name)], np.int64)
@@ -55,7 +54,7 @@ class Modules(Source):
                 windows.append(codes[start : start + LENGTH + 1])
                 owners.append(name)
         text = np.stack(windows)
-        return from_arrays(
+        return fc.from_arrays(
             text[:, :-1], text[:, 1:], name="modules", target="token", classes=len(CHARACTERS), writers=owners
         )
 
@@ -75,7 +74,7 @@ class Writer(nn.Module):
 
 
 def main(rounds: int = 20) -> None:
-    """Compare two selectors, and print the table."""
+    """Compare two selectors and print the leaderboard."""
     here = Path(__file__).resolve()
     table = {
         "name": "characters",
@@ -93,10 +92,7 @@ def main(rounds: int = 20) -> None:
         },  # a network this small gains nothing from more
         "selectors": {"uniform": {}, "power-of-choice": {}},
     }
-    out = default_out("characters")
-    run_experiment(table, out)
-    for board in load(out).leaderboards():
-        print(board)
+    print(fc.run(table))
 
 
 if __name__ == "__main__":

@@ -23,21 +23,21 @@ class Turns:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternating(Selector[Turns]):
-    """Those who have trained least, ties by chance."""
+    """Pick the clients that have trained least; draw lots among equals."""
 
     def init(self, clients, rng):
-        """Nobody has trained."""
+        """Start with no client having trained."""
         return Turns(np.zeros(clients.n))
 
     def select(self, state, slate, answer, rng):
-        """Take the smallest counts."""
+        """Pick the smallest counts."""
         count = slate.of_candidates(state.count)
         order = np.lexsort((rng.random(len(count)), count))[: slate.size]
         picked = slate.candidates[order]
         return Cohort(picked, candidates=slate.candidates, score=-count, parts={"trained": count}), state
 
     def update(self, state, outcome):
-        """Count those that trained."""
+        """Count the clients that trained."""
         count = state.count.copy()
         count[outcome.clients[outcome.ok]] += 1
         return Turns(count)
