@@ -25,7 +25,7 @@ SELECTORS: dict[str, dict[str, Any]] = {
     "balanced": {},
     "directions": {"name": "balanced", "balance": "directions"},
     "time": {"name": "balanced", "time": 0.5},
-    "fedcbs": {},
+    "fedcbs-chance": {},
     "astraea": {},
     "size-weighted": {},
 }

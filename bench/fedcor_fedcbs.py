@@ -19,6 +19,7 @@ import numpy as np
 from fedcohort import ClientTable, LabelCounts, Selector, Session
 from fedcohort.core.clients import LabelFactor
 from fedcohort.core.protocol import RoundReport, RoundRequest
+from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
 from fedcohort.selectors.papers.fedcbs import FedCBS
 from fedcohort.selectors.papers.fedcor import FedCor
 
@@ -90,7 +91,8 @@ def main() -> None:
     compare("fedcor", FedCor(warmup=0, interval=None), ClientTable(sizes=sizes), np.empty(0), args)
     counts = rng.multinomial(sizes, rng.dirichlet(np.full(10, 0.1), args.clients)).astype(np.float64)
     compare("fedcbs, label counts (default)", FedCBS(), ClientTable(labels=LabelCounts(counts)), counts, args)
-    compare("fedcbs, label counts, 10 swaps", FedCBS(swaps=10), ClientTable(labels=LabelCounts(counts)), counts, args)
+    swapping = FedCBSChance(swaps=10)
+    compare("fedcbs-chance, label counts, 10 swaps", swapping, ClientTable(labels=LabelCounts(counts)), counts, args)
     rotation = np.linalg.qr(rng.normal(size=(10, 10)))[0]
     factor = counts @ rotation
     table = ClientTable(labels=LabelFactor(factor, 10), sizes=sizes)

@@ -36,11 +36,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def experiment(setting: dict[str, Any], folder: str | None, rounds: int, seeds: int) -> Experiment:
     selectors: dict[str, Any] = {
         "uniform": {},
-        "exact": {"name": "fedcbs"},
+        "exact": {"name": "fedcbs-chance"},
         "blind": {"name": "fedcbs-blind", "labels": "none"},
     }
     for epsilon in EPSILONS:
-        selectors[f"epsilon {epsilon}"] = {"name": "fedcbs", "labels": {"name": "noisy", "epsilon": float(epsilon)}}
+        selectors[f"epsilon {epsilon}"] = {
+            "name": "fedcbs-chance",
+            "labels": {"name": "noisy", "epsilon": float(epsilon)},
+        }
     table = {
         **setting,
         "data": {**setting["data"], **({"folder": folder} if folder and setting["data"]["name"] != "digits" else {})},

@@ -39,7 +39,7 @@ from fedcohort.journal import read_journal
 KILL_EVERY = 50
 PRUNE_EVERY = 6  # kills, about a day
 KEEP = 100  # rounds whose scores stay
-DEFAULT = "uniform,balanced,flash-advantage,fedcbs,fedcor"
+DEFAULT = "uniform,balanced,flash-advantage,fedcbs-chance,fedcor"
 OUT = Path(__file__).parent / "results" / "soak.json"
 PICTURE = Path(__file__).parent.parent / "docs" / "img" / "soak.svg"
 

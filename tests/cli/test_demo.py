@@ -15,8 +15,8 @@ CONFIG = {
     "selectors": {
         "uniform": {"name": "uniform"},
         "uniform-robust": {"name": "uniform", "local": {"loss": "robust"}},
-        "fedacs": {"name": "fedacs"},
-        "flash": {"name": "flash", "local": {"loss": "robust"}},
+        "fedacs-near": {"name": "fedacs-near"},
+        "flash-advantage": {"name": "flash-advantage", "local": {"loss": "robust"}},
     }
 }
 
@@ -28,15 +28,16 @@ def board(setting, **accuracies):
         seeds = [SimpleNamespace(seed=i, terminal=value) for i, value in enumerate(values)]
         return SimpleNamespace(label=label, seeds=seeds, terminal=SimpleNamespace(mean=sum(values) / len(values)))
 
-    rows = [row(label.replace("_", "-"), values) for label, values in accuracies.items()]
+    labels = {"uniform_robust": "uniform-robust", "flash": "flash-advantage", "fedacs": "fedacs-near"}
+    rows = [row(labels.get(label, label), values) for label, values in accuracies.items()]
     return SimpleNamespace(setting=setting, baseline="uniform", rows=rows, metric=Metric())
 
 
 def test_a_gain_is_divided_into_loss_and_choice():
     found = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.85, 0.87], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
     assert summarise([found], CONFIG) == [
-        "In noisy, flash ends highest with 87.0%, +6.0 pts over uniform; +5.0 pts of it are its loss and +1.0 pts its "
-        "choice of clients."
+        "In noisy, flash-advantage ends highest with 87.0%, +6.0 pts over uniform; +5.0 pts of it are its loss and "
+        "+1.0 pts its choice of clients."
     ]
     worse = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.9, 0.9], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
     (said,) = summarise([worse], CONFIG)
@@ -45,7 +46,7 @@ def test_a_gain_is_divided_into_loss_and_choice():
         "are chosen by chance."
     )
     other = board("skewed", uniform=[0.8, 0.82], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
-    assert summarise([other], CONFIG) == ["In skewed, fedacs ends highest with 85.0%, +4.0 pts over uniform."]
+    assert summarise([other], CONFIG) == ["In skewed, fedacs-near ends highest with 85.0%, +4.0 pts over uniform."]
     none = board("skewed", uniform=[0.9, 0.9], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
     assert summarise([none], CONFIG) == ["In skewed, uniform ends highest with 90.0%."]
 
@@ -53,8 +54,8 @@ def test_a_gain_is_divided_into_loss_and_choice():
 def test_who_does_badly_is_explained_and_nobody_else():
     bad = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.82, 0.82], flash=[0.7, 0.7], fedacs=[0.77, 0.78])
     flash, fedacs = explain_losses([bad], CONFIG)
-    assert flash.startswith("flash in skewed ends −12.0 pts against uniform-robust: it rewards")
-    assert fedacs.startswith("fedacs in skewed ends −2.5 pts against uniform: it looks for")
+    assert flash.startswith("flash-advantage in skewed ends −12.0 pts against uniform-robust: it rewards")
+    assert fedacs.startswith("fedacs-near in skewed ends −2.5 pts against uniform: it looks for")
     # As good as uniform selection with the same loss, though below the one with the other loss.
     good = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.795, 0.795], flash=[0.79, 0.79], fedacs=[0.81, 0.81])
     assert explain_losses([good], CONFIG) == []

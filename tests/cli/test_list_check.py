@@ -117,6 +117,7 @@ def test_list_says_which_aggregator_makes_a_selector_unbiased():
     paired = {e["name"]: e["aggregator"] for e in json.loads(out) if "aggregator" in e}
     assert paired == {
         "clustered": "size-mean",
+        "divfl": "mean",
         "feel": "inverse-probability",
         "gradnorm": "inverse-probability",
         "size-weighted": "mean",

@@ -215,8 +215,7 @@ def test_analytics_ranks_clients(command, config):
 
 def test_analytics_of_a_journal(command, config, tmp_path):
     out = tmp_path / "out"
-    every = ("-s", "selectors.fedacs.duels=all")  # by default some rounds' duels do not count
-    compared = command("compare", config, "--selectors", "fedacs,uniform", "--seeds", "1", *every, "--out", out)
+    compared = command("compare", config, "--selectors", "fedacs,uniform", "--seeds", "1", "--out", out)
     assert compared.returncode == 0, compared.stderr
     done = command("analytics", "--journal", out / "journal" / "fedacs-s0.sqlite", "--format", "json")
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,8 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, near, ranking
+from fedcohort.selectors.ours.fedacs_near import FedAcsNear, near
+from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, ranking
 from fedcohort.session import Session
 
 
@@ -20,7 +21,7 @@ def tell(session, cohort, distance, status=None, norm=None):
 
 def test_updates_are_algorithm_2():
     eta = 0.5
-    session = Session(FedAcs(eta=eta, pool_share=1.0, duels="all"), ClientTable(n=12), seed=3)
+    session = Session(FedAcs(eta=eta, pool_share=1.0), ClientTable(n=12), seed=3)
     rng = np.random.default_rng(0)
     wins, losses = np.zeros(12), np.zeros(12)
     for _ in range(15):
@@ -38,7 +39,7 @@ def test_updates_are_algorithm_2():
 
 
 def test_all_equal_changes_nothing_but_the_round_count():
-    session = Session(FedAcs(duels="all"), ClientTable(n=4), seed=0)
+    session = Session(FedAcs(), ClientTable(n=4), seed=0)
     cohort = session.ask(RoundRequest(size=3))
     tell(session, cohort, np.full(3, 7.0))
     assert not session.state.wins.any() and not session.state.losses.any()
@@ -46,7 +47,7 @@ def test_all_equal_changes_nothing_but_the_round_count():
 
 
 def test_failed_clients_do_not_duel():
-    session = Session(FedAcs(duels="all"), ClientTable(n=3), seed=0)
+    session = Session(FedAcs(), ClientTable(n=3), seed=0)
     cohort = session.ask(RoundRequest(size=3))
     tell(session, cohort, [1.0, 2.0, 3.0], status=[Status.OK, Status.LATE, Status.OK])
     first, late, last = cohort.clients
@@ -100,7 +101,7 @@ def test_a_mean_of_samples():
     sizes = np.array([1.0, 1.0, 98.0])
     outcomes = {}
     for mean, weights in (("clients", np.ones(3)), ("samples", sizes)):
-        selector = FedAcs(mean=mean, duels="all", pool_share=1.0)
+        selector = FedAcsNear(mean=mean, duels="all", pool_share=1.0)
         distance = np.linalg.norm(vectors - np.average(vectors, axis=0, weights=weights), axis=1)
         session = Session(selector, ClientTable(sizes=sizes), seed=0)
         cohort = session.ask(RoundRequest(size=3))
@@ -118,7 +119,7 @@ def test_one_client_has_all_samples():
 
 
 def test_rounds_without_two_near_clients_do_not_count():
-    session = Session(FedAcs(pool_share=1.0), ClientTable(n=6), seed=0)
+    session = Session(FedAcsNear(pool_share=1.0), ClientTable(n=6), seed=0)
     apart = np.array([[1.0, 0, 0], [0, 2.0, 0], [0, 0, 3.0], [-1.5, 0, 0]])  # every client is skewed its own way
     cohort = session.ask(RoundRequest(size=4))
     distance, norm, once = lengths(apart)
@@ -146,7 +147,7 @@ def test_gradients_of_equal_skew_leave_the_pool_uniform():
     length = np.linspace(0.3, 3.0, 10)
     easy = {}
     for duels in ("near", "all"):
-        session = Session(FedAcs(duels=duels), ClientTable(n=60), seed=2)
+        session = Session(FedAcsNear(duels=duels), ClientTable(n=60), seed=2)
         picked = []
         for _ in range(120):
             cohort = session.ask(RoundRequest(size=10))
@@ -209,13 +210,19 @@ def test_large_federations_use_one_draw_and_say_so(monkeypatch, share):
 
 
 def test_insights_read_their_signal():
-    assert FedAcs().requires == {Signal.GRADIENT_DISTANCE, Signal.GRADIENT_NORM}
-    assert FedAcs(insight="update").requires == {Signal.UPDATE_DISTANCE, Signal.UPDATE_NORM}
-    assert FedAcs(duels="all").requires == {Signal.GRADIENT_DISTANCE}
-    assert FedAcs(duels="all", insight="update").requires == {Signal.UPDATE_DISTANCE}
-    assert FedAcs(mean="samples").requires == {Signal.WEIGHTED_GRADIENT_DISTANCE, Signal.GRADIENT_NORM, Signal.SIZES}
-    assert FedAcs(mean="samples", duels="all", insight="update").requires == {Signal.WEIGHTED_UPDATE_DISTANCE}
-    for bad in ({"duels": "some"}, {"pool_share": 0.0}, {"pool_share": 1.1}, {"eta": 0.0}, {"insight": "loss"}):
+    assert FedAcsNear().requires == {Signal.GRADIENT_DISTANCE, Signal.GRADIENT_NORM}
+    assert FedAcsNear(insight="update").requires == {Signal.UPDATE_DISTANCE, Signal.UPDATE_NORM}
+    assert FedAcs().requires == {Signal.GRADIENT_DISTANCE}
+    assert FedAcs(insight="update").requires == {Signal.UPDATE_DISTANCE}
+    assert FedAcsNear(mean="samples").requires == {
+        Signal.WEIGHTED_GRADIENT_DISTANCE,
+        Signal.GRADIENT_NORM,
+        Signal.SIZES,
+    }
+    assert FedAcsNear(mean="samples", duels="all", insight="update").requires == {Signal.WEIGHTED_UPDATE_DISTANCE}
+    with pytest.raises(ParameterError, match="duels"):
+        FedAcsNear(duels="some")
+    for bad in ({"pool_share": 0.0}, {"pool_share": 1.1}, {"eta": 0.0}, {"insight": "loss"}):
         with pytest.raises(ParameterError):
             FedAcs(**bad)
 
@@ -223,7 +230,7 @@ def test_insights_read_their_signal():
 def skewed_federation(seed, n=40, rounds=150, noise=0.4, **kwargs):
     rng = np.random.default_rng(seed)
     skew = rng.random(n)
-    session = Session(FedAcs(duels="all", **kwargs), ClientTable(n=n), seed=seed)
+    session = Session(FedAcs(**kwargs), ClientTable(n=n), seed=seed)
     for _ in range(rounds):
         cohort = session.ask(RoundRequest(size=8))
         tell(session, cohort, np.abs(skew[cohort.clients] + noise * rng.normal(size=8)))

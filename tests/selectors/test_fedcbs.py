@@ -12,6 +12,7 @@ from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import ParameterError, SignalError
 from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
+from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
 from fedcohort.selectors.papers.fedcbs import FedCBS
 
 
@@ -62,8 +63,8 @@ def test_cohorts_are_far_more_balanced_than_uniform_ones():
         name: np.mean([qcid(LabelCounts(counts), cohort.clients) for cohort in play(selector, table)[0]])
         for name, selector in {
             "uniform": create("uniform"),
-            "paper": FedCBS(swaps=0),
-            "swaps": FedCBS(swaps=20),
+            "paper": FedCBS(),
+            "swaps": FedCBSChance(swaps=20),
         }.items()
     }
     assert mean["paper"] < mean["uniform"] / 5
@@ -77,7 +78,7 @@ def test_notes_hold_the_qcid_of_the_cohort():
 
 
 def test_parts_add_up_to_the_logarithm_of_the_probability():
-    for cohort in play(FedCBS(swaps=0), ClientTable(labels=LabelCounts(dirichlet_labels(5))), 5)[0]:
+    for cohort in play(FedCBS(), ClientTable(labels=LabelCounts(dirichlet_labels(5))), 5)[0]:
         others = ~np.isin(cohort.candidates, cohort.clients)
         total = cohort.parts["balance"] + cohort.parts["exploration"]
         assert np.allclose(total[others], cohort.score[others])
@@ -90,7 +91,7 @@ def test_parts_add_up_to_the_logarithm_of_the_probability():
 def test_first_pick_explores_by_round_and_pulls():
     """P(c_1) by hand in the third round: k = 3, T_n = 1 plus the rounds in which a client was selected."""
     counts = np.array([[8.0, 2.0], [3.0, 7.0], [9.0, 1.0]])
-    session = Session(FedCBS(exploration=0.7, floor=1e-20), ClientTable(labels=LabelCounts(counts)), seed=4)
+    session = Session(FedCBS(exploration=0.7), ClientTable(labels=LabelCounts(counts)), seed=4)
     pulls = np.ones(3)
     for _ in range(2):
         cohort = session.ask(RoundRequest(size=1))
@@ -103,15 +104,16 @@ def test_first_pick_explores_by_round_and_pulls():
     assert np.allclose(np.exp(cohort.score), weights / weights.sum())
 
 
-def test_selections_count_when_the_cohort_is_made():
+@pytest.mark.parametrize("name", ["fedcbs", "fedcbs-chance", "fedcbs-blind"])
+def test_selections_count_when_the_cohort_is_made(name):
     """T_n is known to a cohort that is asked for before the one before it reports."""
     counts = np.full((4, 2), 5.0)
-    session = Session(FedCBS(), ClientTable(labels=LabelCounts(counts)), seed=4)
+    session = Session(create(name), ClientTable(labels=LabelCounts(counts)), seed=4)
     cohort = session.ask(RoundRequest(size=2))
     wanted = np.ones(4)
     wanted[cohort.clients] += 1
     assert session.state.pulls.tolist() == wanted.tolist()
-    session.tell(RoundReport(cohort.ticket, cohort.clients))
+    session.tell(RoundReport(cohort.ticket, []))
     assert session.state.pulls.tolist() == wanted.tolist()
 
 
@@ -124,7 +126,7 @@ def test_nearly_balanced_clients_do_not_starve(swaps):
     table = ClientTable(labels=LabelCounts(counts))
     distinct = {}
     for floor in (1e-20, "chance"):
-        cohorts, _ = play(FedCBS(floor=floor, swaps=swaps), table, 100, available=200)
+        cohorts, _ = play(FedCBSChance(floor=floor, swaps=swaps), table, 100, available=200)
         distinct[floor] = len({int(c) for cohort in cohorts for c in cohort.clients})
     assert distinct[1e-20] <= 30
     assert distinct["chance"] >= 150  # uniform cohorts reach 199
@@ -143,11 +145,11 @@ def test_figure_3_finds_its_optimum():
     found = {0: 0, 10: 0}
     for swaps in found:
         for seed in range(200):
-            session = Session(FedCBS(swaps=swaps, floor=1e-20), ClientTable(labels=labels), seed=seed)
+            session = Session(FedCBSChance(swaps=swaps, floor=1e-20), ClientTable(labels=labels), seed=seed)
             found[swaps] += sorted(session.ask(RoundRequest(size=3)).clients.tolist()) == [0, 2, 3]
     assert 4 <= found[0] <= 28  # 0.074 of 200
     assert found[10] > 180
-    assert FedCBS().swaps == 0
+    assert FedCBSChance().swaps == 0
 
 
 def test_sizes_are_needed_only_where_the_form_does_not_tell_them():
@@ -165,9 +167,11 @@ def test_edges(name, swaps):
     counts = dirichlet_labels(8, clients=6)
     counts[2] = 0.0
     table = tables(counts)[name]
-    assert sorted(Session(FedCBS(swaps=swaps), table).ask(RoundRequest(size=6)).clients.tolist()) == list(range(6))
-    assert Session(FedCBS(swaps=swaps), table).ask(RoundRequest(size=3, available=[2])).clients.tolist() == [2]
-    assert Session(FedCBS(swaps=swaps), table).ask(RoundRequest(size=1)).size == 1
+    assert sorted(Session(FedCBSChance(swaps=swaps), table).ask(RoundRequest(size=6)).clients.tolist()) == list(
+        range(6)
+    )
+    assert Session(FedCBSChance(swaps=swaps), table).ask(RoundRequest(size=3, available=[2])).clients.tolist() == [2]
+    assert Session(FedCBSChance(swaps=swaps), table).ask(RoundRequest(size=1)).size == 1
 
 
 @pytest.mark.parametrize("counts", [np.full((5, 3), 4.0), np.zeros((5, 3)), np.ones((5, 1))])
@@ -196,6 +200,9 @@ def test_large_exponents_stay_finite():
 
 
 def test_bad_parameters():
-    for bad in ({"exploration": -1.0}, {"beta": 0.0}, {"floor": 0.0}, {"floor": "low"}, {"swaps": -1}, {"swaps": 0.5}):
+    for bad in ({"exploration": -1.0}, {"beta": 0.0}, {"floor": 0.0}, {"floor": "chance"}):
         with pytest.raises(ParameterError, match=next(iter(bad))):
             FedCBS(**bad)
+    for bad in ({"floor": "low"}, {"swaps": -1}, {"swaps": 0.5}):
+        with pytest.raises(ParameterError, match=next(iter(bad))):
+            FedCBSChance(**bad)

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
-from fedcohort.core.selector_spec import describe, rebuild_selector
 from fedcohort.core.signals import SKETCH_WIDTH
-from fedcohort.selectors import E3CS
 from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState
 from fedcohort.selectors.baselines.feel import Feel, FeelState
 from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
+from fedcohort.selectors.ours.e3cs_exact import E3CSExact
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.training.aggregators import InverseProbability, Members
@@ -137,9 +135,9 @@ def test_weights_are_clipped_only_on_request():
 
 
 @pytest.mark.parametrize("fairness", [0.2, 0.5])
-def test_e3cs_draws_with_the_chances_it_states(fairness):
+def test_e3cs_exact_draws_with_the_chances_it_states(fairness):
     """Clients that always finish reach p = 1 and are then in every cohort."""
-    session = Session(E3CS(fairness=fairness, rate=5.0), ClientTable(n=N), seed=2)
+    session = Session(E3CSExact(fairness=fairness, rate=5.0), ClientTable(n=N), seed=2)
     hits, stated, square = np.zeros(N), np.zeros(N), np.zeros(N)
     certain = 0
     for _ in range(800):
@@ -154,12 +152,3 @@ def test_e3cs_draws_with_the_chances_it_states(fairness):
         session.tell(RoundReport(cohort.ticket, cohort.clients, status=(cohort.clients >= 6).astype(int)))
     assert certain > 200
     assert (np.abs(hits - stated) <= 4 * np.sqrt(square) + 1e-6).all()
-
-
-@pytest.mark.parametrize(("name", "later"), [("e3cs", "exact"), ("divfl", "by_data")])
-def test_older_journals_go_on_by_the_rule_they_began_with(name, later):
-    spec = describe(create(name))
-    del spec["params"][later]
-    for given in (None, create(name)):
-        assert getattr(rebuild_selector(spec, given, None), later) is False
-    assert getattr(rebuild_selector(describe(create(name)), None, None), later) is True

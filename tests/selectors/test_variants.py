@@ -5,7 +5,11 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
 from fedcohort.core.selector_spec import describe, rebuild_selector
+from fedcohort.selectors.baselines.divfl import DivFL
+from fedcohort.selectors.baselines.e3cs import E3CS
 from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
+from fedcohort.selectors.ours.fedacs_near import FedAcsNear
+from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
 from fedcohort.selectors.papers.flash import Flash
 from fedcohort.session import Session
 
@@ -28,12 +32,19 @@ OLD = {
         RestlessBanditAdvantage(),
         OLD_CONTEXTUAL | {"states": 2, "exploration": 3.0, "ridge": 1.0},
     ),
+    "fedacs": (
+        FedAcsNear(),
+        {"pool_share": 0.4, "eta": 1.0, "duels": "near", "insight": "gradient", "mean": "clients"},
+    ),
+    "fedcbs": (FedCBSChance(), {"exploration": 10.0, "beta": 1.0, "floor": "chance", "swaps": 0}),
+    "e3cs": (E3CS(), {"fairness": 0.5, "rate": 0.5, "until": None}),
+    "divfl": (DivFL(), {"sample": None, "memory": 1000}),
 }
-"""What version 0.2 wrote into a journal of each name, and the selector that goes on with it."""
+"""By name: what version 0.2 wrote into a journal, and the selector that goes on with it."""
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_a_journal_that_has_a_variants_parameters_goes_on_with_the_variant(name):
+def test_a_journal_of_version_0_2_goes_on_with_the_rule_it_began_with(name):
     variant, params = OLD[name]
     spec = {"name": name, "class": "fedcohort.selectors:Old", "reference": None, "params": params}
     assert rebuild_selector(spec, None, None) == variant

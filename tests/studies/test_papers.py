@@ -238,11 +238,15 @@ def test_methods_can_be_made_one_after_the_other(tmp_path, capsys):
     words = ["fedcor-table-1-fmnist", "--quick", "--rounds", "4", "--device", "cpu", "--out"]
     assert main([*words, str(tmp_path / "all")]) == 0
     some = [*words, str(tmp_path / "some")]
-    assert main([*some, "--labels", "active-fl,fedcbs"]) == 0
+    assert main([*some, "--labels", "active-fl,fedcbs-chance"]) == 0
     runs = tmp_path / "some" / "runs" / "fedcor-fmnist.all.quick.r4"
-    assert labels_of(runs) == ["active-fl", "fedcbs", "uniform"]  # those asked for, and what they are compared with
+    assert labels_of(runs) == [
+        "active-fl",
+        "fedcbs-chance",
+        "uniform",
+    ]  # those asked for, and what they are compared with
     capsys.readouterr()
-    assert main([*some, "--labels", "fedcbs,active-fl"]) == 0
+    assert main([*some, "--labels", "fedcbs-chance,active-fl"]) == 0
     assert "is on record" in capsys.readouterr().err
     assert main(some) == 0
     assert "; uniform, power-of-choice, fedcor, balanced" in capsys.readouterr().err
@@ -285,13 +289,13 @@ def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
 
 def test_methods_that_cannot_stand_beside_those_on_record_are_refused_before_anything_is_run(tmp_path, capsys):
     words = ["fedcor-table-1-fmnist", "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    assert main([*words, "--rounds", "3", "--labels", "fedcbs"]) == 0
+    assert main([*words, "--rounds", "3", "--labels", "fedcbs-chance"]) == 0
     before = (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes()
     capsys.readouterr()
     assert main([*words, "--rounds", "4", "--labels", "active-fl"]) == 1
-    assert "active-fl cannot stand beside fedcbs in the record of fedcor-fmnist, all" in capsys.readouterr().err
-    assert main([*words, "--labels", "fedcsb"]) == 1
-    assert "no method 'fedcsb'" in capsys.readouterr().err
+    assert "active-fl cannot stand beside fedcbs-chance in the record of fedcor-fmnist, all" in capsys.readouterr().err
+    assert main([*words, "--labels", "fedcbs-chanec"]) == 1
+    assert "no method 'fedcbs-chanec'" in capsys.readouterr().err
     assert (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes() == before
     assert [place.name for place in (tmp_path / "runs").iterdir()] == ["fedcor-fmnist.all.quick.r3"]
 

@@ -26,15 +26,14 @@ from fedcohort.core.terminal import err, say
 
 if TYPE_CHECKING:
     from fedcohort.core.arrays import FloatArray
-    from fedcohort.selectors.ranking import Ranking
+    from fedcohort.selectors.papers.fedacs import Ranking
 
 
 def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
     """Rank by what a session has on record, with a selector that can rank."""
-    from fedcohort.core.protocol import SELECTORS
     from fedcohort.core.selector_spec import class_of
     from fedcohort.journal import read_journal
-    from fedcohort.selectors.ranking import Ranker
+    from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, ranking
 
     with contextlib.closing(read_journal(path)) as journal:
         spec = journal.meta()["selector"]
@@ -45,14 +44,13 @@ def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
                 "names it.",
                 hint=f"if you trust it: --selector {spec['reference']}",
             )
-        if cls is None or not issubclass(cls, Ranker):
-            known = ", ".join(SELECTORS.able(Ranker))
+        if cls is None or not issubclass(cls, FedAcs):
             raise InputError(
                 f"The journal {path} is of the selector {spec['name'] or spec['class']!r}, which cannot rank clients.",
-                hint=f"rank with a session of one that can: {known}",
+                hint="rank with a session of one that can: fedacs or fedacs-near",
             )
         clients, _ = journal.table()
-        return cls.ranked(journal.state(""), level), list(clients.names)
+        return ranking(FedAcsState(**journal.state("")), level), list(clients.names)
 
 
 def _rows(found: Ranking, names: list[str], truth: FloatArray | None) -> list[dict[str, Any]]:

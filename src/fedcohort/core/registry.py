@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError, RegistryError, UnknownNameError
 from fedcohort.core.guard import guarded
@@ -223,18 +223,6 @@ class Registry(Generic[T]):
         if not self._fill():
             raise self._too_early(f"The names of all {self.kind}s")
         return sorted(self._items)
-
-    def able(self, capability: Callable[..., C]) -> dict[str, type[C]]:
-        """Return the classes that also derive from the class ``capability``, by name; an error where there is none."""
-        assert isinstance(capability, type)
-        found = {name: self._items[name] for name in self.names()}
-        classes = {name: cls for name, cls in found.items() if isinstance(cls, type) and issubclass(cls, capability)}
-        if not classes:
-            raise UnknownNameError(
-                f"No {self.kind} here is a {capability.__name__}.",
-                hint=f"derive one from {capability.__module__}.{capability.__name__}",
-            )
-        return cast("dict[str, type[C]]", classes)
 
     def get(self, name: str) -> Callable[..., T]:
         """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""

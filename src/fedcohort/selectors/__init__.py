@@ -23,8 +23,13 @@ from fedcohort.selectors.baselines.uniform import All, Uniform
 from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
 from fedcohort.selectors.ours.balanced import Balanced
 from fedcohort.selectors.ours.bounded import Bounded
+from fedcohort.selectors.ours.divfl_by_data import DivFLByData
+from fedcohort.selectors.ours.e3cs_exact import E3CSExact
+from fedcohort.selectors.ours.fedacs_near import FedAcsNear
+from fedcohort.selectors.ours.fedcbs_blind import BlindFedCBS
+from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
 from fedcohort.selectors.papers.fedacs import FedAcs
-from fedcohort.selectors.papers.fedcbs import BlindFedCBS, FedCBS
+from fedcohort.selectors.papers.fedcbs import FedCBS
 from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb
 from fedcohort.selectors.papers.fedcor import FedCor
 from fedcohort.selectors.papers.flash import Flash
@@ -39,8 +44,12 @@ __all__ = [
     "Bounded",
     "Clustered",
     "DivFL",
+    "DivFLByData",
+    "E3CSExact",
     "FedAcs",
+    "FedAcsNear",
     "FedCBS",
+    "FedCBSChance",
     "FedCS",
     "FedCmTs",
     "FedCmUcb",

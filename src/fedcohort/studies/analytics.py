@@ -20,10 +20,8 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.protocol import SELECTORS
-from fedcohort.journal.codec import state_fields
 from fedcohort.scenario import Federation
-from fedcohort.selectors.ranking import Ranker, Ranking
+from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, Ranking, ranking
 from fedcohort.simulate.config.experiment import RunPlan, values_of
 from fedcohort.simulate.rounds.group import OnRound
 from fedcohort.simulate.rounds.single_run import played
@@ -104,7 +102,6 @@ def rank_by_skewness(
     """
     if not rate > 0:
         raise InputError(f"The learning rate of analytics must be positive. Got {rate!r}.")
-    name, ranker = next(iter(SELECTORS.able(Ranker).items()))
 
     def planned(plan: RunPlan, federation: Federation) -> RunPlan:
         cohort = len(federation) if plan.options.size is None else plan.options.size
@@ -115,11 +112,12 @@ def rank_by_skewness(
         options = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
         return replace(plan, local=local, options=options)
 
-    selectors = {name: values_of(ranker.for_ranking())}
+    # Uniform cohorts, so that everybody meets the same opponents; one full-batch step is the update.
+    selectors = {"fedacs": values_of(FedAcs(pool_share=1.0, insight="update"))}
     sections = {key: value for key, value in table.items() if key != "local"}
     with played(sections, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
         (run,) = group.runs
         made = group.drain()
         traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
-        ranking = ranker.ranked(dict(state_fields(run.session.state)), level)
-        return SkewnessReport(ranking, run.federation, run.round, traffic / 1e6)
+        state: FedAcsState = run.session.state
+        return SkewnessReport(ranking(state, level), run.federation, run.round, traffic / 1e6)

@@ -20,10 +20,10 @@ from fedcohort.core.arrays import FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, param
-from fedcohort.core.protocol import SELECTORS, Answer, Cohort, Outcome, Query, Selector, Slate, Trial
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Query, Selector, Slate, Trial
 from fedcohort.core.signals import Signal
 from fedcohort.scenario import Federation
-from fedcohort.selectors.normality import GaussianLosses, Normality
+from fedcohort.selectors.papers.fedcor.diagnostics import Normality, normality, stationarity
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.rounds.group import OnRound
 from fedcohort.simulate.rounds.single_run import played
@@ -130,7 +130,6 @@ def diagnose(
     """
     if looks < 2:
         raise InputError(f"Stationarity compares looks: at least 2 are needed. Got {looks}.")
-    checker = next(iter(SELECTORS.able(GaussianLosses).values()))
 
     def planned(plan: RunPlan, federation: Federation) -> RunPlan:
         return replace(plan, options=replace(plan.options, rounds=(looks - 1) * every + 1))
@@ -145,6 +144,6 @@ def diagnose(
         )
     return Diagnosis(
         rounds=np.arange(len(changes)) * every,
-        normality=[checker.normality(part, components) for part in changes],
-        similarity=checker.stationarity(changes),
+        normality=[normality(part, components) for part in changes],
+        similarity=stationarity(changes),
     )

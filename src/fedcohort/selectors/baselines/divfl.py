@@ -8,16 +8,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.groups import distances, scaled
@@ -48,18 +45,18 @@ class DivFL(Selector[DiverseState]):
     at so many candidates, drawn at random (Algorithm 1).
 
     Symbols: V = the clients whose updates are known, gradient of F_k = Signal.UPDATE_SKETCH of the client's last round,
-    ``|S|`` = K = slate.size, s = ``sample``. Members count by the data of those they represent: the aggregator
-    multiplies ``Cohort.weights`` by the member's own share of the data (Signal.SIZES), so that they are
-    :math:`\sum_k n_k / n_i` over the clients k that i represents.
+    ``|S|`` = K = slate.size, s = ``sample``, gamma = ``Cohort.weights``.
 
-    Deviations: the paper counts clients, which weigh the same in its objective; ``by_data=False`` has its gamma for
-    ``Cohort.weights``, which is right under the aggregator ``mean``. The paper's main form asks all clients for a
+    **Aggregator**: ``mean``, under which every client weighs the same, as in the paper's objective; it is taken where
+    none is configured. For clients that weigh by their data see ``divfl-by-data``.
+
+    Deviations: the paper's main form asks all clients for a
     gradient before every round; this is its form without that cost, in which a client's gradient is that of the round
     it last took part in. Everybody is asked once before anybody is chosen by it. Distances are those of a random
     projection of the updates to 64 numbers. Only the ``memory`` clients heard last are compared. Ties, as between equal
     updates, are broken by chance; a member always represents itself, and clients of which nothing is remembered
-    represent themselves alone. With ``by_data=False`` members that represent nobody (where more clients are wanted than
-    there are different updates) have a weight of 1.
+    represent themselves alone. Members that represent nobody (where more clients are wanted than there are different
+    updates) have a weight of 1.
 
     Examples
     --------
@@ -84,19 +81,19 @@ class DivFL(Selector[DiverseState]):
     )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
-    by_data: bool = param(
-        True, Boolean(), "whether members count by the data of those they represent; the paper: by their number"
-    )
-    added: ClassVar[Mapping[str, object]] = MappingProxyType({"by_data": False})
-
     @property
     def requires(self) -> frozenset[Signal]:
-        """Updates, to compare them, and data sizes."""
-        return frozenset({Signal.UPDATE_SKETCH} | ({Signal.SIZES} if self.by_data else set()))
+        """Updates, to compare them."""
+        return frozenset({Signal.UPDATE_SKETCH})
+
+    @property
+    def aggregator(self) -> str | None:
+        """The mean, in which every client weighs the same."""
+        return "mean"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> DiverseState:
         """Nobody was asked."""
-        return DiverseState(**RecentVectors.empty(), asked=sealed(np.zeros(clients.n, np.bool_)))  # type: ignore[arg-type]
+        return DiverseState(**RecentVectors.empty(), asked=np.zeros(clients.n, np.bool_))  # type: ignore[arg-type]
 
     def select(
         self, state: DiverseState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -118,14 +115,9 @@ class DivFL(Selector[DiverseState]):
                 chosen, gain[known] = lazy_greedy(apart, wanted)
             else:
                 chosen, gain[known] = stochastic_greedy(apart, wanted, self.sample, rng)
-            if self.by_data:
-                sizes = np.asarray(slate.clients.sizes, np.float64)
-                weights[len(picks) : len(picks) + wanted] = data_represented(
-                    apart[:, chosen], rows[known[chosen]], sizes[state.known], sizes[candidates[known[chosen]]]
-                )
-            else:
-                represented = np.bincount(apart[:, chosen].argmin(axis=1), minlength=wanted)
-                weights[len(picks) : len(picks) + wanted] = np.maximum(represented, 1)
+            weights[len(picks) : len(picks) + wanted] = self.represented(
+                apart[:, chosen], rows[known[chosen]], state.known, slate.clients
+            )
             picks = np.concatenate([picks, known[chosen]])
             notes["represented"] = len(state.known)
             notes["mean distance to a representative"] = float(apart[:, chosen].min(axis=1).mean())
@@ -144,42 +136,19 @@ class DivFL(Selector[DiverseState]):
             weights=weights[: len(picks)],
             notes=notes,
         )
-        return cohort, DiverseState(state.known, state.when, state.vectors, sealed(asked))
+        return cohort, DiverseState(state.known, state.when, state.vectors, asked)
+
+    def represented(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
+        """(k,) how many clients each member of the cohort represents (gamma), at least 1.
+
+        ``apart`` (v, k) are the distances of the ``known`` clients (v,) to the members, whose own rows are ``itself``.
+        """
+        return np.maximum(np.bincount(apart.argmin(axis=1), minlength=apart.shape[1]), 1).astype(np.float64)
 
     def update(self, state: DiverseState, outcome: Outcome) -> DiverseState:
         """Remember the updates."""
         ok = outcome.ok
         return state.heard(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
-
-
-def data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, own: FloatArray) -> FloatArray:
-    """(k,) the data of the clients that each member represents, as a multiple of its own.
-
-    Parameters
-    ----------
-    apart : (v, k) float array
-        Distance of every client to every member.
-    itself : (k,) int array
-        The row of each member.
-    sizes : (v,) float array
-        Samples of every client.
-    own : (k,) float array
-        Samples of every member. Those without data represent nobody, because no weight makes them count.
-
-    Examples
-    --------
-    >>> place = np.array([0.0, 1.0, 9.0])
-    >>> sizes = np.array([20.0, 60.0, 20.0])
-    >>> data_represented(np.abs(place[:, None] - place[[0, 2]]), np.array([0, 2]), sizes, sizes[[0, 2]])
-    array([4., 1.])
-    """
-    some = own > 0
-    if not some.any():
-        return np.ones(len(own))
-    nearest = np.where(some, apart, np.inf).argmin(axis=1)
-    nearest[itself[some]] = np.flatnonzero(some)  # of equal updates each stands for itself
-    data = np.bincount(nearest, sizes, len(own))
-    return np.divide(data, own, out=np.ones(len(own)), where=some)
 
 
 def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:

@@ -6,19 +6,16 @@ r"""E3CS: exponential weights for clients that finish, and a quota for everybody
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, sealed
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.sampling import systematic_sample, weighted_sample
+from fedcohort.selectors.numerics.sampling import weighted_sample
 
 _RANGE = 30.0  # of the weights' logarithms: the lightest client has 1e-13 of the weight of the heaviest
 
@@ -42,16 +39,17 @@ class E3CS(Selector[WeightState]):
         w_i &\leftarrow w_i \exp\Big(\frac{(k - K \sigma) \eta}{K} \frac{x_i}{p_i}\Big)
             \quad \text{for } i \text{ in the cohort with } p_i < 1
 
-    with alpha such that no p exceeds 1. The cohort is drawn systematically, so that client i is in it with probability
-    :math:`p_i`: those with p = 1 always, and everybody at least with its quota.
+    with alpha such that no p exceeds 1. Clients are drawn one after the other without replacement, with chances
+    proportional to p.
 
     Symbols: K = number of candidates, k = slate.size, x_i = 1 if the client's model arrived sound and in time
     (outcome.ok), eta = ``rate``, sigma = ``fairness`` times k / K. The paper's E3CS-0, E3CS-0.5 and E3CS-0.8 are
     ``fairness`` 0, 0.5 and 0.8; E3CS-inc is ``fairness=0`` with ``until`` a quarter of the rounds.
 
-    Deviations: the paper draws one client after the other with chances proportional to p, without replacement, which
-    ``exact=False`` does. Clients with p = 1 are then left out in up to a third of the rounds, and :math:`x_i / p_i` is
-    no unbiased estimate. K counts the clients that are available now, all of them in the paper. No weight is less than
+    Drawn in this way, clients with p = 1 are left out in up to a third of the rounds, and :math:`x_i / p_i` is no
+    unbiased estimate; ``e3cs-exact`` draws with exactly the chances p.
+
+    Deviations: K counts the clients that are available now, all of them in the paper. No weight is less than
     :math:`e^{-30}` of the largest.
 
     Examples
@@ -74,9 +72,6 @@ class E3CS(Selector[WeightState]):
         None, Optional(Interval(int, 0, None)), "rounds after which all chances are equal (E3CS-inc); None: never"
     )
 
-    exact: bool = param(True, Boolean(), "whether clients take part with exactly the stated chances; the paper: no")
-    added: ClassVar[Mapping[str, object]] = MappingProxyType({"exact": False})
-
     @property
     def requires(self) -> frozenset[Signal]:
         """Nothing but who finished."""
@@ -84,7 +79,7 @@ class E3CS(Selector[WeightState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> WeightState:
         """All weights are equal."""
-        zeros = sealed(np.zeros(clients.n))
+        zeros = np.zeros(clients.n)
         return WeightState(zeros, zeros)
 
     def select(
@@ -96,7 +91,7 @@ class E3CS(Selector[WeightState]):
         weight = slate.of_candidates(state.weight)
         quota = fairness * size / count
         chance, full = allocate(np.exp(weight - weight.max()), size, quota)
-        picks = systematic_sample(chance, rng) if self.exact else weighted_sample(chance, size, rng)
+        picks = self.draw(chance, size, rng)
         gain = state.gain.copy()
         step = (size - count * quota) * self.rate / count
         gain[slate.candidates[picks]] = np.where(full[picks], 0.0, step / np.maximum(chance[picks], 1e-300))
@@ -107,7 +102,11 @@ class E3CS(Selector[WeightState]):
             parts={"quota": np.full(count, quota), "by weight": chance - quota},
             notes={"certain": int(full.sum()), "quota": round(quota, 6)},
         )
-        return cohort, WeightState(state.weight, sealed(gain))
+        return cohort, WeightState(state.weight, gain)
+
+    def draw(self, chance: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
+        """Return ``size`` positions by their chances (c,), one after the other without replacement."""
+        return weighted_sample(chance, size, rng)
 
     def update(self, state: WeightState, outcome: Outcome) -> WeightState:
         """Raise the weights of those that finished."""
@@ -115,14 +114,14 @@ class E3CS(Selector[WeightState]):
         weight = state.weight.copy()
         weight[who] += state.gain[who]
         weight -= weight.max()
-        return WeightState(sealed(np.maximum(weight, -_RANGE)), state.gain)
+        return WeightState(np.maximum(weight, -_RANGE), state.gain)
 
     def grow(self, state: WeightState, clients: ClientTable, rng: np.random.Generator) -> WeightState:
         """Let new clients start with the middle weight."""
         grown = super().grow(state, clients, rng)
         weight = grown.weight.copy()
         weight[len(state.weight) :] = np.median(state.weight) if len(state.weight) else 0.0
-        return WeightState(sealed(weight), grown.gain)
+        return WeightState(weight, grown.gain)
 
 
 def allocate(weights: FloatArray, size: int, quota: float) -> tuple[FloatArray, BoolArray]:

@@ -29,11 +29,6 @@ _TARGET = {"cifar10": 0.65, "fashion-mnist": 0.86}
 _MODEL = {"cifar10": "lenet", "fashion-mnist": "mlp"}
 _ROUNDS = {"cifar10": 1000, "fashion-mnist": 200}
 _SHORT = {"cifar10": "cifar10", "fashion-mnist": "fmnist"}
-_DUELS = (
-    'All duels count, as in the paper (duels = "all"); the default of `fedacs` counts only rounds in which two '
-    "clients are "
-    "near the others."
-)
 _INSIGHT = (
     "The insight is the full-batch gradient at the received model (Eqs. 6 to 8), whose cost is booked; the local "
     "update as insight stands beside it."
@@ -68,8 +63,8 @@ def _base(data: str, settings: tuple[str, ...], selectors: Mapping[str, Any]) ->
 def _tables(data: str) -> Study:
     full = {
         "uniform": {},
-        "fedacs": {"duels": "all"},
-        "fedacs-update": {"name": "fedacs", "duels": "all", "insight": "update"},
+        "fedacs": {},
+        "fedacs-update": {"name": "fedacs", "insight": "update"},
         "cmfl": {"name": "uniform", "filter": {"name": "cmfl"}},
         "balanced": {},
     }
@@ -78,18 +73,18 @@ def _tables(data: str) -> Study:
         "iid": _base(data, ("iid",), {"uniform": {}}),
     }
     own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
-    return Study(f"fedacs-{_SHORT[data]}", parts, 5, _NAMES, "uniform", (_DUELS, _INSIGHT, *own),
+    return Study(f"fedacs-{_SHORT[data]}", parts, 5, _NAMES, "uniform", (_INSIGHT, *own),
                  gpu_minutes=18 if data == "cifar10" else 2)  # fmt: skip
 
 
 def _figure_4(data: str) -> Study:
     shares = (0.05, 0.2, 0.4, 0.6)
     selectors: dict[str, Any] = {"uniform": {}}
-    selectors |= {f"lambda-{share:g}": {"name": "fedacs", "duels": "all", "pool_share": share} for share in shares}
+    selectors |= {f"lambda-{share:g}": {"name": "fedacs", "pool_share": share} for share in shares}
     names = {"uniform": "baseline", **{f"lambda-{share:g}": f"FedACS, lambda {share:g}" for share in shares}}
     own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
     return Study(f"fedacs-figure-4-{_SHORT[data]}", {"all": _base(data, ("low",), selectors)}, 3, names, "uniform",
-                 (_DUELS, *own), gpu_minutes=9 if data == "cifar10" else 1)  # fmt: skip
+                 own, gpu_minutes=9 if data == "cifar10" else 1)  # fmt: skip
 
 
 def _distances(results: Results, run: RunInfo) -> Mapping[str, float]:
@@ -103,14 +98,14 @@ def _distances(results: Results, run: RunInfo) -> Mapping[str, float]:
 
 def _figure_5(data: str) -> Study:
     selectors = {
-        "baseline": {"name": "fedacs", "duels": "all", "pool_share": 1.0},
-        "fedacs": {"duels": "all"},
+        "baseline": {"name": "fedacs", "pool_share": 1.0},
+        "fedacs": {},
     }
     part = _base(data, ("low", "high"), selectors)
     part["run"]["baseline"] = "baseline"
     names = {"baseline": "baseline (a pool of everybody)", "fedacs": "FedACS"}
     own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
-    return Study(f"fedacs-figure-5-{_SHORT[data]}", {"all": part}, 3, names, "baseline", (_DUELS, *own), _distances,
+    return Study(f"fedacs-figure-5-{_SHORT[data]}", {"all": part}, 3, names, "baseline", own, _distances,
                  gpu_minutes=7 if data == "cifar10" else 1)  # fmt: skip
 
 

@@ -22,7 +22,7 @@ _NAMES = {
     "active-fl": "AFL",
     "power-of-choice": "Pow-d",
     "fedcor": "FedCor",
-    "fedcbs": "Fed-CBS (not in the paper)",
+    "fedcbs-chance": "fedcbs-chance (ours, not in the paper)",
     "balanced": "balanced (ours)",
 }
 _SETTINGS = ("2spc", "1spc", "dir")
@@ -86,7 +86,7 @@ def _table(data: str, minutes: float) -> Study:
         "active-fl": {},
         "power-of-choice": {},
         "fedcor": _FEDCOR[data],
-        "fedcbs": {},
+        "fedcbs-chance": {},
         "balanced": {},
     }
     parts = (

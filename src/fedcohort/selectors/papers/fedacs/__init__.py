@@ -4,8 +4,7 @@
 ``ranking.py`` the analytics: clients by skewness, with credible intervals.
 """
 
-from fedcohort.selectors.papers.fedacs.ranking import ranking
-from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState, duels, near
-from fedcohort.selectors.ranking import Ranking
+from fedcohort.selectors.papers.fedacs.ranking import Ranking, ranking
+from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState, duels
 
-__all__ = ["FedAcs", "FedAcsState", "Ranking", "duels", "near", "ranking"]
+__all__ = ["FedAcs", "FedAcsState", "Ranking", "duels", "ranking"]

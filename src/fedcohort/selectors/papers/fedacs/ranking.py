@@ -1,7 +1,7 @@
 r"""Skewness analytics: a federation's clients ranked by the duels FedACS has on record ([Wang2021]_).
 
 Stand-alone, FedACS ranks a federation's clients by skewness: run rounds with ``pool_share=1`` (uniform cohorts, so that
-everybody meets the same opponents) and ``duels="all"``, report the gradient distances, and call :func:`ranking` on the
+everybody meets the same opponents), report the gradient distances, and call :func:`ranking` on the
 state.
 
 .. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
@@ -10,17 +10,43 @@ state.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy import special
 
-from fedcohort.core.arrays import AnyArray, FloatArray, sealed
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import ParameterError
-from fedcohort.selectors.ranking import Ranking
 
 if TYPE_CHECKING:
     from fedcohort.selectors.papers.fedacs.selector import FedAcsState
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A federation ranked by skewness. Arrays are by client, except ``order``.
+
+    Attributes
+    ----------
+    order : (N,) int array
+        Clients from the least skewed to the most.
+    win_rate, low, high : (N,) float array
+        Probability to win a duel: posterior mean and credible interval.
+    best_rank, worst_rank : (N,) int array
+        Ranks, counted from 1, that the intervals leave open: nobody whose interval lies wholly above a client's can
+        come after it.
+    rounds : (N,) float array
+        Rounds in which the client duelled; 0 for those nothing is known about.
+    """
+
+    order: IntArray
+    win_rate: FloatArray
+    low: FloatArray
+    high: FloatArray
+    best_rank: IntArray
+    worst_rank: IntArray
+    rounds: FloatArray
 
 
 def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "duel"] = "round") -> Ranking:
@@ -34,7 +60,7 @@ def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "due
     Parameters
     ----------
     state : FedAcsState
-        From rounds with uniform cohorts (``pool_share=1, duels="all"``). Cohorts the bandit chose pit good clients
+        From rounds with uniform cohorts (``pool_share=1``). Cohorts the bandit chose pit good clients
         against each other, which narrows the differences.
     level : float
         Of the credible intervals.
@@ -70,12 +96,12 @@ def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "due
     low: FloatArray = special.betaincinv(alpha, beta, tail)
     high: FloatArray = special.betainccinv(alpha, beta, tail)
     return Ranking(
-        order=sealed(np.argsort(-rate, kind="stable")),
-        win_rate=sealed(rate),
-        low=sealed(low),
-        high=sealed(high),
-        best_rank=sealed(1 + _count_above(low, high)),
-        worst_rank=sealed(len(rate) - _count_above(-high, -low)),
+        order=np.argsort(-rate, kind="stable"),
+        win_rate=rate,
+        low=low,
+        high=high,
+        best_rank=1 + _count_above(low, high),
+        worst_rank=len(rate) - _count_above(-high, -low),
         rounds=state.rounds,
     )
 

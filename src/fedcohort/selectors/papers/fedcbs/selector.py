@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import InputError
-from fedcohort.core.params import Either, Interval, OneOf, param
+from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.class_balance import RESOLUTION, ClassBalance, group_of
@@ -47,32 +47,17 @@ class FedCBS(Selector[BalancedState]):
     ``floor``, a lower bound of QCID itself, beta_m = ``beta`` * m. The paper's denominators for m > 1 are the same for
     every candidate and cancel.
 
-    **The floor.** The paper's L_b = 1e-20 (``floor=1e-20``) gives an exactly balanced client the weight 1e20, against
-    which no exploration counts: where clients are nearly balanced anyway, the few that are exactly so train for ever.
-    The default, ``"chance"``, is the QCID that a group of so many samples shows by chance when the classes are
-    balanced,
-
-    .. math:: L_b(M) = \Bigl(1 - \frac{1}{B}\Bigr) \Big/ \sum_{n \in M} q_n,
-
-    below which one group is not better balanced than another. Skewed groups lie far above it.
-
     Label information is taken in the form it is given: LabelCounts, a LabelFactor (S = F F') or a LabelGram (S
     itself). All give the same probabilities; counts are never asked for. One pick is one product of the factor with a
     vector, or one row of S.
 
-    The step-by-step draw does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims for: of the four
-    clients of its Figure 3 it finds the balanced three with probability 0.074. With ``swaps`` the drawn cohort is moved
-    towards that distribution, one member after the other.
-
-    What swaps are worth depends on who is available (Fashion-MNIST, 5 seeds, ``reproduce/fedcor``,
-    ``reproduce/fedcbs``; accuracy of the last 50 rounds without swaps and with ten). With everybody available they
-    lower QCID further and help: one class per client 0.749 to 0.753, two 0.784 to 0.802, Dirichlet 0.734 to 0.740.
-    With 30% available they make cohorts more alike and cost a little: Dirichlet 0.777 to 0.774, class-imbalanced Case
-    2 0.742 to 0.735. So the default is the paper's.
-
-    Deviations from the paper: the floor, as above. A client without samples counts as fully imbalanced (the formula
+    Deviations from the paper: none in the algorithm. A client without samples counts as fully imbalanced (the formula
     would divide by 0, or prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of
-    Theorem 3.1 in double precision, counts as 0. The swaps are an addition, off by default.
+    Theorem 3.1 in double precision, counts as 0.
+
+    L_b = 1e-20 gives an exactly balanced client the weight 1e20, against which no exploration counts; and the draw, one
+    client after the other, does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims for. See
+    ``fedcbs-chance`` for both.
 
     Examples
     --------
@@ -89,14 +74,7 @@ class FedCBS(Selector[BalancedState]):
 
     exploration: float = param(10.0, Interval(float, 0, None), "weight of rarely selected clients (lambda)")
     beta: float = param(1.0, Interval(float, 0, None, "neither"), "growth of the exponents, beta_m = beta * m (beta_m)")
-    floor: float | Literal["chance"] = param(
-        "chance",
-        Either(OneOf(("chance",)), Interval(float, 0, 1, "neither")),
-        "least value of QCID (L_b); what balanced data shows by chance, or a number (the paper: 1e-20)",
-    )
-    swaps: int = param(
-        0, Interval(int, 0, None), "swap moves towards P(M) ~ QCID^-beta_M after the draw; 0 is the paper"
-    )
+    floor: float = param(1e-20, Interval(float, 0, 1, "neither"), "least value of QCID (L_b)")
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -105,7 +83,7 @@ class FedCBS(Selector[BalancedState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BalancedState:
         """T_n = 1 for everybody."""
-        return BalancedState(sealed(np.ones(clients.n)))
+        return BalancedState(np.ones(clients.n))
 
     def select(
         self, state: BalancedState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -118,8 +96,7 @@ class FedCBS(Selector[BalancedState]):
             None if slate.everyone else slate.candidates,
         )
         bonus = exploration_bonus(self.exploration, slate.round + 1, slate.of_candidates(state.pulls))
-        weighting = Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
-        draw = draw_group(group, slate.size, weighting, rng, self.swaps)
+        draw = self.draw(group, slate.size, bonus, rng)
         cohort = Cohort(
             clients=slate.candidates[draw.picks],
             candidates=slate.candidates,
@@ -129,7 +106,11 @@ class FedCBS(Selector[BalancedState]):
         )
         pulls = state.pulls.copy()
         pulls[cohort.clients] += 1  # T_n counts selections, whatever becomes of them
-        return cohort, BalancedState(sealed(pulls))
+        return cohort, BalancedState(pulls)
+
+    def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> Draw:
+        """Draw ``size`` clients into the empty ``group``, the first with this exploration bonus (c,)."""
+        return draw_group(group, size, Weighting(beta=self.beta, floor=self.floor, exploration=bonus), rng)
 
     def update(self, state: BalancedState, outcome: Outcome) -> BalancedState:
         """Nothing is learnt from a report."""

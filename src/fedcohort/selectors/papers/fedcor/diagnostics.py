@@ -15,14 +15,40 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
-from fedcohort.selectors.normality import Normality
 
 _FEWEST = 8  # samples below which the skewness of a component says nothing, and its test is not defined
+
+
+@dataclass(frozen=True)
+class Normality:
+    """How Gaussian each principal component of the loss changes is.
+
+    Attributes
+    ----------
+    components : (T, k) float array
+        Coordinates of the T samples along the k first principal components, each of mean 0.
+    explained : (k,) float array
+        Share of the total variance in each component.
+    skewness, excess_kurtosis : (k,) float arrays
+        Both are 0 for a Gaussian.
+    distance : (k,) float array
+        Kolmogorov's distance to the Gaussian with the component's mean and variance, zero for a Gaussian.
+    p_value : (k,) float array
+        Of the omnibus test of D'Agostino and Pearson; small values speak against a Gaussian.
+    """
+
+    components: FloatArray
+    explained: FloatArray
+    skewness: FloatArray
+    excess_kurtosis: FloatArray
+    distance: FloatArray
+    p_value: FloatArray
 
 
 def _samples(changes: FloatArray, least: int) -> FloatArray:

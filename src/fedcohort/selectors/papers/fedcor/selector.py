@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,6 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, Optional, param
-from fedcohort.core.plots import Picture, Points, SelectorRun
 from fedcohort.core.protocol import (
     Answer,
     Cohort,
@@ -31,9 +29,8 @@ from fedcohort.core.protocol import (
     register,
 )
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.normality import GaussianLosses, Normality
-from fedcohort.selectors.papers.fedcor import diagnostics
 from fedcohort.selectors.papers.fedcor.choice import Greedy, pick_by_expected_drop
+from fedcohort.selectors.papers.fedcor.plots import CLIENT_MAP
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
 _LARGEST_CHANGE = 1e30  # a model that diverges further says no more, and its square must stay a number
@@ -53,42 +50,9 @@ class CorrelationState:
     trained: bool = False  # whether that round came to a new global model
 
 
-def _client_map(record: SelectorRun) -> Points | None:
-    """Show the clients' embeddings (Fig. 7), coloured by each client's main class where it is known."""
-    embedding = record.state["embedding"]
-    if len(embedding) < 5 or not record.state["samples"]:
-        return None
-    if record.label_counts is None:
-        return Points(embedding, text="Clients that lie close together have losses that move together.")
-    main = record.label_counts.argmax(axis=1)
-    names = [f"mainly class {c}" for c in range(record.label_counts.shape[1])]
-    near, chance = _same_neighbour(embedding, main)
-    if near > 1.5 * chance:
-        verdict = "the losses of like clients move together"
-    else:
-        verdict = "the map hardly follows the classes" if near >= chance else "the map does not follow the classes"
-    text = (
-        f"{record.opening} {near:.0%} of the clients have a nearest neighbour of the same main class, by chance it "
-        f"would be {chance:.0%}: {verdict}."
-    )
-    return Points(embedding, main, names, text)
-
-
-def _same_neighbour(points: FloatArray, label: IntArray, most: int = 600) -> tuple[float, float]:
-    """Return how often a point's nearest neighbour has its label, and how often it would by chance."""
-    if len(points) > most:  # an even selection of very many
-        keep = np.linspace(0, len(points) - 1, most).astype(int)
-        points, label = points[keep], label[keep]
-    distance = ((points[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
-    np.fill_diagonal(distance, np.inf)
-    counts, n = np.bincount(label), len(label)
-    chance = float((counts * (counts - 1)).sum()) / (n * (n - 1))  # nobody is its own neighbour
-    return float((label[distance.argmin(axis=1)] == label).mean()), chance
-
-
 @register("fedcor")
 @dataclass(frozen=True, kw_only=True)
-class FedCor(Selector[CorrelationState], GaussianLosses):
+class FedCor(Selector[CorrelationState]):
     r"""Pick by the expected drop of the global loss under a Gaussian process ([Tang2022]_, Algorithms 1 and 2).
 
     The loss changes of one round are modelled as :math:`\Delta l \sim N(0, X X^T + s^2 I)`. Until the cohort is full,
@@ -147,7 +111,7 @@ class FedCor(Selector[CorrelationState], GaussianLosses):
         "may never be"
     )
 
-    pictures = (Picture("fedcor-map", "FedCor: the map of clients", "", _client_map),)
+    pictures = (CLIENT_MAP,)
 
     warmup: int = param(15, Interval(int, 0, None), "rounds with uniform cohorts at the start")
     interval: int | None = param(
@@ -174,16 +138,6 @@ class FedCor(Selector[CorrelationState], GaussianLosses):
         if self.interval is not None and self.samples == "trial":
             needed.add(Signal.TRIAL_QUERY)
         return frozenset(needed)
-
-    @classmethod
-    def normality(cls, changes: FloatArray, components: int) -> Normality:
-        """Check the loss changes of one look ([Tang2022]_, Appendix D.2)."""
-        return diagnostics.normality(changes, components)
-
-    @classmethod
-    def stationarity(cls, changes: Sequence[FloatArray]) -> FloatArray:
-        """Compare the covariances of neighbouring looks ([Tang2022]_, Appendix D.3)."""
-        return diagnostics.stationarity(changes)
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> CorrelationState:
         """Embeddings start as N(0, 1/d)."""

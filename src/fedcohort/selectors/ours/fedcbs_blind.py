@@ -8,11 +8,12 @@ r"""Fed-CBS without asking clients anything: label shares estimated from updates
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -79,7 +80,7 @@ class BlindFedCBS(Selector[BlindState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BlindState:
         """T_n = 1 for everybody; nothing seen."""
-        return BlindState(sealed(np.ones(clients.n)), sealed(np.zeros(clients.n)), sealed(np.zeros((clients.n, 0))))
+        return BlindState(np.ones(clients.n), np.zeros(clients.n), np.zeros((clients.n, 0)))
 
     def select(
         self, state: BlindState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -100,28 +101,28 @@ class BlindFedCBS(Selector[BlindState]):
             parts={"balance": draw.log_probability - draw.exploration, "exploration": draw.exploration},
             notes={"estimated qcid": draw.qcid, "never seen": int((~known).sum())},
         )
-        return cohort, state
+        pulls = state.pulls.copy()
+        pulls[cohort.clients] += 1  # T_n counts selections, whatever becomes of them
+        return cohort, dataclasses.replace(state, pulls=pulls)
 
     def update(self, state: BlindState, outcome: Outcome) -> BlindState:
-        """Count the selected clients, and learn from the updates of those that are sound."""
-        pulls = state.pulls.copy()
-        pulls[outcome.clients] += 1
+        """Learn from the updates of the clients that are sound."""
         good = outcome.ok
         if not good.any():
-            return BlindState(sealed(pulls), state.seen, state.shares)
+            return state
         updates = outcome[Signal.OUTPUT_BIAS_UPDATE][good]
         clients = outcome.clients[good]
         seen = state.seen.copy()
         shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(seen), updates.shape[1]))
         seen[clients] += 1
         shares[clients] += (by_relative_softmax(updates, self.temperature) - shares[clients]) / seen[clients, None]
-        return BlindState(sealed(pulls), sealed(seen), sealed(shares))
+        return dataclasses.replace(state, seen=seen, shares=shares)
 
     def grow(self, state: BlindState, clients: ClientTable, rng: np.random.Generator) -> BlindState:
         """Keep what is known; newcomers have not been seen."""
         more = clients.n - len(state.seen)
         return BlindState(
-            sealed(np.concatenate([state.pulls, np.ones(more)])),
-            sealed(np.concatenate([state.seen, np.zeros(more)])),
-            sealed(np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))])),
+            np.concatenate([state.pulls, np.ones(more)]),
+            np.concatenate([state.seen, np.zeros(more)]),
+            np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))]),
         )

@@ -1,0 +1,130 @@
+r"""FedACS that counts duels only where the mean gradient tells skewness.
+
+.. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
+   IWQoS 2021.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.params import OneOf, param
+from fedcohort.core.protocol import Outcome, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState
+
+
+@register("fedacs-near")
+@dataclass(frozen=True, kw_only=True)
+class FedAcsNear(FedAcs):
+    r"""FedACS whose duels count in rounds in which two clients are near the others.
+
+    The distance to the mean tells skewness only where the mean is what unskewed clients have. Where every client is
+    skewed, gradients point apart and the shortest wins, so that clients whose classes the model has learnt fill the
+    pool of :class:`~fedcohort.selectors.papers.fedacs.FedAcs` ([Wang2021]_), and the others are forgotten. So a round's
+    duels count only when at least two clients are *near* the others, that is nearer to the mean gradient of the others
+    than no gradient at all would be,
+
+    .. math:: \lVert \Delta w_i - \overline{\Delta w}_{-i} \rVert < \lVert \overline{\Delta w}_{-i} \rVert.
+
+    In a federation that has unskewed clients that is so in nearly every round; in one that has none nearly never, and
+    cohorts are then uniform.
+
+    Appendix B weights clients by samples (``mean="samples"``): its estimate of the mean gradient is the better for it,
+    but the bound that ranks clients by their distances needs equal sample numbers, and a weighted mean lies nearest to
+    those with the most samples, skewed or not. With equal sizes, as in the paper's experiments, the two are the same.
+
+    Examples
+    --------
+    >>> from fedcohort import ClientTable, Session
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
+    >>> session = Session(FedAcsNear(), ClientTable(n=2), seed=0)
+    >>> cohort = session.ask(RoundRequest(size=2))
+    >>> apart = {Signal.GRADIENT_DISTANCE: [1.0, 1.5], Signal.GRADIENT_NORM: [1.0, 1.5]}  # they point apart
+    >>> session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=apart))
+    >>> session.state.wins
+    array([0., 0.])
+    """
+
+    formerly = ("fedacs",)
+
+    duels: str = param(
+        "near",
+        OneOf(("near", "all")),
+        "whose rounds' duels count: those in which two clients are near the others, or all",
+    )
+    mean: str = param(
+        "clients", OneOf(("clients", "samples")), "what counts once in the cohort's mean: a client, or a sample"
+    )
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """The distance to the cohort's mean; unless all duels count, the norm, and the sizes for a mean of samples."""
+        if self.duels == "all":
+            return frozenset({self._distance})
+        return frozenset({self._distance, self._norm} | ({Signal.SIZES} if self.mean == "samples" else set()))
+
+    @property
+    def _distance(self) -> Signal:
+        if self.mean == "clients":
+            return super()._distance
+        return Signal.WEIGHTED_GRADIENT_DISTANCE if self.insight == "gradient" else Signal.WEIGHTED_UPDATE_DISTANCE
+
+    @property
+    def _norm(self) -> Signal:
+        return Signal.GRADIENT_NORM if self.insight == "gradient" else Signal.UPDATE_NORM
+
+    def update(self, state: FedAcsState, outcome: Outcome) -> FedAcsState:
+        """Let everybody who delivered duel with everybody else, if two of them are near the others."""
+        if self.duels == "all":
+            return super().update(state, outcome)
+        distance, norm = outcome[self._distance], outcome[self._norm]
+        there = outcome.ok & np.isfinite(distance) & np.isfinite(norm)
+        clients = outcome.clients[there]
+        if len(clients) < 2:
+            return state
+        samples = outcome.table.sizes[clients] if self.mean == "samples" else np.ones(len(clients))
+        if near(distance[there], norm[there], samples).sum() < 2:
+            return dataclasses.replace(state, played=state.played + 1)
+        return self.duelled(state, clients, distance[there])
+
+
+def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArray:
+    r"""Return whose vector is nearer to the mean of the others' than the origin is.
+
+    Nothing but lengths is needed. With vectors :math:`g_i` of weights :math:`p_i` that sum to 1, mean :math:`m = \sum_i
+    p_i g_i`, norms :math:`n_i` and distances :math:`d_i = \lVert g_i - m \rVert`:
+
+    .. math::
+
+        \lVert m \rVert^2 &= \textstyle\sum_i p_i (n_i^2 - d_i^2), \qquad
+        g_i^\top m = (n_i^2 + \lVert m \rVert^2 - d_i^2) / 2 \\
+        m_{-i} &= (m - p_i g_i) / (1 - p_i), \qquad \lVert g_i - m_{-i} \rVert = d_i / (1 - p_i)
+
+    Parameters
+    ----------
+    distance, norm : (k,) float array
+        Of at least two vectors: distances to their mean, and lengths.
+    samples : (k,) float array
+        How often each counts in the mean. Who has all of them is not near the others, who have none; all zero counts as
+        all equal.
+
+    Examples
+    --------
+    Three vectors that nearly agree, and one far off.
+
+    >>> vectors = np.array([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [0.0, 3.0]])
+    >>> distance = np.linalg.norm(vectors - vectors.mean(axis=0), axis=1)
+    >>> near(distance, np.linalg.norm(vectors, axis=1), np.ones(4))
+    array([ True,  True,  True, False])
+    """
+    total = float(samples.sum())
+    p = samples / total if total > 0 else np.full(len(samples), 1.0 / len(samples))
+    mean = max(0.0, float(p @ (norm**2 - distance**2)))
+    product = (norm**2 + mean - distance**2) / 2
+    others = mean - 2 * p * product + (p * norm) ** 2  # times (1 - p)^2, as the distance
+    return np.asarray((distance**2 < others) & (p < 1))

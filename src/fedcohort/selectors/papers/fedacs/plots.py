@@ -1,0 +1,62 @@
+"""What a report draws of FedACS: clients ranked by skewness."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedcohort.core.plots import (
+    Intervals,
+    Picture,
+    SelectorRun,
+    agreement_text,
+    beta_interval,
+    number_text,
+    rank_correlation,
+)
+
+
+def _skewness(record: SelectorRun) -> Intervals:
+    """Show each client's chance to win a duel of low skewness, as its duels so far estimate it."""
+    won, lost, rounds = record.state["wins"], record.state["losses"], record.state["rounds"]
+    middle = (won + 1) / (won + lost + 2)
+    low, high = beta_interval(won + 1, lost + 1)
+    notes = [f"duelled in {number_text(count)} round{'s' * (count != 1)}" for count in rounds.tolist()]
+
+    def record_of(client: int) -> str:
+        fought = float(won[client] + lost[client])
+        return f"won {won[client] / fought:.0%} of its duels" if fought else "never in a duel"
+
+    order = np.argsort(-middle, kind="stable")
+    first, last = int(order[0]), int(order[-1])
+    text = (
+        f"{record.opening} client {first} is ranked as the least skewed ({record_of(first)}) and client {last} as the "
+        f"most ({record_of(last)})"
+    )
+    if record.label_counts is not None:
+        share = record.label_counts / np.maximum(record.label_counts.sum(axis=1, keepdims=True), 1)
+        text += "; " + _judged(rank_correlation(middle, ((share - 1 / share.shape[1]) ** 2).sum(axis=1)))
+    return Intervals(middle, low, high, notes, text + ".")
+
+
+def _judged(correlation: float) -> str:
+    """Say whether winning goes with low skewness, as it should."""
+    if math.isnan(correlation):
+        return "but all clients are equally skewed, or all are ranked alike, so there is nothing to agree with"
+    return agreement_text(
+        correlation,
+        perfect=-1,
+        good="the more skewed a client truly is, the fewer duels it is expected to win, as it should be",
+        bad="the more skewed a client truly is, the more duels it is expected to win, the wrong way round",
+        none="the ranking says little about the clients' true skewness",
+    )
+
+
+SKEWNESS = Picture(
+    "fedacs-skewness",
+    "FedACS: clients ranked by skewness",
+    "chance to win a duel of low skew",
+    _skewness,
+    share=True,
+)
