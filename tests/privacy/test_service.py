@@ -219,7 +219,7 @@ def test_commands(tmp_path: Path) -> None:
 
     lines = [done("client-key", f"{name}.key", "--name", name) for name in NAMES[:2]]
     (tmp_path / "clients.txt").write_text("".join(lines))
-    done("new", "holder", "--classes", "3", "--clients", "clients.txt", "--most-samples", "50")
+    done("new", "holder", "--classes", "3", "--clients", "clients.txt", "--max-samples", "50")
     process = subprocess.Popen(
         [*command, "serve", "holder", "--port", "0"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )

@@ -79,13 +79,15 @@ def analytics(
     scenario: ScenarioOption = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=2, help="Clients per round.")] = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Rounds; default: each client duels 20 times on average.")
+        int | None, typer.Option("--rounds", min=1, help="Rounds; default: enough for 20 duels per client on average.")
     ] = None,
-    level: Annotated[float, typer.Option("--level", min=0.5, max=0.999, help="Of the credible intervals.")] = 0.95,
+    level: Annotated[
+        float, typer.Option("--level", min=0.5, max=0.999, help="Level of the credible intervals.")
+    ] = 0.95,
     show: Annotated[int, typer.Option("--show", min=0, help="Rows at each end of the table; 0 shows all.")] = 10,
     journal: Annotated[
         Path | None,
-        typer.Option("--journal", help="Rank by the journal of a session whose selector can rank.", dir_okay=False),
+        typer.Option("--journal", help="Rank from a session's journal instead of a simulation.", dir_okay=False),
     ] = None,
     selector: TrustOption = None,
     set_: SetOption = None,
@@ -93,10 +95,10 @@ def analytics(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Rank clients by how skewed their labels are (FedACS), without training a model for its own sake.
+    """Rank clients by how skewed their labels are (FedACS).
 
-    Each round some clients compute one gradient; gradients far from the round's mean lose duels. The ranks an interval
-    leaves open are shown beside each client.
+    In each round some clients compute one gradient, and gradients far from the round's mean lose duels. Each client is
+    shown with the range of ranks its credible interval allows. No model is trained to the end for this.
 
     Examples: fedcohort analytics --scenario fedacs-high --data synthetic; fedcohort analytics --journal server.sqlite
     """
@@ -138,7 +140,7 @@ def analytics(
 
 
 def configuration(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """Return the configuration with the command line's wishes laid over it."""
+    """Return the configuration with the command line's options applied."""
     from fedcohort.simulate.config.toml import find_table, merge_tables, override
 
     source = {key: wanted[option] for key, option in (("name", "data"), ("folder", "folder")) if wanted[option]}

@@ -1,4 +1,4 @@
-"""The ``fedcohort`` command. Registers the commands and turns errors into messages; no logic of its own."""
+"""The ``fedcohort`` command: register the subcommands and turn errors into messages."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error and debug messages.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show debug messages and tracebacks.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Choose which clients train in each round of federated learning, and show why."""

@@ -14,15 +14,15 @@ from fedcohort.core.terminal import say
 
 def audit(
     journal: Annotated[Path, typer.Argument(help="A journal written with audit=True.", dir_okay=False)],
-    seed: Annotated[int | None, typer.Option("--seed", help="The seed that was agreed on beforehand.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The seed agreed on beforehand.")] = None,
     receipts: Annotated[
         Path | None,
         typer.Option(
-            "--receipts", help="A file of commitments kept while the session ran, one per line.", dir_okay=False
+            "--receipts", help="A file of commitments saved while the session ran, one per line.", dir_okay=False
         ),
     ] = None,
     client: Annotated[
-        str | None, typer.Option("--client", help="Also say how often this client could be picked, and was.")
+        str | None, typer.Option("--client", help="Also count how often this client was a candidate and was picked.")
     ] = None,
     public: Annotated[
         Path | None,
@@ -31,12 +31,12 @@ def audit(
     selector: TrustOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Recompute every cohort of a journal; confirm, or name the first round that does not follow.
+    """Verify that a journal's cohorts follow from its seed and inputs.
 
-    Trusts neither the server nor the selector's word: the chain of digests is checked, then the session is played again
-    from its seed, candidates, answers and reports. Draws that were abandoned, changes of the selector and of the rules,
-    and whom rules excluded are shown; too much of that is not confirmed. Exits with 0 when it is confirmed, with 3 when
-    there are remarks, with 1 when it is not confirmed.
+    The audit trusts neither the server nor the selector. It checks the chain of digests, then replays the session from
+    its seed, candidates, answers and reports, and names the first round that differs. It also lists abandoned draws,
+    changes of selector or rules, and clients that rules excluded; too many of these and the journal is not confirmed.
+    Exits with 0 if the journal is confirmed, 3 if it is confirmed with remarks, 1 if it is not confirmed.
 
     Example: fedcohort audit server.sqlite --receipts kept.txt --public operator.key.pub --client hospital-north
     """

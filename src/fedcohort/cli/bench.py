@@ -30,16 +30,16 @@ def bench(
     selectors: Annotated[
         str | None,
         typer.Option(
-            help="Names or file.py:Class, separated by commas; default: every selector that chooses.",
+            help="Names or file.py:Class, separated by commas; default: every selector.",
             autocompletion=complete_selectors,
         ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="'report' (for results that are shown), 'tuning' (for choosing), or a list such as 1,2.")
+        str, typer.Option(help="'report' (to publish results), 'tuning' (to choose parameters), or a list such as 1,2.")
     ] = "report",
     settings: Annotated[str | None, typer.Option(help="Only these settings, separated by commas.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="One seed and 20 rounds: does everything run? No result to show.")
+        bool, typer.Option("--quick", help="Check that everything runs: one seed, 20 rounds, no usable result.")
     ] = False,
     folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the benchmark in this directory.")] = None,
@@ -53,10 +53,10 @@ def bench(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Run the benchmark: a matrix of selectors and settings, a page that shows it, and a file to submit.
+    """Run the benchmark: every selector on every kind of federation.
 
-    Writes bench.html and bench.json beside the results. Parameters are chosen on the tuning seeds, results shown on the
-    report seeds; a result says which it used.
+    Writes bench.html and bench.json beside the results. Choose parameters on the tuning seeds and report results on
+    the report seeds; a result states which seeds it used.
 
     Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """

@@ -15,7 +15,7 @@ from fedcohort.core.terminal import err, say
 
 
 def _checks_to_skip(items: list[str]) -> dict[str, str]:
-    """Return the checks to leave out, each with its reason."""
+    """Return the checks to skip, each with its reason."""
     from fedcohort.core.registry import nearest
     from fedcohort.testing import CHECKS
 
@@ -28,7 +28,7 @@ def _checks_to_skip(items: list[str]) -> dict[str, str]:
                 f"There is no check {name!r}. Known: {', '.join(CHECKS)}.",
                 hint=f"did you mean {near!r}?" if near else None,
             )
-        found[name] = reason or "left out with --skip"
+        found[name] = reason or "skipped with --skip"
     return found
 
 
@@ -43,13 +43,11 @@ def check(
     ],
     skip: Annotated[
         list[str] | None,
-        typer.Option(
-            "--skip", metavar="CHECK[=REASON]", help="Leave out a check that does not apply; may be repeated."
-        ),
+        typer.Option("--skip", metavar="CHECK[=REASON]", help="Skip a check that does not apply; may be repeated."),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Check that a selector does what every selector must do.
+    """Check that a selector follows the protocol.
 
     Examples: fedcohort check uniform; fedcohort check mypackage.mine:MySelector;
     fedcohort check mine.py:MySelector --skip "documentation=cites no paper"
@@ -86,4 +84,4 @@ def check(
     if failed:
         say(console, f"{target} fails {len(failed)} of {done} checks.", style="bold red")
         raise typer.Exit(1)
-    say(console, f"{target} passes all {done} checks" + (f"; {len(skipped)} left out." if skipped else "."))
+    say(console, f"{target} passes all {done} checks" + (f"; {len(skipped)} skipped." if skipped else "."))

@@ -71,10 +71,11 @@ def compare(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Compare selectors on the same federation, with the same seeds, every question to a client paid for.
+    """Compare selectors on the same federation with the same seeds.
 
-    Without a configuration, a scenario of a paper brings the paper's cohort, local training, rounds and targets;
-    otherwise the built-in demonstration supplies them. What is taken over is printed, and every option changes it.
+    Without a configuration file, a paper's scenario sets the cohort, local training, rounds and targets of that paper;
+    otherwise the built-in demo sets them. The command prints the settings it takes from there, and every option
+    overrides them. Every question a selector asks a client is charged to its account.
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 

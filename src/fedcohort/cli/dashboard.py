@@ -14,18 +14,20 @@ from fedcohort.core.terminal import say
 
 def dashboard(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of experiments and journals, or one of them.")
+        Path, typer.Argument(metavar="DIR", help="A folder of experiments and journals, or a single one.")
     ] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; anything but this machine needs a token.")
+        str, typer.Option(help="Address to listen on; any address but localhost needs a token.")
     ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(envvar="FEDCOHORT_TOKEN", help="What a visitor must know; at least 8 characters.")
+        str | None, typer.Option(envvar="FEDCOHORT_TOKEN", help="Token visitors must enter; at least 8 characters.")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Serve a page that follows everything in DIR: progress, curves, cohorts, stragglers, explanations on click.
+    """Follow experiments and live runs in a browser.
+
+    The page shows the progress, curves, cohorts and stragglers of every run in DIR, and explains a choice on a click.
 
     Examples: fedcohort dashboard runs; fedcohort dashboard server.sqlite --port 9000;
     FEDCOHORT_TOKEN=... fedcohort dashboard runs --host 0.0.0.0

@@ -96,10 +96,10 @@ def demo(
     device: DeviceOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare nine ways to choose clients on real digits, write the report, and say what it shows.
+    """Compare nine selectors on handwritten digits and write a report.
 
-    Two federations: one with skewed labels, one with wrong labels and unlike clients. Every selector is there in the
-    one it was made for. Needs no data but the digits that come with scikit-learn.
+    The demo has two federations: one with skewed labels, one with wrong labels and clients of different speed. Each
+    selector runs in the federation it was designed for. The only data it needs are scikit-learn's digits.
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
     """

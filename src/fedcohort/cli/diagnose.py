@@ -29,21 +29,22 @@ def diagnose(
     folder: FolderOption = None,
     scenario: ScenarioOption = None,
     cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients per round.")] = None,
-    looks: Annotated[int, typer.Option("--looks", min=2, help="How often to look.")] = 6,
-    every: Annotated[int, typer.Option("--every", min=1, help="Rounds from one look to the next.")] = 10,
-    samples: Annotated[int, typer.Option("--samples", min=20, help="Cohorts tried at each look; paper: 1000.")] = 200,
+    looks: Annotated[int, typer.Option("--looks", min=2, help="Number of checks during training.")] = 6,
+    every: Annotated[int, typer.Option("--every", min=1, help="Rounds between two checks.")] = 10,
+    samples: Annotated[int, typer.Option("--samples", min=20, help="Cohorts tried at each check; paper: 1000.")] = 200,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also draw it, as an SVG file.", dir_okay=False)
+        Path | None, typer.Option("--picture", help="Also draw the result to this SVG file.", dir_okay=False)
     ] = None,
     set_: SetOption = None,
     device: DeviceOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Check whether loss changes are Gaussian and stationary, as FedCor supposes (its Appendix D).
+    """Check FedCor's assumption that loss changes are Gaussian.
 
-    While uniform cohorts train a model, many other cohorts are tried out from it and thrown away. Their loss changes,
-    along principal components, are compared with a Gaussian; their covariance with that of the look before.
+    This repeats the paper's Appendix D. While uniform cohorts train a model, many other cohorts are tried from it and
+    discarded. Their loss changes along principal components are compared with a Gaussian, and their covariance with
+    that of the previous check, to see whether it is stationary.
 
     Examples: fedcohort diagnose --data digits --scenario fedcor-2spc --picture diagnosis.svg
     """
@@ -82,10 +83,10 @@ def diagnose(
         away = " ".join(f"{distance:.2f}" for distance in normal.distance[:3])
         alike = "" if i == 0 else f"{found.similarity[i - 1]:.2f}"
         cells.append([int(found.rounds[i]), shares, away, alike])
-    columns = ["#round", "variance of 3 components", "distance to a Gaussian", "#similar to the look before"]
+    columns = ["#round", "variance of 3 components", "distance to a Gaussian", "#similarity to the previous check"]
     out().print(table(columns, cells, title="loss changes under uniform cohorts"))
     say(
         console,
-        f"Distance: Kolmogorov's, 0 is a Gaussian; {samples} samples of a true one stay below "
-        f"{1.0 / samples**0.5:.2f} nearly always. Similarity: cosine of covariances, 1 is unchanged.",
+        f"Distance is Kolmogorov's: 0 for a Gaussian; {samples} samples of a true Gaussian nearly always stay below "
+        f"{1.0 / samples**0.5:.2f}. Similarity is the cosine of the covariances: 1 if they are unchanged.",
     )

@@ -36,21 +36,22 @@ def explain(  # the command line's options are this signature
             "-r",
             min=0,
             max=MAX_ROUND,
-            help="Which round, counted from 0; without it and --client, the run.",
+            help="The round to explain, counted from 0.",
         ),
     ] = None,
     client: Annotated[
         str | None,
-        typer.Option("--client", "-c", help="One client, by number or name; without --round, its history."),
+        typer.Option("--client", "-c", help="The client to explain, by number or name."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--run", help="Which run, when the experiment has several.")] = None,
-    nearly: Annotated[int, typer.Option(min=0, help="How many of those not picked to show.")] = NEARLY,
+    name: Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")] = None,
+    nearly: Annotated[int, typer.Option(min=0, help="How many clients that were nearly picked to show.")] = NEARLY,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Explain a round: the scores of picked and nearly picked clients, their parts, and what shadows would have done.
+    """Explain why clients were picked, or were not.
 
-    With --client alone, that client's history; with neither, the whole run: how it ended, who failed and why, who was
-    never picked, what shadows would have meant.
+    With --round, it shows the scores of the clients that were picked or nearly picked, and what shadow selectors would
+    have picked. With --client alone, it shows that client's history. With neither, it summarises the run: how it
+    ended, who failed and why, and who was never picked.
 
     Examples: fedcohort explain server.sqlite; fedcohort explain runs/digits --run fedcor-s0 --round 37;
     fedcohort explain runs/digits --run fedcor-s0 --round 37 --client 12; fedcohort explain server.sqlite --round 5;

@@ -29,9 +29,9 @@ def extend(
         Path, typer.Argument(metavar="RUN", help="Directory of an experiment.", show_default=False, file_okay=False)
     ],
     seeds: Annotated[
-        str | None, typer.Option("--seeds", help="How many there are to be in all, or a list to add, such as 7,8.")
+        str | None, typer.Option("--seeds", help="Total number of seeds, or a list of seeds to add, such as 7,8.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of each run in all.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Total rounds of each run.")] = None,
     selectors: Annotated[
         str | None,
         typer.Option(
@@ -48,11 +48,11 @@ def extend(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Add seeds, rounds or selectors to an experiment; what it has is kept, only what is missing is computed.
+    """Add seeds, rounds or selectors to an existing experiment.
 
-    Runs that have ended keep every row, and go on from their last round where rounds are added. What is added equals
-    the runs that a new experiment of the larger configuration would have. --sweep adds a selector once for each value;
-    one that is not among --selectors is added for it. Interrupted, it continues with: fedcohort run --resume RUN.
+    Only the missing runs and rounds are computed; the results are the same as if the larger experiment had been started
+    from scratch. --sweep adds a selector once for each value. To continue after an interruption, use
+    'fedcohort run --resume RUN'.
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 
@@ -60,7 +60,7 @@ def extend(
     fedcohort extend runs/demo-1 --sweep fedcor.warmup=5,15,30
     """
     if seeds is None and rounds is None and selectors is None and not sweep:
-        raise typer.BadParameter("say what to add: --seeds, --rounds, --selectors or --sweep")
+        raise typer.BadParameter("nothing to add: use --seeds, --rounds, --selectors or --sweep")
     from fedcohort.simulate.comparison import selector_entries
     from fedcohort.simulate.config.sweep import expand_sweep, parse_sweeps
 

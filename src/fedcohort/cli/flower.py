@@ -21,13 +21,16 @@ from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 
 flower_app = typer.Typer(
-    name="flower", help="Apps for a live federation on Flower.", no_args_is_help=True, pretty_exceptions_enable=False
+    name="flower",
+    help="Create apps for a live federation on Flower.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
 
 
 @flower_app.callback()
 def flower() -> None:
-    """Apps for a live federation on Flower."""
+    """Create apps for a live federation on Flower."""
 
 
 @flower_app.command("new")
@@ -37,22 +40,21 @@ def new(
         str,
         typer.Option(
             "--selector",
-            help="Who chooses; see 'fedcohort list'. A selector of yours, file.py:Class, is copied into the app.",
+            help="The selector; see 'fedcohort list'. The file of your own selector, file.py:Class, is copied.",
             autocompletion=complete_selector,
         ),
     ] = "power-of-choice",
 ) -> None:
-    """Write a complete Flower app with client selection: ServerApp, ClientApp, pyproject, README.
+    """Write a complete Flower app with client selection.
 
-    It runs as it is on scikit-learn's digits, in Flower's simulation and as a deployment.
+    The app has a ServerApp, a ClientApp, a pyproject.toml and a README. It runs unchanged on scikit-learn's digits, in
+    Flower's simulation and as a deployment.
 
     Example: fedcohort flower new my-app --selector fedcor
     """
     files = app_files(directory.resolve().name, selector)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(
-            f"{directory} exists and is not an empty directory.", hint="give a new directory; nothing is overwritten"
-        )
+        raise InputError(f"{directory} exists and is not an empty directory.", hint="name a new or empty directory")
     _write(directory, files)
     for path in files:
         say(out(), str(directory / path))

@@ -32,16 +32,18 @@ def init(
         ),
     ] = "uniform,fedcor",
     out_: Annotated[
-        Path, typer.Option("--out", "-o", help="The file to write; none is overwritten.", dir_okay=False)
+        Path, typer.Option("--out", "-o", help="The file to write; an existing file is kept.", dir_okay=False)
     ] = Path("experiment.toml"),
 ) -> None:
-    """Write a commented experiment.toml: a paper's federation and training, and selectors with all their parameters.
+    """Write a commented experiment.toml to start from.
+
+    It holds a paper's federation and training, and the selectors with all their parameters.
 
     Example: fedcohort init fedcor-1spc --data fashion-mnist --selectors uniform,fedcor,fedcbs
     """
     text = config_text(preset, data or "digits", [name.strip() for name in selectors.split(",") if name.strip()], out_)
     if out_.exists():
-        raise InputError(f"{out_} exists; nothing is overwritten.", hint="name another file with --out")
+        raise InputError(f"{out_} already exists.", hint="name another file with --out")
     out_.parent.mkdir(parents=True, exist_ok=True)
     write_file(out_, text.encode())
     say(out(), str(out_))

@@ -24,29 +24,28 @@ from fedcohort.session.resume import next_round
 from fedcohort.session.session import Session
 from fedcohort.simulate.leaderboard.words import quantity
 
-journal_app = typer.Typer(
-    help="The record of a run: check it, copy it, change it while the run is stopped.", no_args_is_help=True
-)
+journal_app = typer.Typer(help="Check, copy or change the journal of a run.", no_args_is_help=True)
 
 
 @journal_app.callback()
 def _root() -> None:
-    """The record of a run: check it, copy it, change it while the run is stopped."""
+    """Check, copy or change the journal of a run."""
 
 
 @journal_app.command("verify")
 def verify(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
     replay: Annotated[
-        bool, typer.Option("--replay/--no-replay", help="Play the session again and compare every cohort.")
+        bool, typer.Option("--replay/--no-replay", help="Replay the session and compare every cohort.")
     ] = True,
     selector: TrustOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Check all there is to check: file, checksums, commits, order, rules, and that the cohorts follow from the seed.
+    """Check a journal for damage and inconsistencies.
 
-    Nothing is changed, and a read-only folder will do. What the record does not allow to be checked is said. Exits
-    with 1 when something is wrong.
+    The checks cover the file, checksums, commits, order and rules, and whether the cohorts follow from the seed. Checks
+    that the journal does not allow are listed. Nothing is changed, so the folder may be read-only. Exits with 1 if
+    something is wrong.
 
     Example: fedcohort journal verify run.sqlite
     """
@@ -77,9 +76,11 @@ def verify(
 @journal_app.command("copy")
 def copy_journal(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
-    to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; it must not exist yet.")],
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy to write; it must not exist yet.")],
 ) -> None:
-    """Make a copy that is whole by itself, while the run goes on; copying the file alone would lose its newest rounds.
+    """Copy a journal, even while the run is writing to it.
+
+    Copying the file by hand would lose the newest rounds, which SQLite keeps in a second file.
 
     Example: fedcohort journal copy run.sqlite backup.sqlite
     """
@@ -93,31 +94,35 @@ def recover(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     sign: SignOption = None,
 ) -> None:
-    """Go on from what is there, when a journal's newest commits are lost for good; the loss is put on record.
+    """Accept that a journal's newest commits are lost, so that the run can continue.
+
+    The loss is recorded in the journal.
 
     Example: fedcohort journal recover run.sqlite
     """
     found = examine(journal, again=False)
     commits = next((f for f in found.findings if f.check == "commits"), None)
     if (commits is not None and commits.sound) or found.version < SCHEMA_VERSION:  # an older one cannot tell
-        say(out(), f"{journal} lacks nothing; nothing was changed.")
+        say(out(), f"{journal} is complete; nothing was changed.")
         return
     key = None if sign is None else Signer(sign)
     with closing(Journal.open(journal, accept_loss=True, sign=key)) as record:
         following, _ = next_round(record)
         with record.event():
             record.add_event(RECOVERED, {"round": following})
-        say(out(), f"{journal} goes on from round {following}.")
+        say(out(), f"{journal} continues from round {following}.")
 
 
 @journal_app.command("selector")
 def change_selector(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
-    name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The selector that goes on, with its defaults.")],
+    name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The new selector, with its defaults.")],
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:
-    """Let another selector go on with a run: it starts from the outcomes the journal holds. The change is recorded.
+    """Continue a run with another selector.
+
+    The new selector first learns from the outcomes in the journal. The change is recorded.
 
     Example: fedcohort journal selector run.sqlite fedcor
     """
@@ -127,9 +132,9 @@ def change_selector(
         try:
             session.change_selector(SELECTORS.create(name))
         except SignalError as error:
-            hint = f"start the run once with {name!r} among its shadows: then the clients are asked for it"
+            hint = f"run for a while with {name!r} as a shadow selector, so that clients report what it needs"
             raise SignalError(error.message, hint=hint) from error
-        say(out(), f"From round {session.round} on {name!r} chooses, in the place of {before}.")
+        say(out(), f"From round {session.round} on, {name!r} chooses instead of {before}.")
 
 
 @journal_app.command("export")
@@ -149,18 +154,20 @@ def export_tables(
 @journal_app.command("prune")
 def prune_details(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
-    keep: Annotated[int, typer.Option(min=0, max=MAX_ROUND, help="Of how many of the newest rounds details stay.")],
+    keep: Annotated[int, typer.Option(min=0, max=MAX_ROUND, help="Keep the details of this many newest rounds.")],
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:
-    """Let scores, exclusions and candidates of old rounds go; who was picked and what came of it stays.
+    """Delete the scores, exclusions and candidates of old rounds.
+
+    Cohorts and replies are kept.
 
     Example: fedcohort journal prune run.sqlite --keep 100
     """
     import_selectors(selector)
     with Session.open(journal, sign=sign) as session:
         count = prune(session.journal, keep)
-    say(out(), f"The details of {count} cohorts are gone.")
+    say(out(), f"Deleted the details of {count} cohorts.")
 
 
 @journal_app.command("forget")
@@ -168,28 +175,30 @@ def forget_client(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
     block: Annotated[
-        bool, typer.Option("--block", help="Also keep it from joining again; a keyed digest of the name stays.")
+        bool,
+        typer.Option("--block", help="Also keep the client from joining again; a keyed digest of its name is kept."),
     ] = False,
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:
-    """Remove a client's name, facts, numbers, scores and state for good; that somebody took part stays provable.
+    """Erase a client's name and data from a journal.
 
-    Says which files around the journal still hold the name. Without --block the client is a new one if it comes back.
+    Its facts, numbers, scores and state are removed for good; the journal still proves that some client took part. The
+    command lists nearby files that still contain the name. Without --block the client may join again as a new one.
 
     Example: fedcohort journal forget run.sqlite clinic-b --block
     """
     import_selectors(selector)
     with Session.open(journal, sign=sign) as session:
         stand_in = session.forget(client, block=block)
-    say(out(), f"{client} is forgotten; its rounds stand under {stand_in}.")
+    say(out(), f"{client} is forgotten; its rounds are now recorded under {stand_in}.")
     if not block:
-        say(out(), "Should it come again, it joins as a new client; --block keeps it away.")
+        say(out(), "If it comes back, it joins as a new client; --block prevents that.")
     for file in copies(journal, client):
         say(out(), f"The name is still in {file}.")
     say(
         out(),
-        "Not searched: copies elsewhere, compressed files, logs of the clients, models trained with it.",
+        "Not searched: copies elsewhere, compressed files, the clients' logs, models trained with its data.",
     )
 
 
@@ -197,13 +206,15 @@ def forget_client(
 def abandon(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
     ticket: Annotated[
-        int | None, typer.Option(max=MAX_ROUND, help="Which pending cohort; default: the oldest.")
+        int | None, typer.Option(max=MAX_ROUND, help="The pending cohort's ticket; default: the oldest.")
     ] = None,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "abandoned by the operator",
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:
-    """Give up a cohort that cannot be finished: its clients are free, and the run chooses anew when it is started.
+    """Give up a pending cohort that cannot be finished.
+
+    Its clients are free again, and the run chooses a new cohort when it is next started.
 
     Example: fedcohort journal abandon run.sqlite --reason "clinic-b is gone"
     """
@@ -216,19 +227,22 @@ def abandon(
         session.abandon(chosen, reason)
         say(
             out(),
-            f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. Round {session.round} is chosen anew.",
+            f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. Round {session.round} will be chosen "
+            "again.",
         )
 
 
 @journal_app.command("keygen")
 def keygen(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Where the private key goes; the public one is FILE.pub.")
+        Path, typer.Argument(metavar="FILE", help="The private key's file; the public key goes to FILE.pub.")
     ],
 ) -> None:
-    """Make a key to sign journals with: Session(..., audit=True, sign=FILE). Give the public part to whoever audits.
+    """Create a key pair for signing journals.
+
+    Sign with Session(..., audit=True, sign=FILE), and give the public key to the auditors.
 
     Example: fedcohort journal keygen operator.key
     """
     public = generate(file)
-    say(out(), f"{file} is the private key: keep it where nobody else can read it. {public} is for whoever audits.")
+    say(out(), f"{file} is the private key: keep it where nobody else can read it. Give {public} to the auditors.")

@@ -1,4 +1,4 @@
-"""``fedcohort keyholder``: make the keys of sealed label counts, and serve a key holder."""
+"""``fedcohort keyholder``: create the keys to encrypted label counts, and run a key holder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from fedcohort.core.terminal import err, say
 
-keyholder_app = typer.Typer(help="Hold the key of sealed label counts, in a process of its own.", no_args_is_help=True)
+keyholder_app = typer.Typer(help="Hold the key to encrypted label counts in a separate process.", no_args_is_help=True)
 FolderArgument = Annotated[Path, typer.Argument(help="The key holder's folder.", file_okay=False)]
 
 
@@ -18,14 +18,16 @@ def client_key(
     path: Annotated[Path, typer.Argument(help="Where the client's key is written.", dir_okay=False)],
     name: Annotated[str, typer.Option("--name", help="The client's name in the federation.")],
 ) -> None:
-    """Make a client's key, at the client; print the line that enrols it with the key holder.
+    """Create a client's key and print the line that enrols the client.
+
+    Run this at the client; the key stays there. The key holder adds the line to its clients.txt.
 
     Example: fedcohort keyholder client-key client.key --name hospital-north
     """
     from fedcohort.privacy.service import make_client_key
 
     typer.echo(make_client_key(path, name))
-    say(err(), f"made {path}, which stays with the client; the key holder adds the line to its clients.txt")
+    say(err(), f"Wrote {path}, which stays with the client. The key holder adds the line above to its clients.txt.")
 
 
 @keyholder_app.command()
@@ -34,35 +36,39 @@ def new(
     classes: Annotated[int, typer.Option("--classes", min=2, help="Number of classes.")],
     clients: Annotated[
         Path,
-        typer.Option("--clients", help="A file with the line of each client's client-key command.", dir_okay=False),
+        typer.Option(
+            "--clients", help="A file with the lines that client-key printed, one per client.", dir_okay=False
+        ),
     ],
     most_samples: Annotated[
-        int, typer.Option("--most-samples", min=1, help="How many samples a client may state.")
+        int, typer.Option("--max-samples", min=1, help="The largest number of samples a client may report.")
     ] = 100_000,
 ) -> None:
-    """Make keys, a token and the list of enrolled clients.
+    """Create the keys, a token and the list of enrolled clients.
 
-    Give public.key to clients and server and the token to the server; secret.key stays.
+    Give public.key to the clients and the server, and the token to the server. Keep secret.key here.
 
     Example: fedcohort keyholder new holder --classes 10 --clients clients.txt
     """
     from fedcohort.privacy.service import client_lines, make_folder
 
     public = make_folder(folder, classes, client_lines(clients), most_samples)
-    say(err(), f"made {folder}, key {public.name}: secret.key stays here, public.key is for clients and server")
+    say(err(), f"Created key {public.name} in {folder}. Keep secret.key here; give public.key to clients and server.")
 
 
 @keyholder_app.command()
 def serve(
     folder: FolderArgument,
-    host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 finds a free one.")] = 9443,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 picks a free one.")] = 9443,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="PEM file; needed unless on 127.0.0.1.", dir_okay=False)
+        Path | None, typer.Option("--certificate", help="PEM file; required unless on 127.0.0.1.", dir_okay=False)
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="The certificate's private key.", dir_okay=False)] = None,
 ) -> None:
-    """Tell inner products of what the enrolled clients stated and signed, and nothing else.
+    """Run the key holder.
+
+    It reveals inner products of the label counts that enrolled clients signed, and nothing else.
 
     Example: fedcohort keyholder serve holder --host 0.0.0.0 --certificate server.pem --key server.key
     """

@@ -1,4 +1,4 @@
-"""``fedcohort list``: what there is, by name."""
+"""``fedcohort list``: show everything that can be used by name."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _presets(name: str | None) -> list[dict[str, Any]]:
     from fedcohort.scenario.presets import preset
 
     if name is not None:
-        preset(name)  # refuses an unknown name and says which is near
+        preset(name)  # an unknown name is an error that suggests the nearest one
     chosen = PRESETS if name is None else {name: PRESETS[name]}
     return [
         {
@@ -123,10 +123,10 @@ def _presets(name: str | None) -> list[dict[str, Any]]:
 
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.SELECTORS,
-    name: Annotated[str | None, typer.Argument(help="Show one of them with its parameters.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show only this one, with its parameters.")] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List selectors, filters, aggregators, partitions, presets, datasets, tasks or models.
+    """List selectors, datasets, presets, models and more, by name.
 
     Examples: fedcohort list; fedcohort list selectors fedcor; fedcohort list datasets --format json
     """

@@ -11,7 +11,7 @@ from fedcohort.cli.output import Format
 
 
 def split_names(text: str, what: str) -> list[str]:
-    """Return names that are separated by commas."""
+    """Split names that are separated by commas."""
     items = [item.strip() for item in text.split(",")]
     if not all(items):
         raise typer.BadParameter(f"{what} must be names separated by commas. Got {text!r}.")
@@ -19,11 +19,11 @@ def split_names(text: str, what: str) -> list[str]:
 
 
 def parse_seeds(text: str) -> list[int] | int:
-    """Return how many seeds, or which."""
+    """Return the number of seeds, or the list of them."""
     try:
         return [int(item) for item in text.split(",")] if "," in text else int(text)
     except ValueError:
-        raise typer.BadParameter(f"--seeds is how many, or a list such as 1,5,7. Got {text!r}.") from None
+        raise typer.BadParameter(f"--seeds must be a number of seeds, or a list such as 1,5,7. Got {text!r}.") from None
 
 
 def complete_selector(incomplete: str) -> list[str]:
@@ -62,21 +62,21 @@ def complete_model(incomplete: str) -> list[str]:
 
 MAX_ROUND = 2**63 - 1  # what a journal can count
 BaseArgument = Annotated[
-    str | None, typer.Argument(help="A TOML file or the name of a built-in configuration; default 'demo'.")
+    str | None, typer.Argument(help="A TOML file, or the name of a built-in configuration; default 'demo'.")
 ]
 DataOption = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="Dataset, e.g. digits, fashion-mnist, flwr:ylecun/mnist; or data of your own: a .csv, .parquet or .npz "
-        "file, a folder with x_train.npy and y_train.npy.",
+        help="A dataset (digits, fashion-mnist, flwr:ylecun/mnist, ...), or your own data: a .csv, .parquet or .npz "
+        "file, or a folder with x_train.npy and y_train.npy.",
         autocompletion=complete_dataset,
     ),
 ]
-LabelOption = Annotated[str | None, typer.Option("--label", help="Of a table: the column to predict ('label').")]
+LabelOption = Annotated[str | None, typer.Option("--label", help="Column of your table to predict; default 'label'.")]
 ClientOption = Annotated[
     str | None,
-    typer.Option("--client", help="Of a table: the column that says whose sample a row is; these are the clients."),
+    typer.Option("--client", help="Column of your table that names the client each row belongs to."),
 ]
 ScenarioOption = Annotated[
     str | None, typer.Option("--scenario", help="A preset, e.g. fedcor-1spc.", autocompletion=complete_preset)
@@ -104,20 +104,20 @@ DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, c
 ProcessesOption = Annotated[
     int | None,
     typer.Option(
-        "--processes", min=1, max=1024, help="Processes that make the runs side by side; default: as many as pay."
+        "--processes", min=1, max=1024, help="Number of processes to run in parallel; default: as many as help."
     ),
 ]
 OtherEngineOption = Annotated[
     bool,
     typer.Option(
         "--allow-other-engine",
-        help="Go on although another kind of engine (device, compiled code or not) made the rounds so far; the results "
-        "say which rounds it made.",
+        help="Continue even if earlier rounds ran on another kind of engine (another device, no compiled code); "
+        "the results record which rounds each engine ran.",
     ),
 ]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
 AddressOption = Annotated[
-    str | None, typer.Option("--address", help="Address of a Ray cluster; without one a local Ray is started.")
+    str | None, typer.Option("--address", help="Address of a Ray cluster; by default a local one is started.")
 ]
 TrackOption = Annotated[
     list[str] | None, typer.Option("--track", help="Also write to tensorboard, mlflow or wandb; may be repeated.")
@@ -126,7 +126,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results 
 
 
 def import_selectors(references: list[str] | None) -> None:
-    """Import the selectors that the user vouches for, so that a journal may name them."""
+    """Import the selectors that the user trusts, so that a journal may name them."""
     from fedcohort.core.protocol import SELECTORS
 
     for reference in references or ():
@@ -138,11 +138,11 @@ TrustOption = Annotated[
     typer.Option(
         "--selector",
         metavar="FILE:CLASS",
-        help="A selector of your own that the journal names; only what is named here is imported. May be repeated.",
+        help="Your own selector that the journal uses; only code named here is imported. May be repeated.",
     ),
 ]
 SignOption = Annotated[
     Path | None,
-    typer.Option("--sign", metavar="KEY", help="The private key of a journal that is signed.", dir_okay=False),
+    typer.Option("--sign", metavar="KEY", help="The private key of a signed journal.", dir_okay=False),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="Print a table for people or JSON for machines.")]

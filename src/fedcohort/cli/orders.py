@@ -1,4 +1,4 @@
-"""``fedcohort rules apply`` and ``show``: other rules for a run that goes on."""
+"""``fedcohort rules apply`` and ``show``: change the rules of a run without a restart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JournalArgument = Annotated[
 
 
 def _names(what: str) -> Any:
-    return typer.Option(metavar="CLIENT", help=f"{what} Several times for several clients.")
+    return typer.Option(metavar="CLIENT", help=f"{what} May be repeated.")
 
 
 @rules_app.command("apply")
@@ -42,25 +42,25 @@ def apply_rules(
     journal: JournalArgument,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="A TOML file of rules, which takes the place of all rules there are."),
+        typer.Argument(metavar="[FILE]", help="A TOML file of rules; it replaces all current rules."),
     ] = None,
-    block: Annotated[list[str] | None, _names("Never pick it.")] = None,
-    unblock: Annotated[list[str] | None, _names("Let it be picked again.")] = None,
-    pin: Annotated[list[str] | None, _names("Always pick it when it may be.")] = None,
-    unpin: Annotated[list[str] | None, _names("Leave it to the selector again.")] = None,
+    block: Annotated[list[str] | None, _names("Never pick this client.")] = None,
+    unblock: Annotated[list[str] | None, _names("Allow this client again.")] = None,
+    pin: Annotated[list[str] | None, _names("Pick this client whenever it is eligible.")] = None,
+    unpin: Annotated[list[str] | None, _names("Leave this client to the selector again.")] = None,
     pause: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick it for so many rounds. Several times for several."),
+        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick this client for so many rounds. May be repeated."),
     ] = None,
     resume: Annotated[list[str] | None, _names("End its pause.")] = None,
     allow_unknown: Annotated[
-        bool, typer.Option("--allow-unknown", help="Take names that no client has so far; it may come later.")
+        bool, typer.Option("--allow-unknown", help="Accept names of clients that have not joined yet.")
     ] = False,
 ) -> None:
-    """Let other rules hold from the next round on, without a restart; the change is recorded with its round.
+    """Change the rules from the next round on, without a restart.
 
-    A running server takes them over before its next round, a stopped one when it is started again. What is wrong with
-    them is said now, and then nothing changes.
+    A running server applies the change before its next round, a stopped one when it is started again. The journal
+    records the change with its round. Mistakes are reported now, and then nothing changes.
 
     Examples: fedcohort rules apply run.sqlite rules.toml; fedcohort rules apply run.sqlite --block kiosk-7;
     fedcohort rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
@@ -75,7 +75,7 @@ def apply_rules(
         resume=resume or [],
     )
     if file is None and not order.names:
-        raise typer.BadParameter("there is nothing to change: name a FILE, or --block, --pin, --pause, ...")
+        raise typer.BadParameter("nothing to change: name a FILE, or use --block, --pin, --pause, ...")
     with closing(read_journal(journal)) as record:
         table, _ = record.table()
         order = order.renamed(lambda name: name if name in table else unicodedata.normalize("NFC", name))
@@ -88,19 +88,21 @@ def apply_rules(
         how = run_state(record)
     give(journal, order)
     if how.presence is not None and how.state in ("running", "waiting"):
-        say(out(), "The running server takes this over before it chooses its next cohort.")
+        say(out(), "The running server will apply this before it chooses its next cohort.")
     elif how.state == "running":
         say(
             out(),
-            "The program that has the journal open takes this over when it next calls fedcohort.hosts.orders.take.",
+            "The program that has the journal open will apply this when it next calls fedcohort.hosts.orders.take.",
         )
     else:
-        say(out(), f"Nobody is at work on the journal ({how.state}): this takes effect when the run is started again.")
+        say(out(), f"No program is using the journal ({how.state}): this takes effect when the run is started again.")
 
 
 @rules_app.command("show")
 def show_rules(journal: JournalArgument, format: FormatOption = Format.TABLE) -> None:
-    """Print the rules in force as TOML, as `apply` takes it, and say how many changes have not been taken over yet.
+    """Print the current rules as TOML, in the form that 'apply' reads.
+
+    It also says how many changes are still waiting for the server to apply them.
 
     Example: fedcohort rules show run.sqlite > rules.toml
     """
@@ -112,7 +114,7 @@ def show_rules(journal: JournalArgument, format: FormatOption = Format.TABLE) ->
         return
     typer.echo(to_toml({"rules": rules}), nl=False)
     if pending:
-        typer.echo(f"# changes that wait to be taken over: {len(pending)}", err=True)
+        typer.echo(f"# changes not yet applied: {len(pending)}", err=True)
 
 
 def _rules_in(file: Path) -> dict[str, Any]:
@@ -134,12 +136,12 @@ def _rules_in(file: Path) -> dict[str, Any]:
 def _pause(text: str) -> tuple[str, int]:
     name, _, rounds = text.rpartition("=")
     if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
-        raise typer.BadParameter(f"--pause is a client and a number of rounds, as clinic-b=20. Got {text!r}.")
+        raise typer.BadParameter(f"--pause must be a client and a number of rounds, e.g. clinic-b=20. Got {text!r}.")
     return name, int(rounds)
 
 
 def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
-    """Return the rules there will be when the changes before this one have been taken over."""
+    """Return the rules that will hold once all earlier pending changes have been applied."""
     known = record.meta().get("rules")
     rules = None if known is None else Rules.recorded(known)
     for earlier in waiting(journal):
@@ -148,7 +150,7 @@ def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
 
 
 def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
-    """Refuse rules that cannot be kept by the clients so far, where the host said how large its cohorts are."""
+    """Refuse rules that the current clients cannot satisfy, if the host recorded the size of its cohorts."""
     settings, rounds = record.events(SETTINGS)[-1:], planned(record)
     size = settings[0].get("cohort-size") if settings else None
     if isinstance(size, int) and rounds is not None and rounds > round_:
@@ -165,5 +167,5 @@ def _check_names(order: Order, table: ClientTable) -> None:
         said.append(f"{name!r} (near: {', '.join(map(repr, near))})" if near else repr(name))
     raise InputError(
         f"No client of this journal is called {', '.join(said)}.",
-        hint="--allow-unknown takes the name of a client that is still to come",
+        hint="to name a client that has not joined yet, use --allow-unknown",
     )

@@ -26,12 +26,12 @@ from fedcohort.core.text import short_repr
 if TYPE_CHECKING:
     from fedcohort.privacy.meter import Audit
 
-privacy_app = typer.Typer(help="What a federation gives away about its clients' labels.", no_args_is_help=True)
+privacy_app = typer.Typer(help="Measure what a federation reveals about its clients' labels.", no_args_is_help=True)
 
 
 @privacy_app.callback()
 def _privacy() -> None:
-    """What a federation gives away about its clients' labels."""
+    """Measure what a federation reveals about its clients' labels."""
 
 
 @privacy_app.command()
@@ -43,22 +43,25 @@ def audit(
     counts: Annotated[
         Path | None,
         typer.Option(
-            "--counts", help="A CSV of your own: a client's name and its label counts per line.", dir_okay=False
+            "--counts", help="Your own CSV file: a client's name and its label counts on each line.", dir_okay=False
         ),
     ] = None,
-    epsilon: Annotated[list[float] | None, typer.Option("--epsilon", help="Budget of noisy counts; repeat.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Budget of noisy counts; may be repeated.")
+    ] = None,
     coalition: Annotated[int, typer.Option("--coalition", min=1, help="Clients that collude with the server.")] = 1,
-    clients: Annotated[bool, typer.Option("--clients", help="Also a table with one row per client.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the attacks' random numbers.")] = 0,
+    clients: Annotated[bool, typer.Option("--clients", help="Also print a table with one row per client.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the attacks' random numbers.")] = 0,
     set_: SetOption = None,
     device: DeviceOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Run the attacks an honest-but-curious server, a key holder and a coalition would run, on every option.
+    """Attack every way of sharing labels and report what each attacker learns.
 
-    For each option: who finds whose label counts, how well, and one sentence. Errors are total variation distances
-    between true and inferred label shares, 0 (known) to 1.
+    The attackers are an honest-but-curious server, a key holder and a coalition of clients. For each way of sharing,
+    the report says who finds whose label counts, and how well. Errors are total variation distances between true and
+    inferred label shares, from 0 (known) to 1.
 
     Examples: fedcohort privacy audit --data digits; fedcohort privacy audit --counts hospitals.csv --epsilon 1
     """
@@ -81,7 +84,7 @@ def audit(
         if scenario:
             change["scenario"] = {"preset": scenario}
         settings = override(merge_tables(find_table("demo" if config is None else config), change), set_ or [])
-        say(err(quiet or format is Format.JSON), "every client trains once ...")
+        say(err(quiet or format is Format.JSON), "training every client once ...")
         seen = exposed(settings, device)
         found = run_audit(
             seen.counts,
@@ -108,9 +111,10 @@ def audit(
         for e in found.exposures
         for i, f in enumerate(e.findings)
     ]
-    columns = ["option", "who looks", "how", "#mean error", "#counts found", "classes"]
+    columns = ["option", "attacker", "attack", "#mean error", "#counts found", "classes"]
     title = (
-        f"{len(found.names)} clients; knowing only the federation's label shares: error {found.ignorance.mean():.3f}"
+        f"{len(found.names)} clients; error when only the federation's label shares are known: "
+        f"{found.ignorance.mean():.3f}"
     )
     console.print(table(columns, rows, title=title))
     for exposure in found.exposures:

@@ -41,17 +41,13 @@ def report(  # the command line's options are this signature
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Heading; default: the directories' names.")] = None,
-    target: Annotated[
-        list[float] | None, typer.Option(help="Accuracy to reach, in (0, 1]; may be given several times.")
-    ] = None,
+    target: Annotated[list[float] | None, typer.Option(help="Accuracy to reach, in (0, 1]; may be repeated.")] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Selector everybody is compared with; default: as configured, else uniform.")
+        str | None, typer.Option(help="Selector to compare with; default: the configured one, else uniform.")
     ] = None,
     round_: Annotated[
         list[int] | None,
-        typer.Option(
-            "--round", min=0, max=MAX_ROUND, help="A round whose choices the report explains; may be repeated."
-        ),
+        typer.Option("--round", min=0, max=MAX_ROUND, help="A round to explain in the report; may be repeated."),
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure and its numbers into this folder.")
@@ -64,12 +60,11 @@ def report(  # the command line's options are this signature
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Write one HTML file that shows what happened: leaderboard, curves, who was picked, what it cost, and why.
+    """Write an HTML report of experiments or of a live run.
 
-    The file opens offline, on a phone too. Numbers of every picture can be saved from it as CSV.
-
-    Of the journal of a live run it shows participation, failures with their reasons, durations, shadows, rules and
-    every client's history.
+    For experiments it shows the leaderboard, learning curves, who was picked and why, and what it cost. For a live
+    run's journal it shows participation, failures and their reasons, durations, shadow selectors, rules and each
+    client's history. The report is one file that opens offline; the numbers behind every figure can be saved as CSV.
 
     Examples: fedcohort report runs/digits; fedcohort report server.sqlite;
     fedcohort report runs/a runs/b -o both.html --target 0.62;

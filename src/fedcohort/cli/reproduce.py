@@ -27,24 +27,25 @@ def _complete(incomplete: str) -> list[str]:
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(help="A table or figure, or a paper for all of its own.", autocompletion=_complete),
+        typer.Argument(help="A table, a figure, or a paper (all its tables and figures).", autocompletion=_complete),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="Show all names.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Digits, one seed, few rounds: does everything run? No result to show.")
+        bool,
+        typer.Option("--quick", help="Check that everything runs: digits, one seed, few rounds, no usable result."),
     ] = False,
     out_dir: Annotated[
-        Path, typer.Option("--out", "-o", help="Where records, pages and runs go; what is there is continued.")
+        Path, typer.Option("--out", "-o", help="Folder for records, pages and runs; runs found there are continued.")
     ] = Path("runs/reproduce"),
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many, instead of the paper's.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the paper's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: the paper's.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds; default: the paper's.")] = None,
     parts: Annotated[str | None, typer.Option(help="Only these parts, separated by commas.")] = None,
     labels: Annotated[
         str | None,
-        typer.Option(help="Only these methods, separated by commas, and the one that they are compared with."),
+        typer.Option(help="Only these methods, separated by commas, and the baseline."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop cleanly after so many; the same command goes on.")
+        float | None, typer.Option(min=0, help="Stop cleanly after this many minutes; the same command continues.")
     ] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
     device: DeviceOption = None,
@@ -52,10 +53,11 @@ def reproduce(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Make a paper's table or figure: published figures beside ours, ratio by ratio, and which claims hold.
+    """Reproduce a paper's table or figure beside the published one.
 
-    Writes NAME.md, NAME.html and NAME.json, and a record of the runs that tables share. Ends with status 75 when it
-    stopped before everything was made.
+    Compares the published numbers with ours, ratio by ratio, and says which of the paper's claims hold. Writes NAME.md,
+    NAME.html and NAME.json, and a record of the runs that several tables share. Exits with status 75 if it stopped
+    before everything was done; the same command continues.
 
     Examples: fedcohort reproduce --list; fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
     """

@@ -17,12 +17,12 @@ from fedcohort.report.why import find_journal
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.leaderboard.words import quantity
 
-rules_app = typer.Typer(help="Rules an operator sets for every cohort.", no_args_is_help=True)
+rules_app = typer.Typer(help="Set, show and verify an operator's rules for cohorts.", no_args_is_help=True)
 
 
 @rules_app.callback()
 def _root() -> None:
-    """Rules an operator sets for every cohort."""
+    """Set, show and verify an operator's rules for cohorts."""
 
 
 @rules_app.command()
@@ -30,13 +30,16 @@ def verify(
     journal: Annotated[
         Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal, or an experiment's directory.")
     ],
-    run: Annotated[str | None, typer.Option("--run", help="Which run, when the experiment has several.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Prove from the journal alone that the participation rules held: separation, number in all and in windows.
+    """Prove from the journal alone that the participation rules held.
 
-    Every round is judged by the rules in force in it. Exit status 0 when all kept them and the whole run is within the
-    rules of the end; 1 otherwise, and where there were none. Example: fedcohort rules verify run.sqlite
+    These rules bound how often a client takes part, in all and within a window, and how far apart. Each round is judged
+    by the rules in force at the time. Exits with 0 if every round kept them and the whole run meets the final rules,
+    and with 1 otherwise or if there were no rules.
+
+    Example: fedcohort rules verify run.sqlite
     """
     proof = verify_journal(find_journal(journal, run))
     if format is Format.JSON:

@@ -43,17 +43,17 @@ def run(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Run the experiment of a configuration file, or continue one.
+    """Run an experiment from a configuration file, or continue one.
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 
     Examples: fedcohort run experiment.toml; fedcohort run demo -s run.rounds=20; fedcohort run --resume runs/demo-1
     """
     if (config is None) == (resume is None):
-        raise typer.BadParameter("give a configuration, or --resume with the directory of an experiment")
+        raise typer.BadParameter("give either a configuration or --resume with an experiment's directory")
     if resume is not None and (set_ or sweep or out):
         raise typer.BadParameter(
-            "an experiment continues as it began: --resume goes without --set, --sweep and --out; "
+            "--resume continues an experiment as it was configured, without --set, --sweep and --out; "
             "'fedcohort extend' adds seeds, rounds and selectors"
         )
     experiment = None
