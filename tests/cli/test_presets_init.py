@@ -109,7 +109,7 @@ def test_init_writes_a_commented_file_that_runs(tmp_path, command):
     assert "# patience = ...  # rounds in a row with theta-hat' x < reward that retire a client (N)" in text
     assert "learning rate of the first round (eta)" in text
     again = command("init", cwd=tmp_path)
-    assert again.returncode == 1 and "nothing is overwritten" in again.stderr
+    assert again.returncode == 1 and "experiment.toml" in again.stderr and "--out" in again.stderr
     assert (tmp_path / "experiment.toml").read_text() == text
     change = ("-s", "run.rounds=2", "-s", "seeds=1", "-s", "data.samples=800", "-s", "run.cohort=2")
     done = command("run", "experiment.toml", *change, "--quiet", "--out", "out", cwd=tmp_path)

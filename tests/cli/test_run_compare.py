@@ -77,8 +77,8 @@ def test_run_prints_a_table_and_chooses_a_directory(command, config, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run"], 2, "give a configuration"),
-        (["run", "{config}", "--resume", "x"], 2, "give a configuration"),
+        (["run"], 2, "--resume"),
+        (["run", "{config}", "--resume", "x"], 2, "--resume"),
         (["run", "{config}", "-s", "run.round=3"], 1, "did you mean 'rounds'"),
         (["run", "{config}", "--device", "cuda:9"], 1, "cuda"),
         (["run", "nothing.toml"], 1, "There is no configuration"),

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -232,9 +233,9 @@ def test_commits_that_are_gone_are_missed(tmp_path, left):
         with pytest.raises(JournalError, match=r"lacks its newest \d+ of 13 commits"):
             opened(path)
     done = CliRunner().invoke(app, ["journal", "recover", str(path)])
-    assert done.exit_code == 0 and "goes on from round" in done.output
+    assert done.exit_code == 0 and re.search(r"round \d+", done.output)
     again = CliRunner().invoke(app, ["journal", "recover", str(path)])
-    assert again.exit_code == 0 and "lacks nothing" in again.output
+    assert again.exit_code == 0 and "nothing was changed" in again.output
     expected = HOST.play(HOST.session(create("active-fl"), seed=3), 8)
     with Session.open(path) as session:
         assert session.journal.events("recovered") == [{"round": session.round}]

@@ -75,7 +75,7 @@ def test_a_client_is_blocked_pinned_and_paused_while_a_run_goes_on(fleet: Any, k
     at_round(fleet, 20, lambda: said.append(command("apply", path, "--unblock", "client-0")))
     strategy = fleet.strategy("uniform", FedAvg(fraction_evaluate=0.0), cohort_size=3, journal=path, audit=True)
     strategy.start(fleet.grid, kit.model(), num_rounds=40)
-    assert said == ["The running server takes this over before it chooses its next cohort."] * 3
+    assert len(said) == 3 and all("running server" in line and "next cohort" in line for line in said)
     picked = cohorts(path)
     assert all("client-0" not in cohort for cohort in picked[5:20]) and any("client-0" in c for c in picked[20:])
     assert all("client-5" in cohort for cohort in picked[5:10]) and any("client-5" not in c for c in picked[10:])
@@ -145,7 +145,7 @@ def test_what_is_wrong_is_said_before_anything_is_ordered(tmp_path: Path) -> Non
     # The second is judged by what the first will have changed, although nobody has taken that yet.
     command("apply", path, "--unpin", "kiosk-7")
     assert "stopped" in command("apply", path, "--block", "kiosk-7", "--block", "new-1", "--allow-unknown")
-    assert len(orders.waiting(path)) == 2 and "wait to be taken over: 2" in command("show", path)
+    assert len(orders.waiting(path)) == 2 and "not yet applied: 2" in command("show", path)
     with Session.open(path) as session:
         assert len(orders.take(session)) == 2 and orders.take(session) == []
         assert session.rules == Rules(blocked=("kiosk-7", "new-1"))

@@ -249,7 +249,7 @@ def test_what_a_selector_needs_to_know_is_asked_while_it_is_a_shadow(
 
     restarted(kit, journal, "uniform", 3, audit=audit)
     refused = change()
-    assert isinstance(refused.exception, SignalError) and "among its shadows" in str(refused.exception.hint)
+    assert isinstance(refused.exception, SignalError) and f"{selector!r} as a shadow" in str(refused.exception.hint)
     restarted(kit, journal, "uniform", 3, shadows={"next": selector})  # finished: nobody is asked anything
     with closing(read_journal(journal)) as record:
         assert not record.table()[0].signals
