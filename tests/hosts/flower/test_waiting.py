@@ -222,9 +222,7 @@ def test_another_selector_goes_on_in_the_middle_of_a_run(kit: Any, tmp_path: Pat
     with pytest.raises(PowerCut):
         restarted(kit, journal, "uniform", 8, cut=4)
     done = CliRunner().invoke(app, ["journal", "selector", str(journal), "fedcm-ts"])
-    assert "From round 4 on 'fedcm-ts' chooses, in the place of 'uniform'." in " ".join(done.output.split()), (
-        done.output
-    )
+    assert all(word in done.output for word in ("round 4", "'fedcm-ts'", "'uniform'")), done.output
     with pytest.raises(JournalError, match="written with selector 'fedcm-ts'"):
         restarted(kit, journal, "uniform", 8)
     fleet = restarted(kit, journal, "fedcm-ts", 8, filter="keep-all")
