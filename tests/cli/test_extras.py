@@ -35,7 +35,7 @@ def test_a_module_of_nobodys_extra_is_an_error_of_ours(monkeypatch: pytest.Monke
 
 
 def test_every_extra_brings_what_it_is_named_for() -> None:
-    called = {"sklearn": "scikit-learn", "flint": "python-flint"}
+    called = {"sklearn": "scikit-learn"}
     for module, extra in cli.EXTRAS.items():
         wanted = PROJECT["optional-dependencies"][extra]
         assert any(line.startswith(called.get(module, module)) for line in wanted), (module, extra)

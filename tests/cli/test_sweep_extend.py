@@ -78,7 +78,7 @@ def test_compare_sweeps_over_what_it_compares(command, config, tmp_path):
         (["run", "{config}", "--sweep", "fedcor.warmpu=1,2"], 1, "did you mean 'warmup'"),
         (["run", "{config}", "--sweep", "fedcor.warmup=1,-2"], 1, "Got -2"),
         (["run", "{config}", "--sweep", "fedcor.warmup"], 1, "selector.parameter=value"),
-        (["run", "{config}", "--sweep", "fedcbs.exploration=1,2"], 1, "no label of a selector"),
+        (["run", "{config}", "--sweep", "fedcbs.exploration=1,2"], 1, "'fedcbs'"),
         (["compare", "{config}", "--sweep", "uniform.warmup=1,2"], 1, "no parameter 'warmup'"),
         (["run", "--resume", "nowhere", "--sweep", "fedcor.warmup=1"], 2, "fedcohort extend"),
         (["extend", "nowhere", "--seeds", "3"], 1, "There is no experiment"),

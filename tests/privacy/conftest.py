@@ -46,14 +46,14 @@ class Federation:
     ) -> bytes:
         """What somebody with a client's key could send who does not use our code: anything behind a true signature."""
         about = json.dumps(["fedcohort label statement", 1, self.public.name, self.public.classes, name, size])
-        box = primitives.sealed(self.public.body, about.encode(), plain) if box is None else box
+        box = primitives.seal(self.public.body, about.encode(), plain) if box is None else box
         signed = about.encode() + hashlib.sha256(box).digest()
         fields = {
             "key": self.public.name,
             "classes": self.public.classes,
             "client": name,
             "size": size,
-            "signature": primitives.signature((key or self.keys[name]).body, signed).hex(),
+            "signature": primitives.sign((key or self.keys[name]).body, signed).hex(),
         }
         return wrap("label statement", fields, box)
 

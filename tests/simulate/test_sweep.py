@@ -63,7 +63,7 @@ def test_what_is_no_sweep_is_refused(item):
     [
         ({"ours": {"warmpu": [5]}}, r"fedcor has no parameter 'warmpu'.*did you mean 'warmup'"),
         ({"uniform": {"warmup": [5]}}, r"uniform has no parameter 'warmup'"),
-        ({"our": {"warmup": [5]}}, r"'our'.*no label of a selector.*did you mean 'ours'"),
+        ({"our": {"warmup": [5]}}, r"'our'.*Known: .*did you mean 'ours'"),
         ({"ours": {"warmup": [5, -1]}}, r"ours warmup=-1.*'warmup' parameter.*Got -1"),
         ({"ours": {"warmup": ["many"]}}, r"'warmup' parameter.*Got 'many'"),
         ({"ours": {"warmup": []}}, r"must be a list of values. Got \[\]"),

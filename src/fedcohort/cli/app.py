@@ -46,7 +46,6 @@ app = typer.Typer(
 EXTRAS = {
     "cryptography": "keyholder",
     "fastapi": "report",
-    "flint": "attacks",
     "flwr": "flower",
     "jinja2": "report",
     "pandas": "notebook",

@@ -1,8 +1,8 @@
-"""Class balance without anybody's labels leaving them: encryption, rotation, noise, estimates, attacks.
+"""Class balance while labels stay with the clients: encryption, rotation, noise, estimates, attacks.
 
 What clients need (:class:`LabelSeal`, :class:`SecretRotation`, :class:`Ledger` and the noise), what a server needs
 (:class:`EncryptedLabels`, :class:`RotatedLabels`, :class:`NoisyLabels`, :class:`RemoteKeyHolder`), what a key holder is
-(:class:`KeyHolder`), and what each way gives away: :func:`audit`.
+(:class:`KeyHolder`), and what each of them reveals: :func:`audit`.
 """
 
 import importlib

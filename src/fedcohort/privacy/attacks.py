@@ -1,11 +1,11 @@
-r"""Attacks on label counts, as somebody would run them who sees S, noisy counts, or plain updates.
+r"""Attacks on label counts by an observer who sees S, noisy counts, or plain updates.
 
 Fed-CBS's Theorem 3.2 says that counts cannot be derived from S, because a rotation changes counts and not S. Counts are
-whole numbers, and that decides it. The integer combinations of the clients' counts form a lattice, S tells all its
-lengths and angles, and for as few dimensions as there are classes it is quickly reduced. Of its vectors with sum 0 each
-class takes a whole number, and there are few whole numbers that a class can take (:func:`from_products`): everybody's
-counts follow exactly, up to the names of the classes. Sizes that share a factor, or are all equal, do not help.
-With one client whose counts are known the names follow as well; with B of them one linear system does it
+whole numbers, and that is why they can. The integer combinations of the clients' counts form a lattice, S tells all its
+lengths and angles, and with as few dimensions as there are classes it is quickly reduced. Each class is a whole number
+of every vector with sum 0, and few whole numbers are possible (:func:`from_products`): the counts of all clients follow
+exactly, up to the names of the classes. Sizes that share a factor, or are all equal, do not help.
+If the counts of one client are known, the names follow as well; with B known clients, one linear system suffices
 (:func:`from_sybils`).
 """
 
@@ -16,15 +16,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from flint import fmpz, fmpz_mat
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import InputError
+from fedcohort.core.errors import InputError, MissingExtraError
 
-_STEPS = 200_000  # of a search, before it is given up
-_FACTORS = 10_000  # largest factor that all counts are tried to share
+try:
+    from flint import fmpz, fmpz_mat
+except ImportError as error:
+    raise MissingExtraError(
+        "The attacks need python-flint, which is not installed.", hint="pip install 'fedcohort[attacks]'"
+    ) from error
+
+_STEPS = 200_000  # after which a search gives up
+_FACTORS = 10_000  # the largest common factor of all counts that is tried
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Recovered:
     counts : (N, B) array
         The attacker's belief about everybody's label counts.
     named : bool
-        Whether the attacker knows which column is which class; otherwise columns are in an order of its own.
+        Whether the attacker knows which column is which class; otherwise the columns are in some order.
     """
 
     counts: FloatArray
@@ -93,7 +99,7 @@ def _floats(matrix: fmpz_mat) -> FloatArray:
 
 
 def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int | None = None) -> Recovered | None:
-    """Return everybody's counts from S alone, up to the order of the classes; None when the lattice does not tell.
+    """Return the counts of all clients from S alone, up to the order of the classes; None if the lattice is not enough.
 
     Parameters
     ----------
@@ -121,7 +127,7 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int |
     if not np.isfinite(s).all() or (np.abs(s - whole) > 1e-3).any():
         return None  # not products of whole numbers: noise, or an estimate
     known = _Products([[int(x) for x in row] for row in whole], [int(q) for q in total])
-    # Small clients make short generators; zero ones none.
+    # Small clients give short generators, clients without samples none.
     order = [int(i) for i in np.argsort(np.diag(whole)) if known.gram[int(i)][int(i)] > 0]
     wanted = min(len(order), use or 2 * classes + 6)
     while wanted:
@@ -136,13 +142,13 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int |
 
 @dataclass(frozen=True)
 class _Products:
-    """S and the sizes, and what lattices of some clients tell about all of them."""
+    """S and the sizes; the lattice of some clients gives the counts of all."""
 
     gram: list[list[int]]
     sizes: list[int]
 
     def solved(self, chosen: list[int]) -> FloatArray | None:
-        """Return everybody's counts from the lattice of the chosen clients, or None when it does not tell."""
+        """Return the counts of all clients from the lattice of the chosen ones, or None if it is not enough."""
         between = fmpz_mat([[self.gram[i][j] for j in chosen] for i in chosen])
         basis, inner = reduced_basis(between)
         sums = basis * _matrix([[self.sizes[i]] for i in chosen], 1)
@@ -257,7 +263,7 @@ def _padded(counts: FloatArray, classes: int) -> FloatArray:
 def from_factor(
     gram: ArrayLike, sizes: ArrayLike, classes: int, rng: np.random.Generator, *, tries: int = 10, steps: int = 300
 ) -> Recovered:
-    """Return counts that are not negative, have the stated sums and products near S: for S with noise on it.
+    """Return nonnegative counts with the stated sums and products near S, for an S with noise.
 
     Alternates between the rotation that brings a factor of S nearest to counts (Procrustes) and the counts nearest to
     the rotated factor (projection onto those of the stated size); the best of several random starts.
@@ -289,15 +295,15 @@ def from_factor(
 
 
 def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
-    """Return everybody's counts from the rows of S of k clients whose counts are known: the exact break.
+    """Return the counts of all clients from the rows of S of k clients whose counts are known: the exact break.
 
     Parameters
     ----------
     products : (k, N) array
         The known clients' rows of S.
     known : (k, B) array
-        Their counts; with k = B linearly independent ones, such as ten clients with one class each, everybody's counts
-        are the solution of one linear system. With fewer, what they span.
+        Their counts. If k = B and they are linearly independent, such as ten clients with one class each, one linear
+        system gives the counts of all clients. With fewer, it gives what they span.
 
     Examples
     --------
@@ -311,7 +317,7 @@ def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
 
 
 def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
-    """Return what was found with its columns in the order of the classes, as far as known clients' counts tell.
+    """Return what was found with its columns in the order of the classes, as far as the known counts determine it.
 
     Parameters
     ----------
@@ -326,7 +332,7 @@ def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
     ours = found.counts[clients]
     cost = np.abs(truth[:, :, None] - ours[:, None, :]).sum(axis=0)  # class x column
     columns = linear_sum_assignment(cost)[1]
-    # Classes the coalition's counts cannot tell apart stay open.
+    # Classes that look alike in the coalition's counts keep an unknown order.
     distinct = len({tuple(column) for column in np.round(truth, 6).T.tolist()}) == truth.shape[1]
     return Recovered(found.counts[:, columns], named=distinct)
 
@@ -337,8 +343,8 @@ def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
 def share_error(found: Recovered, truth: ArrayLike) -> FloatArray:
     """Return (N,) total variation distances between found and true label shares, 0 to 1.
 
-    Columns without names are first put into the order that fits the truth best over all clients: what is measured is
-    what the attacker knows up to the names of the classes.
+    Columns without names are first put into the order that fits the truth best over all clients: this
+    measures what the attacker knows up to the names of the classes.
     """
     true = np.asarray(truth, np.float64)
     counts = found.counts if found.named else found.counts[:, _best_order(found.counts, true)]
@@ -346,7 +352,7 @@ def share_error(found: Recovered, truth: ArrayLike) -> FloatArray:
 
 
 def exact(found: Recovered, truth: ArrayLike) -> BoolArray:
-    """Return (N,) whether a client's counts were found exactly, up to the names of the classes if those are open."""
+    """Return (N,) whether each client's counts were found exactly, up to unknown names of the classes."""
     true = np.asarray(truth, np.float64)
     counts = found.counts if found.named else found.counts[:, _best_order(found.counts, true)]
     return np.asarray((np.abs(counts - true) < 0.5).all(axis=1))
@@ -364,7 +370,7 @@ def _shares(counts: FloatArray) -> FloatArray:
 
 
 def sybil_counts(classes: int, size: int) -> list[list[int]]:
-    """Return B clients' counts that are linearly independent and look as if they held ``size`` samples each.
+    """Return the linearly independent counts of B clients that pretend to hold ``size`` samples each.
 
     >>> sybil_counts(3, 12)
     [[12, 0, 0], [0, 12, 0], [0, 0, 12]]
@@ -373,7 +379,7 @@ def sybil_counts(classes: int, size: int) -> list[list[int]]:
 
 
 def guess_bound(epsilon: float) -> float:
-    """Return the largest share of right guesses which of two neighbours a client's data are, under epsilon-DP.
+    """Return how often, at most, an observer can guess which of two neighbours a client's data are, under epsilon-DP.
 
     >>> round(guess_bound(1.0), 3)
     0.731

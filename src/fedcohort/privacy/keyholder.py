@@ -1,4 +1,4 @@
-"""The key holder: tells inner products of the label counts that enrolled clients stated, each once and for all."""
+"""The key holder: returns inner products of the label counts that enrolled clients have stated."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CREATE TABLE IF NOT EXISTS statements (client TEXT PRIMARY KEY, statement BLOB N
 class KeyHolder:
     """Holds the secret key of one federation.
 
-    It takes signed statements of enrolled clients, and only these: it decrypts nothing else. The first sound statement
-    of a client stands for as long as the key does. So all that can ever be asked for is one matrix S, of what the
-    clients themselves signed, whole or in parts and in whatever order.
+    It accepts signed statements of enrolled clients and decrypts nothing else. A client's first valid statement stands
+    for as long as the key does. So the server can only ever learn one matrix S, of what the clients themselves signed,
+    whole or in parts and in any order.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ class KeyHolder:
         return tuple(self._clients)
 
     def admit(self, statements: Mapping[str, bytes]) -> dict[str, str]:
-        """Take statements; return whose were refused, and why. One that is refused concerns nobody else.
+        """Accept statements; return the clients that were refused, with the reason. The others are not affected.
 
-        A client that stated something before is not asked again what it has: what it stated stands.
+        A client's earlier statement stands; a later one with another size is refused.
         """
         refused: dict[str, str] = {}
         with self._lock:

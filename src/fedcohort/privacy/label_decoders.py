@@ -1,4 +1,4 @@
-"""The host's side of private labels: what clients send becomes what a selector can use."""
+"""The host's side of private labels: turns what clients send into what a selector can use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MOST_SAMPLES = 1 << 53  # of one client: up to here whole numbers are exact
 
 
 class ClientRefusedError(CiphertextError):
-    """What some clients sent about their labels cannot be used. Leave them out; it concerns nobody else.
+    """What some clients sent about their labels cannot be used. Leave them out; the others are not affected.
 
     Parameters
     ----------
     refused : mapping of str to str
-        Whom to leave out, and why.
+        The clients to leave out, with the reason.
     """
 
     def __init__(self, refused: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ class LabelDecoder(Protocol):
         """
 
     def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
-        """Return what to show clients, so that each can check what was made of its labels; of some or of none."""
+        """Return what clients can check the use of their labels with, for some clients or none."""
 
 
 class KeyHolderLike(Protocol):
@@ -76,10 +76,10 @@ class KeyHolderLike(Protocol):
         """The public key."""
 
     def admit(self, statements: Mapping[str, bytes]) -> Mapping[str, str]:
-        """Take statements; return whose were refused, and why."""
+        """Accept statements; return the clients that were refused, with the reason."""
 
     def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
-        """Return inner products of clients who have stated their counts."""
+        """Return inner products of the counts that clients have stated."""
 
     def confirm(self, clients: Sequence[str]) -> Mapping[str, bytes]:
         """Return what was taken from each client, signed."""
@@ -87,7 +87,7 @@ class KeyHolderLike(Protocol):
 
 @guarded(methods=True, plugins=True)
 class EncryptedLabels:
-    """Class balance from sealed label counts: the server passes them on, the key holder tells S.
+    """Class balance from sealed label counts: the server passes them on, the key holder returns S.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class EncryptedLabels:
     def open(
         self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]
     ) -> LabelGram | LabelGramRows:
-        """Return S of the first clients, or the rows of those who join; see :class:`LabelDecoder`."""
+        """Return S of the first clients, or the rows of clients that join; see :class:`LabelDecoder`."""
         self._compare_keys()
         refused = {}
         for name, data in sealed.items():
@@ -132,7 +132,7 @@ class EncryptedLabels:
             values = self._holder.products(list(sealed), [*before, *sealed]).astype(np.float64)
         except UnknownNameError as error:  # of a client of before: the new ones were just admitted
             raise KeyHolderError(
-                f"The key holder does not know everybody of this federation. {error.message}",
+                f"The key holder does not know all clients of this federation. {error.message}",
                 hint="keep the key holder's folder as long as the journal; new keys need a new journal",
             ) from error
         self._confirmed, self._ask_again = {}, 0.0  # the set is another one now

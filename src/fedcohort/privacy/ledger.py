@@ -1,4 +1,4 @@
-"""A client's own record of what it has released about its data, and the end of its budget."""
+"""A client's own record of what it has released about its data, with a budget that ends."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class _Book:
 class Ledger:
     """Every release of one client, kept by the client.
 
-    A release is written down before it leaves, so that a crash can only lose budget, never hide a release. Several
-    processes and objects may share one file: each looks at it anew, alone, before it releases anything. The file
-    belongs to its user only (mode 0600) and holds nothing about the data but what was released.
+    A release is written to disk before it leaves, so a crash can lose budget but never hide a release. Several
+    processes and objects may share one file: each locks and reads it before every release. Only its user can read the
+    file (mode 0600), and it holds nothing about the data but what was released.
 
     Parameters
     ----------
@@ -189,9 +189,9 @@ class Ledger:
         counts : (B,) whole numbers
         noise : CountNoise
         refresh : bool
-            Whether to draw anew, which is a release of its own and is charged. Otherwise the counts that this noise
-            was first asked about are what is answered for ever, whatever the data are now: whether an answer changes
-            must not tell whether the data did. The size is public, and the answer is fitted to the size of today.
+            Whether to draw again, which is another release and is charged. Otherwise the first answer with this noise
+            is repeated for ever, whatever the data are now: a changed answer would reveal that the data changed. The
+            size is public, and the answer is fitted to the current size.
         """
         values = np.asarray(counts)
         noise.check(values)

@@ -1,4 +1,4 @@
-"""The leakage meter: for a federation and each way of telling about labels, who learns what, by attacks really run."""
+"""The leakage meter: runs the attacks on a federation and says who learns what under each way to share labels."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class AttackFinding:
     Attributes
     ----------
     observer : str
-        Who: "server", "key holder", "1 client", "server and 1 client", ...
+        "server", "key holder", "1 client", "server and 1 client", ...
     attack : str
-        How.
+        What the observer does.
     error : (N,) array
         Total variation distance between true and inferred label shares of each client, 0 to 1.
     exact : (N,) bool array
-        Whose counts are known exactly.
+        Which clients' counts are known exactly.
     named : bool
         Whether the observer knows which class is which.
     """
@@ -65,7 +65,7 @@ class AttackFinding:
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """One way of telling about labels: everybody who looks, and a sentence.
+    """One way to share labels: what each observer learns, and a verdict in a sentence.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Audit:
     names : tuple of str
         The clients.
     ignorance : (N,) array
-        Error of somebody who knows nothing but the label shares of all clients together.
+        Error of an observer who knows only the label shares of all clients together.
     exposures : tuple of Exposure
     """
 
@@ -113,12 +113,12 @@ def audit(
     Parameters
     ----------
     counts : (N, B) whole numbers
-        The clients' true label counts.
+        The true label counts of the clients.
     names : sequence of str, optional
     epsilons : sequence of float
         Budgets of the noisy option to try.
     coalition : int
-        How many clients collude with the server; the sybil attack brings B of its own besides.
+        How many clients collude with the server; the sybil attack adds B clients of its own.
     updates : (N, B) array, optional
         Each client's update of the output layer's bias in one local training, if updates are sent in the clear.
     step : float
@@ -148,7 +148,7 @@ def audit(
 
 
 class _Attacker:
-    """Runs the attacks on one federation."""
+    """Runs the attacks on one federation, as each observer could."""
 
     def __init__(self, truth: IntArray, traitors: IntArray, nothing: Recovered, rng: np.random.Generator) -> None:
         self.truth, self.traitors, self.nothing, self.rng = truth, traitors, nothing, rng
@@ -172,9 +172,9 @@ class _Attacker:
         everything = Recovered(self.truth.astype(np.float64), named=True)
         findings = (
             self.finding("server", "reads the counts", everything),
-            self.blind(f"{self.some} without the server", "sees nothing of others"),
+            self.blind(f"{self.some} without the server", "sees nothing of the others"),
         )
-        return Exposure("counts in the clear", findings, "Open: the server is told everybody's label counts.")
+        return Exposure("counts in the clear", findings, "Open: the server sees the label counts of all clients.")
 
     def _products(self) -> tuple[AttackFinding, AttackFinding, AttackFinding]:
         gram = self.truth @ self.truth.T
@@ -213,7 +213,7 @@ class _Attacker:
         return Exposure(
             "secret rotation",
             (server, one, sybils),
-            f"{_products_verdict(server, sybils)} One client that tells the server the seed opens everybody.",
+            f"{_products_verdict(server, sybils)} One client that tells the server the seed exposes all clients.",
         )
 
     def noisy(self, epsilon: float) -> Exposure:
@@ -231,7 +231,7 @@ class _Attacker:
         return Exposure(
             f"noisy counts, epsilon {epsilon:g}",
             findings,
-            f"Bounded: whoever looks guesses a single sample's label right at most {guess_bound(epsilon):.0%} of the "
+            f"Bounded: any observer guesses a single sample's label right at most {guess_bound(epsilon):.0%} of the "
             f"time when two are in question; shares are still known to {server.mean_error:.2f} on average.",
         )
 
@@ -244,7 +244,8 @@ class _Attacker:
             self.finding("server", how, Recovered(shares * self.sizes[:, None], named=True))
             for how, shares in estimates.items()
         )
-        finding = min(findings, key=lambda f: f.mean_error)  # trying them out on data of one's own tells which is good
+        # An attacker finds out which is better by trying both on its own data.
+        finding = min(findings, key=lambda f: f.mean_error)
         close = float((finding.error < _CLOSE).mean())
         better = finding.mean_error < 0.5 * float(share_error(self.nothing, self.truth).mean())
         sentence = (

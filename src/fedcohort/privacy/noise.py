@@ -28,7 +28,7 @@ from fedcohort.core.errors import InputError, MissingExtraError
 from fedcohort.core.guard import guarded
 from fedcohort.core.params import Interval, OneOf, Parameterized, param
 
-_CHANGED = 2  # counts that differ, by 1 each, when one sample has another label
+_CHANGED = 2  # counts that change by 1 each when one sample changes its label
 _FINEST, _LONGEST = 10, 18  # binary logarithms: steps in the smallest release, and in all together
 
 
@@ -61,7 +61,7 @@ class Release:
         if (self.epsilon is None) == (self.variance is None):
             raise InputError("A release has either an epsilon or a variance.")
         loud = self.variance if self.epsilon is None else self.epsilon
-        # What is not above 0 would give budget back, and NaN would make every sum pass.
+        # Zero or less would give budget back, and NaN would make every comparison pass.
         if not isinstance(loud, (int, float)) or isinstance(loud, bool) or not 0 < loud < math.inf:
             raise InputError(f"The epsilon or variance of a release must be a finite number above 0. Got {loud!r}.")
         if not isinstance(self.parts, int) or isinstance(self.parts, bool) or self.parts < 1:
@@ -79,8 +79,8 @@ def _losses(releases: Iterable[Release]) -> Any:
     parts: Counter[tuple[float | None, float | None]] = Counter()
     for release in releases:
         parts[release.epsilon, release.variance] += release.parts
-    # Losses are rounded up to multiples of a step: of the smallest release so fine a part as all together admit. A
-    # power of two, so that an epsilon is a multiple of it and its loss is not rounded at all.
+    # Losses are rounded up to multiples of a step: a part of the smallest release, as fine as the sum of all allows.
+    # The part is a power of two, so that each epsilon is a multiple of the step and not rounded at all.
     sizes = {part: part[0] or 1 / math.sqrt(part[1] or 1.0) for part in parts}
     together = math.fsum(count * sizes[part] for part, count in parts.items())
     least = min(sizes.values())
@@ -216,7 +216,7 @@ class CountNoise(Parameterized):
 
     @staticmethod
     def check(counts: ArrayLike) -> None:
-        """Refuse what are not whole counts of one client."""
+        """Refuse anything but whole counts of one client."""
         values = np.asarray(counts)
         if (
             values.ndim != 1
@@ -224,9 +224,9 @@ class CountNoise(Parameterized):
             or (values != np.floor(values)).any()
             or (values < 0).any()
         ):
-            # Not the counts themselves: what a client raises is sent to the server.
+            # Without the counts themselves: a client's errors are sent to the server.
             raise InputError(
-                f"Noise is added to whole counts, not negative, of one client. Got something else, of shape "
+                f"Noise is added to whole, nonnegative counts of one client. Got something else, of shape "
                 f"{values.shape} and type {values.dtype}."
             )
 
@@ -236,10 +236,9 @@ class CountNoise(Parameterized):
         return np.array(self.measurement(np.asarray(counts).astype(np.int64).tolist()), np.int64)
 
     def simulated(self, counts: ArrayLike, rng: np.random.Generator) -> IntArray:
-        """Return what :meth:`noisy` might, for a simulation that can be repeated.
+        """Return counts with noise of the same distribution, for a simulation that can be repeated.
 
-        Nobody's labels are safe behind it: its random numbers are predictable, and rounded as floating-point numbers
-        are.
+        This protects nobody's labels: the random numbers are predictable and of limited precision.
         """
         self.check(counts)
         values = np.asarray(counts).astype(np.int64)
@@ -261,7 +260,10 @@ def _simulated_laplace(scale: float, size: int, rng: np.random.Generator) -> Int
 
 
 def fit_counts(noisy: ArrayLike, size: float) -> FloatArray:
-    """Return the counts, not negative and with sum ``size``, nearest to noisy ones. Free: it looks at nothing else.
+    """Return the nonnegative counts with sum ``size`` that are nearest to noisy ones.
+
+    This costs no privacy: it uses nothing but the noisy counts and the size, which is public.
+
 
     >>> fit_counts([9, -2, 4], 10)
     array([7.5, 0. , 2.5])
@@ -280,7 +282,7 @@ class LossNoise(Parameterized):
     """Noise on the mean of samples' losses, each clipped to [0, ``bound``].
 
     The sum of clipped losses is rounded to a grid of bound / 2^20 and gets discrete Laplace noise, so that no bit of a
-    floating-point number tells more than the mechanism promises (Mironov 2012).
+    floating-point number reveals more than the mechanism promises (Mironov 2012).
     """
 
     epsilon: float = param(0.1, Interval(float, 0, None, "neither"), "of one answer (epsilon)")

@@ -36,14 +36,14 @@ def public_of(secret: bytes) -> bytes:
     return b"".join(part.public_key().public_bytes_raw() for part in _parts(secret))
 
 
-def sealed(public: bytes, about: bytes, plain: bytes) -> bytes:
+def seal(public: bytes, about: bytes, plain: bytes) -> bytes:
     """Return a box for a key holder; it opens only together with ``about``."""
     lattice = MLKEM768PublicKey.from_public_bytes(public[:_MLKEM_PUBLIC])
     curve = X25519PublicKey.from_public_bytes(public[_MLKEM_PUBLIC : _MLKEM_PUBLIC + _CURVE])
     return _SUITE.encrypt(plain, MLKEM768X25519PublicKey(lattice, curve), info=about)
 
 
-def unsealed(secret: bytes, about: bytes, box: bytes) -> bytes | None:
+def unseal(secret: bytes, about: bytes, box: bytes) -> bytes | None:
     """Return what is in a box; None when it is not as it was sealed, or not for this key and ``about``."""
     lattice, curve, _ = _parts(secret)
     try:
@@ -67,12 +67,12 @@ def verifier_in(public: bytes) -> bytes:
     return public[_MLKEM_PUBLIC + _CURVE :]
 
 
-def signature(signer: bytes, data: bytes) -> bytes:
+def sign(signer: bytes, data: bytes) -> bytes:
     """Return a signature."""
     return Ed25519PrivateKey.from_private_bytes(signer).sign(data)
 
 
-def signature_by_holder(secret: bytes, data: bytes) -> bytes:
+def sign_as_holder(secret: bytes, data: bytes) -> bytes:
     """Return a key holder's signature."""
     return _parts(secret)[2].sign(data)
 

@@ -1,7 +1,7 @@
 """Secret rotation: clients share an orthogonal matrix and send rotated counts, a factor of S, for large federations.
 
-Inner products survive a rotation, so the rows are a factor of S (N x B) and no N x N matrix is ever made. What the
-server learns is exactly S, as with encryption; what it must never learn is the seed, and every client knows it.
+Inner products survive a rotation, so the rows are a factor of S (N x B) and no N x N matrix is ever made. The
+server learns exactly S, as with encryption. It must never learn the seed, which every client knows.
 """
 
 from __future__ import annotations

@@ -289,13 +289,13 @@ class LabelSeal:
         """
         values, client = self._checked(counts), _normalise(client)
         about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
-        box = _crypto().sealed(self.public.body, about, self._salt() + _pack(values))
+        box = _crypto().seal(self.public.body, about, self._salt() + _pack(values))
         fields = {
             "key": self.public.name,
             "classes": self.public.classes,
             "client": client,
             "size": sum(values),
-            "signature": _crypto().signature(self._key.body, about + hashlib.sha256(box).digest()).hex(),
+            "signature": _crypto().sign(self._key.body, about + hashlib.sha256(box).digest()).hex(),
         }
         return wrap(_STATEMENT, fields, box)
 
@@ -409,7 +409,7 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
                 f"The statement of client {client!r} is not signed with the key it is enrolled with.",
                 hint="the line of clients.txt must be of the key the client uses; else somebody changed the statement",
             )
-    plain = _crypto().unsealed(secret.body, about, box)
+    plain = _crypto().unseal(secret.body, about, box)
     what = f"The sealed label counts of client {client!r}"
     if plain is None:
         raise CiphertextError(f"{what} cannot be opened.")
@@ -431,7 +431,7 @@ def sign_confirmation(secret: SecretKey, statement: Statement, clients: int, dig
         "clients": clients,
         "set": digest,
     }
-    return wrap(_CONFIRMATION, told, _crypto().signature_by_holder(secret.body, _encode(_CONFIRMATION, *told.values())))
+    return wrap(_CONFIRMATION, told, _crypto().sign_as_holder(secret.body, _encode(_CONFIRMATION, *told.values())))
 
 
 def set_digest(statements: Iterable[Statement]) -> str:

@@ -1,15 +1,15 @@
-"""The key holder as a process of its own: HTTPS with a token, four questions, a limit on what one may weigh.
+"""The key holder as a separate process: HTTPS with a token, four requests, a limit on their size.
 
 ======  ================  ===============================================================================
 method  path              meaning
 ======  ================  ===============================================================================
 GET     /v1/key           the public key
-POST    /v1/admit         take statements of clients; say whose are refused
-POST    /v1/products      inner products of clients who have stated their counts
-POST    /v1/confirm       what was taken from each client, signed, for the client to check
+POST    /v1/admit         accept statements of clients; return those that are refused
+POST    /v1/products      inner products of the counts that clients have stated
+POST    /v1/confirm       what each client stated, signed, for the client to check
 ======  ================  ===============================================================================
 
-There is no limit on how often one may ask: all answers together are S of the enrolled clients, and no more.
+Requests are not rate-limited: all answers together are S of the enrolled clients, and no more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def make_folder(folder: Path, classes: int, clients: Sequence[str], most_samples
     if len(names) < 2:
         raise InputError(f"There must be at least two clients. Got {len(names)}.")
     if (folder / "secret.key").exists():
-        raise KeyHolderError(f"{folder} holds a key already; a new one would make all statements useless.")
+        raise KeyHolderError(f"{folder} already holds a key; a new one would make all statements useless.")
     secret = make_keys(classes, most_samples)
     folder.mkdir(parents=True, exist_ok=True)
     _private(folder / "secret.key", secret.to_bytes())
@@ -87,7 +87,7 @@ def make_client_key(path: Path, name: str) -> str:
     if list(parse_clients([line])) != [name]:
         raise InputError(f"A client's name must not begin or end with a space. Got {name!r}.")
     if path.exists():
-        raise KeyHolderError(f"{path} exists already; a client that lost its key must be enrolled anew.")
+        raise KeyHolderError(f"{path} already exists; a client that lost its key must be enrolled again.")
     _private(path, key.to_bytes())
     return line
 
@@ -125,10 +125,10 @@ class KeyHolderServer:
     ----------
     holder : KeyHolder
     token : str
-        What a request must bring.
+        Every request must carry it.
     address : tuple of str and int
     certificate, key : path, optional
-        For TLS; without them the address must be of this machine.
+        For TLS; without them the address must be on this machine.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class KeyHolderServer:
     ) -> None:
         if certificate is None and not _is_local(address[0]):
             raise KeyHolderError(
-                f"A key holder at {address[0]} must use TLS: everybody on the way would read S and the token.",
+                f"A key holder at {address[0]} must use TLS: anybody on the network could read S and the token.",
                 hint="give --certificate and --key, or serve on 127.0.0.1",
             )
         try:

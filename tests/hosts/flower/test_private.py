@@ -60,8 +60,8 @@ def forged(name: str, counts: Any, size: int) -> bytes:
     """As a client seals that does not use our code: any numbers, truly signed."""
     about = json.dumps(["fedcohort label statement", 1, SECRET.public.name, 3, name, size]).encode()
     plain = bytes(32) + np.array([int(c) % 2**64 for c in counts], "<u8").tobytes()
-    box = primitives.sealed(SECRET.public.body, about, plain)
-    signature = primitives.signature(KEYS[name].body, about + hashlib.sha256(box).digest()).hex()
+    box = primitives.seal(SECRET.public.body, about, plain)
+    signature = primitives.sign(KEYS[name].body, about + hashlib.sha256(box).digest()).hex()
     fields = {"key": SECRET.public.name, "classes": 3, "client": name, "size": size, "signature": signature}
     return wrap("label statement", fields, box)
 

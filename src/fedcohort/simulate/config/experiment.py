@@ -30,30 +30,30 @@
 
     [selectors.uniform]
 
-    [selectors.ours]                  # a label; its name is the selector's unless it says otherwise
+    [selectors.ours]                  # a label, which is also the selector's name unless "name" is given
     name = "flash-advantage"
-    local = {loss = "robust"}         # what else is different for this one: local, aggregator, filter, labels
+    local = {loss = "robust"}         # for this selector only: local, aggregator, filter or labels
 
     # [selectors.mine]
-    # name = "mine.py:MySelector"     # a class of yours: file.py:Class, beside this file, or module:Class
+    # name = "mine.py:MySelector"     # a class of your own: file.py:Class, beside this file, or module:Class
 
     # [task]
     # name = "regression"             # or next-token; classification is the default
 
     # [data]
-    # path = "people.csv"             # data of your own, beside this file: see the source "file"
+    # path = "people.csv"             # your own data, beside this file: see the source "file"
     # label = "diagnosis"
     # client = "hospital"             # with scenario.partition = "natural"
 
-    [sweep]                           # each value makes a selector of its own, "ours exploration=0.1" and so on
+    [sweep]                           # each value becomes a selector: "ours exploration=0.1" and so on
     ours.exploration = [0.1, 0.2]
 
-    [[settings]]                      # each setting changes some keys of the above
+    [[settings]]                      # each setting changes some of the keys above
     name = "quiet"
     scenario.noise.level = 0.0
 
-Every key is checked, an unknown one is an error that names the nearest known one, and everything is built before
-anything heavy starts.
+Every key is checked; the error for an unknown key names the nearest known one. Everything is built before any training
+starts.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ from fedcohort.training.local import LocalTraining
 
 MOST_RUNS = 100_000
 MOST_SEED = 2**63 - 1
-_LONGEST = 200  # characters of a run's name, after which files are named; file systems take 255
-MEMORY_FILE = "data.npz"  # in an experiment's directory: the data that were given as arrays
+_LONGEST = 200  # characters of a run's name, which becomes a file name; file systems allow 255
+MEMORY_FILE = "data.npz"  # in an experiment's directory: data that came as arrays
 
 __all__ = [
     "MEMORY_FILE",
@@ -107,7 +107,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
-    """One run: a selector, a seed and a setting, everything built and checked."""
+    """One run: a selector, a seed and a setting, built and checked."""
 
     id: str
     label: str
@@ -141,9 +141,9 @@ class Experiment:
     plans : tuple of RunPlan
         Settings x selectors x seeds, in this order.
     options : RunOptions
-        Those of the base configuration.
+        Of the base configuration.
     notes : tuple of str
-        What was settled because the configuration did not say it, for people to read.
+        Choices that the configuration left open, in sentences.
     """
 
     name: str
@@ -154,7 +154,7 @@ class Experiment:
 
     @property
     def baseline(self) -> str:
-        """The label everything is compared with."""
+        """The label that all others are compared with."""
         labels = list(dict.fromkeys(plan.label for plan in self.plans))
         if self.options.baseline is not None:
             return self.options.baseline
@@ -246,7 +246,7 @@ def _section(name: str, value: Any) -> Any:
             raise _unknown(f"The section [{name}]", key, known)
     if kind is ModelOptions and isinstance(values.get("name"), str) and is_reference(values["name"]):
         try:
-            values["name"] = resolve_reference(values["name"])[1]  # good from any folder
+            values["name"] = resolve_reference(values["name"])[1]  # works from any folder
         except (InputError, UnknownNameError) as error:
             raise ConfigError(f"In the section [model]: {error.message}", hint=error.hint) from error
     if kind is LocalTraining and not any(length in values for length in LENGTHS):
@@ -278,7 +278,7 @@ def _data(value: Any, target: str = "class") -> DataOptions:
     if name == "file" and target != "class":
         values.setdefault("target", target)
     source = _create(DATASETS, name, values, "In the section [data]")
-    name = DATASETS.reference(type(source)) or name  # good from any folder
+    name = DATASETS.reference(type(source)) or name  # works from any folder
     if isinstance(source, OwnFile):
         source = source.with_absolute_paths(places.pop("folder", None))
     try:
@@ -288,7 +288,7 @@ def _data(value: Any, target: str = "class") -> DataOptions:
 
 
 def _named(name: str, value: Any) -> Any:
-    """Build something that a registry knows by name."""
+    """Build a part that a registry knows by name."""
     values = _table(f"The section [{name}]", value)
     wanted = values.pop("name", _DEFAULTS[name])
     return _create(_NAMED[name], wanted, values, f"In the section [{name}]")
@@ -304,17 +304,17 @@ def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where
 
 
 def names_clients(table: Mapping[str, Any]) -> bool:
-    """Whether the data of a configuration say whose sample each is."""
+    """Whether the data of a configuration say which client each sample belongs to."""
     data = _data(table.get("data", {}), _task(table.get("task", {})).target)
     return data.source.names_clients(data.folder)
 
 
 def _scenario(value: Any, data: DataOptions | None = None) -> Scenario:
-    """Build a scenario; without a partition, clients that ``data`` name are the federation's."""
+    """Build a scenario; without a partition, the federation has the clients that ``data`` name."""
     table = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
         raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {short_repr(value)}.")
-    if data is not None and _takes_clients(table, data):
+    if data is not None and _uses_named_clients(table, data):
         table = {**table, "partition": {"name": "natural"}}
     try:
         return Scenario.from_dict(table)
@@ -322,17 +322,17 @@ def _scenario(value: Any, data: DataOptions | None = None) -> Scenario:
         raise ConfigError(f"In the section [scenario]: {error.message}", hint=error.hint) from error
 
 
-def _takes_clients(scenario: Any, data: DataOptions) -> bool:
+def _uses_named_clients(scenario: Any, data: DataOptions) -> bool:
     """Whether a section [scenario] leaves the partition to data that name their clients."""
     given = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
     return not given and data.source.names_clients(data.folder)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= _flatten(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
@@ -390,7 +390,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         changed = merge_tables(base, change)
         for label, raw in selectors.items():
             plans += _runs_of(
-                changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flat(change)
+                changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flatten(change)
             )
     plans = _with_shadows(plans)
     ids: set[str] = set()
@@ -415,13 +415,13 @@ def _build(table: Mapping[str, Any]) -> Experiment:
             f"The reference {options.reference!r} is no name of a setting. Known: {', '.join(titles) or 'none'}.",
             hint=f"did you mean {near!r}?" if near else None,
         )
-    complete = _complete(base, name, seeds, selectors, settings)
+    complete = _fill_in(base, name, seeds, selectors, settings)
     try:
         to_toml(complete).encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
     notes = _notes(complete, selectors, plans)
-    if any(_takes_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
+    if any(_uses_named_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
         notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
     return Experiment(name, complete, tuple(plans), options, notes)
 
@@ -435,8 +435,8 @@ def _check_targets(targets: Sequence[float], task: Task) -> None:
         )
 
 
-def _brought(selector: Selector[Any]) -> dict[str, str]:
-    """Return what a selector brings where the configuration names none: a filter, an aggregator."""
+def _parts_of(selector: Selector[Any]) -> dict[str, str]:
+    """Return the filter and aggregator that a selector needs where the configuration names none."""
     brought = {}
     if Signal.KEPT in selector.requires:
         brought["filter"] = selector.default_filter
@@ -452,7 +452,7 @@ _WHY = {
 
 
 def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any], plans: Sequence[RunPlan]) -> tuple[str, ...]:
-    """Say which selectors were given a part that the configuration does not name, and which have a wrong one."""
+    """Say which selectors got a part that the configuration does not name, and which have an unsuitable one."""
     notes = [
         f"{label} comes with the {section} {entry[section]['name']!r}, because {why}"
         for section, why in _WHY.items()
@@ -460,11 +460,13 @@ def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any], plans: Seq
         if section in entry and section not in _table(label, selectors[label])
     ]
     for plan in plans:
-        wanted, taken = plan.selector.aggregator, plan.aggregator.name
-        if taken == wanted or (wanted is None and taken != InverseProbability.name):
+        wanted, configured = plan.selector.aggregator, plan.aggregator.name
+        if configured == wanted or (wanted is None and configured != InverseProbability.name):
             continue
-        made = "makes no weights for it" if wanted is None else f"makes weights for the aggregator {wanted!r}"
-        notes.append(f"{plan.label} is configured with the aggregator {taken!r} and {made}: its average may be biased")
+        weights = "makes no weights for it" if wanted is None else f"makes weights for the aggregator {wanted!r}"
+        notes.append(
+            f"{plan.label} is configured with the aggregator {configured!r} and {weights}: its average may be biased"
+        )
     return tuple(dict.fromkeys(notes))
 
 
@@ -513,7 +515,7 @@ def _runs_of(
     _check_requires(selector, str(selector_name))
     whole = merge_tables(table, own)
     task = _task(whole.get("task", {}))
-    for section, default in _brought(selector).items():
+    for section, default in _parts_of(selector).items():
         if whole.get(section):
             continue
         whole[section] = default
@@ -576,14 +578,14 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _described(section: str, value: Any) -> dict[str, Any]:
-    """Return a part found by name with all its parameters, as plain values."""
+def _describe(section: str, value: Any) -> dict[str, Any]:
+    """Return a part with its name and all its parameters, as plain values."""
     built = _named(section, value)
     return {"name": _NAMED[section].reference(type(built)) or built.name, **values_of(built)}
 
 
-def _placed(section: str, value: Any) -> Any:
-    """Return a copy of what was given for a section; a class of somebody's own is named as is good from any folder."""
+def _with_absolute_name(section: str, value: Any) -> Any:
+    """Return a copy of a section in which a user's own class has a name that works from any folder."""
     value = copy.deepcopy(value)
     name = value.get("name") if isinstance(value, Mapping) else value
     if section in ("data", "model", "aggregator", "filter") and isinstance(name, str) and is_reference(name):
@@ -592,7 +594,7 @@ def _placed(section: str, value: Any) -> Any:
     return value
 
 
-def _complete(
+def _fill_in(
     base: Mapping[str, Any], name: str, seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
 ) -> dict[str, Any]:
     """Return the configuration with every default filled in, such that building it again gives the same runs."""
@@ -605,30 +607,32 @@ def _complete(
     complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}
     for section in _SECTIONS:
         if section == "rules" and not base.get("rules"):
-            continue  # no rules are not rules that say nothing
+            continue  # having no rules differs from having empty ones
         complete[section] = values_of(_section(section, base.get(section, {})))
     # A setting that changes parts of a preset must still find the preset by name.
     given = base.get("scenario", {})
     keep = any("scenario" in setting for setting in settings)
     complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given, data).to_dict()
-    if keep and _takes_clients(given, data):
+    if keep and _uses_named_clients(given, data):
         complete["scenario"]["partition"] = {"name": "natural"}
-    # Where only a setting names one, a default here would stand in the way of what selectors bring in other settings.
+    # If only a setting names one, a default here would override what selectors bring in the other settings.
     named = {section for section in _WHY if section in base or any(section in setting for setting in settings)}
     for section in _NAMED:
         if section not in named or base.get(section):
-            complete[section] = _described(section, base.get(section, {}))
+            complete[section] = _describe(section, base.get(section, {}))
     complete["selectors"] = {}
     for label, raw in selectors.items():
         entry = _table(label, raw)
-        own = {key: _placed(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
+        own = {key: _with_absolute_name(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
         wanted = entry.pop("name", label)
         selector = SELECTORS.create(wanted, **entry)
-        wanted = SELECTORS.reference(type(selector)) or wanted  # good from any folder
-        for section, default in _brought(selector).items():
+        wanted = SELECTORS.reference(type(selector)) or wanted  # works from any folder
+        for section, default in _parts_of(selector).items():
             if section not in named and section not in own:
-                own[section] = _described(section, default)
+                own[section] = _describe(section, default)
         complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
     if settings:
-        complete["settings"] = [{key: _placed(key, part) for key, part in setting.items()} for setting in settings]
+        complete["settings"] = [
+            {key: _with_absolute_name(key, part) for key, part in setting.items()} for setting in settings
+        ]
     return complete

@@ -1,6 +1,6 @@
-"""More seeds, rounds or selectors for an experiment that exists: the larger configuration, checked against it.
+"""More seeds, rounds or selectors for an existing experiment: the larger configuration, checked against it.
 
-Nothing is written here. Runs that are on disk keep their federations, their lock-step groups and every row; see
+Nothing is written here. Runs on disk keep their federations, their lock-step groups and every row; see
 :meth:`fedcohort.simulate.rounds.runner.Simulation.extend`.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.simulate.config.experiment import MOST_RUNS, Experiment
-from fedcohort.simulate.config.toml import ConfigError, read_begun
+from fedcohort.simulate.config.toml import ConfigError, read_started
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import check_unchanged
@@ -28,7 +28,7 @@ def larger_experiment(
     ----------
     out : Path
     seeds : sequence of int or int or None
-        Seeds to add, or how many there are to be in all.
+        Seeds to add, or how many seeds there should be in all.
     rounds : int or None
         Rounds in all.
     selectors : mapping of str to table
@@ -36,7 +36,7 @@ def larger_experiment(
     """
     results = load(out)
     check_unchanged(out, results.meta)
-    before = Experiment.from_dict(read_begun(out))
+    before = Experiment.from_dict(read_started(out))
     table = copy.deepcopy(before.table)
     if seeds is not None:
         table["seeds"] = _more_seeds(table["seeds"], seeds)
@@ -45,7 +45,7 @@ def larger_experiment(
     for label, entry in selectors.items():
         if label in table["selectors"]:
             raise ConfigError(
-                f"The experiment in {out} has a selector labelled {label!r} already.",
+                f"The experiment in {out} already has a selector labelled {label!r}.",
                 hint="run another experiment to compare it with other parameters, or sweep over them",
             )
         table["selectors"][label] = _entry(table, label, entry)
@@ -56,33 +56,33 @@ def larger_experiment(
         if plan.options.rounds < planned.get(plan.id, 0):
             raise ConfigError(
                 f"The run {plan.id!r} has {planned[plan.id]} rounds, which cannot become {plan.options.rounds}.",
-                hint="rounds can be added, not taken away",
+                hint="rounds can be added, not removed",
             )
     if not added:
         raise ConfigError(
-            f"There is nothing to add to {out}: it has {len(before.plans)} runs of "
-            f"{' or '.join(str(n) for n in sorted(set(planned.values())))} rounds already.",
+            f"There is nothing to add to {out}: it already has {len(before.plans)} runs of "
+            f"{' or '.join(str(n) for n in sorted(set(planned.values())))} rounds.",
             hint="add seeds, rounds or selectors; an interrupted experiment continues with 'fedcohort run --resume'",
         )
     saved = {name for point in checkpoints.all_newest(out / "checkpoint").values() for name in point.facts["runs"]}
     lost = [info.id for info in results.runs if info.rounds_done and info.id not in saved]
     if lost and results.status.get("state") == "finished":
         raise ResultsError(
-            f"The run {lost[0]!r} has no checkpoint in {out / 'checkpoint'}, so that it could not be kept.",
-            hint="run the larger experiment anew in another directory",
+            f"The run {lost[0]!r} has no checkpoint in {out / 'checkpoint'}, so it cannot be continued.",
+            hint="run the larger experiment from the start in another directory",
         )
     return experiment
 
 
 def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]:
-    """Return the seeds there are and, after them, those to add."""
+    """Return the present seeds followed by the new ones."""
     if isinstance(seeds, int):
         if seeds > MOST_RUNS:
             raise ConfigError(f"An experiment has at most {MOST_RUNS:,} runs. Got {seeds:,} seeds.")
         if seeds < len(present):
             raise ConfigError(
                 f"The experiment has {len(present)} seeds, which cannot become {seeds}.",
-                hint="seeds can be added, not taken away; a list such as 7,8 adds these",
+                hint="seeds can be added, not removed; a list such as 7,8 adds these",
             )
         taken = set(present)
         fresh = (seed for seed in itertools.count() if seed not in taken)
@@ -91,7 +91,7 @@ def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]
 
 
 def _entry(table: Mapping[str, Any], label: str, entry: Any) -> Any:
-    """Return a selector's table, with the filter it comes with where the experiment has none."""
+    """Return a selector's table, with the filter it needs if the experiment has none."""
     if table.get("filter", {}).get("name") != "keep-all":
         return entry
     return Experiment.from_dict({"selectors": {label: entry}}).table["selectors"][label]

@@ -1,4 +1,4 @@
-"""The sections of an experiment that are plain options: which data, which model, how long and how often."""
+"""The sections of a configuration that are plain options: data, model and run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DataOptions(Parameterized):
     """Which dataset: the section ``[data]``, whose other keys are the dataset's own parameters."""
 
     name: str = param("digits", Text(), "a dataset of fedcohort.simulate.data")
-    folder: str | None = param(None, Optional(Text()), "where the user keeps datasets; None looks in the usual places")
-    download: bool = param(False, Boolean(), "fetch what is not found")
+    folder: str | None = param(None, Optional(Text()), "where datasets are kept; None: the usual places")
+    download: bool = param(False, Boolean(), "download what is not found")
     source: Source = field(default_factory=Digits)
 
 
@@ -56,33 +56,33 @@ class RunOptions(Parameterized):
     terminal: int | None = param(
         None,
         Optional(Interval(int, 1, None)),
-        "how many last rounds the terminal accuracy is a mean over; None: 50, or a fifth of a run shorter than 250",
+        "terminal accuracy is the mean over this many last rounds; None: 50, or a fifth of a run shorter than 250",
     )
     patience: int | None = param(
         None,
         Optional(Interval(int, 1, None)),
-        "stop a run after so many rounds in a row of rising validation and falling training loss (FLASH, Sec. 3.2)",
+        "stop a run after this many rounds in a row with rising validation and falling training loss (FLASH, Sec. 3.2)",
     )
     baseline: str | None = param(None, Optional(Text()), "label others are compared with; None: uniform, or the first")
     reference: str | None = param(
-        None, Optional(Text()), "setting that stands for IID data, against which improvement is measured"
+        None, Optional(Text()), "setting with IID data, against which improvement is measured"
     )
     shadows: tuple[str, ...] = param(
-        (), ListOf(Text()), "labels of selectors that shadow every run: what they would have picked is on record"
+        (), ListOf(Text()), "labels of selectors that shadow every run: what they would have picked is recorded"
     )
     device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: all cores")
     processes: int | None = param(
         None,
         Optional(Interval(int, 1, 1024)),
-        "processes that make the runs side by side; None: as many as pay",
+        "processes that share the runs; None: as many as make it faster",
     )
     tf32: bool = param(
         True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"
     )
-    lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; more are done in turns")
+    lockstep: int = param(256, Interval(int, 1, None), "largest number of runs that advance together; more take turns")
     checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")
-    engine: str = param("local", OneOf(("local", "ray")), "where groups of runs are executed")
+    engine: str = param("local", OneOf(("local", "ray")), "where runs are executed")
 
     @property
     def size(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Sweeps: one selector with several values of its parameters, each as a selector of its own.
+"""Sweeps: one selector with several values of its parameters, each value as a separate selector.
 
 In TOML, and with ``--sweep fedcor.warmup=5,15,30`` on the command line::
 
@@ -58,7 +58,7 @@ def _value(text: str) -> Any:
 
 
 def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
-    """Return the [selectors] with each swept one replaced by its variants, in its place.
+    """Return [selectors] with each swept selector replaced by its variants.
 
     >>> list(expand_sweep({"uniform": {}, "fedcor": {}}, {"fedcor": {"warmup": [5, 15]}}))
     ['uniform', 'fedcor warmup=5', 'fedcor warmup=15']
@@ -80,8 +80,8 @@ def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
     if label not in selectors:
         near = nearest(label, list(selectors))
         raise ConfigError(
-            f"The sweep names {label!r}, which is no label of a selector here. Known: {', '.join(selectors)}.",
-            hint=f"did you mean {near!r}?" if near else "name it among the selectors too",
+            f"The sweep names {label!r}, which is not the label of a selector here. Known: {', '.join(selectors)}.",
+            hint=f"did you mean {near!r}?" if near else "add it to the selectors",
         )
     if not isinstance(grid, Mapping) or not grid:
         raise ConfigError(f"The sweep over {label!r} must name parameters, {label}.parameter = [...]. Got {grid!r}.")

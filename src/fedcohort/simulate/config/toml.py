@@ -1,4 +1,4 @@
-"""Configurations as plain tables: reading TOML, overriding keys, laying one over another, writing TOML."""
+"""Configurations as plain tables: read TOML, override keys, merge tables, write TOML."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ConfigError(FedcohortError, ValueError):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what TOML says; ``TOMLDecodeError`` also where it is nested too deeply or a number has too many digits."""
+    """Parse TOML; tables nested too deeply and numbers with too many digits are a ``TOMLDecodeError`` too."""
     try:
         table = tomllib.loads(text)
     except RecursionError:
@@ -48,7 +48,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file into plain values; files it names by a relative path lie beside it."""
+    """Read a TOML file into plain values; relative paths in it are relative to the file."""
     file = Path(path)
     try:
         return _resolve_paths(parse_toml(read_file(file).decode()), file.parent)
@@ -63,7 +63,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a configuration whose own parts, ``file.py:Class`` and files of data, are found from any folder."""
+    """Return a configuration whose ``file.py:Class`` references and data files can be found from any folder."""
     selectors = table.get("selectors")
     selectors = selectors if isinstance(selectors, dict) else {}
     for label, entry in list(selectors.items()):
@@ -85,7 +85,7 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _resolve(name: Any, folder: Path) -> Any:
-    """Return a file, or a reference ``file.py:Class``, that lies in ``folder`` with its whole path."""
+    """Return the absolute path of a file, or of a reference ``file.py:Class``, that lies in ``folder``."""
     if not isinstance(name, str):
         return name
     place, colon, cls = name.rpartition(":")
@@ -95,12 +95,12 @@ def _resolve(name: Any, folder: Path) -> Any:
     return str((folder / name).resolve()) if is_data and (folder / name).exists() else name
 
 
-def read_begun(out: Path) -> dict[str, Any]:
-    """Read the configuration of an experiment that has begun, which goes on as it began."""
+def read_started(out: Path) -> dict[str, Any]:
+    """Read the configuration of an experiment that has started, with the defaults it started with."""
     table = read_table(out / "config.toml")
     task = table.get("task")
     if isinstance(task, dict) and task.get("name") == "regression":
-        task.setdefault("standardise", False)  # begun before there was that choice
+        task.setdefault("standardise", False)  # started before this option existed
     return table
 
 
@@ -176,7 +176,7 @@ def set_key(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``change`` laid over it; a table of another name (or preset) replaces instead.
+    """Return ``base`` changed by ``change``; a table with another name (or preset) replaces the old one.
 
     >>> merge_tables({"a": {"name": "x", "p": 1}}, {"a": {"p": 2}})
     {'a': {'name': 'x', 'p': 2}}
@@ -201,7 +201,7 @@ def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """Write plain values as TOML: scalars first, then tables.
+    """Return plain values as TOML: scalars first, then tables.
 
     >>> print(to_toml({"a": 1, "t": {"x": [1, 2], "u": {"y": "z"}}}), end="")
     a = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.config.toml import read_begun
+from fedcohort.simulate.config.toml import read_started
 from fedcohort.simulate.processes.handover import hand_over
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.prepare import Prepared
@@ -50,7 +50,7 @@ class WorkerSetup:
 
     def open(self) -> Prepared:
         """Return the experiment as it was prepared."""
-        return Prepared(experiment=Experiment.from_dict(read_begun(self.out)), **self.prepared)
+        return Prepared(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
 
 
 class Stopped(Exception):

@@ -24,7 +24,7 @@ from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
 from fedcohort.simulate.config.extend import larger_experiment
-from fedcohort.simulate.config.toml import override, read_begun, read_table, to_toml
+from fedcohort.simulate.config.toml import override, read_started, read_table, to_toml
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.memory_check import memory_errors
@@ -145,7 +145,7 @@ class Simulation:
         """Continue an experiment from its directory, perhaps on Ray instead of here, or the other way round."""
         check_unchanged(out, read_meta(out))
         changes = [] if engine is None else [f"run.engine={engine}"]
-        experiment = Experiment.from_dict(override(read_begun(out), changes))
+        experiment = Experiment.from_dict(override(read_started(out), changes))
         return cls(
             experiment,
             out,
