@@ -60,7 +60,7 @@ class Decisions:
             with self._open() as (database, version):
                 self._read_cohorts(database, version)
                 for row in self._rows(database, version, "replies", "id", self._last_reply):
-                    number, ticket, at, late, data = row
+                    number, ticket, at, late, data, _ = row
                     self._last_reply = max(self._last_reply, number)
                     if ticket in self._round_of:
                         self._replies[self._round_of[ticket]] = ReplyBlock.decoded(ticket, at, bool(late), data)
@@ -74,27 +74,27 @@ class Decisions:
             self._last_ticket = self._last_reply = -1
         columns = TABLES["cohorts"].columns
         round_, clients = columns.index("round"), columns.index("clients")
-        for row in self._rows(database, version, "cohorts", "ticket", self._last_ticket):
-            self._last_ticket = max(self._last_ticket, row[0])
+        rows = self._rows(database, version, "cohorts", "ticket", self._last_ticket)
+        for row in rows:
             self._round_of[row[0]] = row[round_]
             self._cohorts[row[round_]] = unpack(row[clients])
+        self._last_ticket = rows[-1][0] if rows else self._last_ticket
         self._unread.discard("cohorts")
 
-    def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> Iterator[list[Any]]:
-        """Yield the rows whose key is above ``after``, each as it was written."""
+    def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
+        """Return the rows whose key is above ``after``, each as it was written."""
         table = TABLES[name]
-        if version < SCHEMA_VERSION:  # without checksums
-            yield from database.fetch(f"SELECT {table.names} FROM {name} WHERE {key} > ? ORDER BY {key}", (after,))
-            return
-        query = f"SELECT {table.names}, sum FROM {name} WHERE {key} > ? ORDER BY {key}"
-        for *row, check in database.fetch(query, (after,)):
-            if table.sum(row) != check:
+        check = "sum" if version == SCHEMA_VERSION else "NULL"  # version 2 has no checksums
+        query = f"SELECT {table.names}, {check} FROM {name} WHERE {key} > ? ORDER BY {key}"
+        rows: list[tuple[Any, ...]] = database.fetch(query, (after,))
+        for row in rows if version == SCHEMA_VERSION else ():
+            if table.sum(row[:-1]) != row[-1]:
                 raise JournalError(
                     f"The journal {self._journal} is damaged: the row of {name} with {key} {row[0]!r} is not as it was "
                     "written.",
                     hint=COPY,
                 )
-            yield row
+        return rows
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[tuple[Database, int]]:
