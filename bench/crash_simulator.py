@@ -46,7 +46,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.journal import Position, read_journal
+from fedcohort.journal import Savepoint, read_journal
 from fedcohort.journal.codec import pack
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
@@ -309,7 +309,7 @@ def checkpoint_content(folder):
     for number, point in checkpoints.all_newest(folder).items():
         arrays = {name: value for name, value in point.arrays.items() if not name.startswith("session/")}
         sessions = {
-            name: Position.from_bytes(value.tobytes()).states
+            name: Savepoint.from_bytes(value.tobytes()).states
             for name, value in point.arrays.items()
             if name.startswith("session/")
         }

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedcohort.report.dashboard.watcher import Watcher
-from fedcohort.report.data import abandoned
+from fedcohort.report.data import is_orphaned
 from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.store.results import RunInfo, load
 
@@ -153,7 +153,7 @@ def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(command, config, t
     watcher.poll()
     (item,) = watcher.items.values()
     assert item.overview()["state"] == "killed" and item.overview()["left"] is None
-    assert abandoned(out, load(out).status) and not abandoned(out, {**load(out).status, "host": "another"})
+    assert is_orphaned(out, load(out).status) and not is_orphaned(out, {**load(out).status, "host": "another"})
     assert command("run", "--resume", out, "--quiet").returncode == 0
     tables = [load(path).rounds.drop_columns(["wall_seconds"]).to_pylist() for path in (out, tmp_path / "whole")]
     one, other = (sorted(rows, key=lambda row: (row["run"], row["round"])) for rows in tables)

@@ -23,7 +23,7 @@ from fedcohort.cli.app import app
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.journal import read_journal
-from fedcohort.journal.codec import deflated, inflated, pack
+from fedcohort.journal.codec import compress, decompress, pack
 from fedcohort.journal.database import Seal
 from fedcohort.journal.reading import Record
 from fedcohort.journal.schema import TABLES
@@ -93,13 +93,13 @@ def test_lists_of_candidates_and_of_the_excluded_have_the_length_of_the_federati
 @pytest.mark.slow
 def test_a_million_clients_are_no_bomb(tmp_path: Path) -> None:
     names = [f"hospital-north-east-department-of-cardiology-{i:07d}" for i in range(1_000_000)]
-    packed = deflated(json.dumps(names).encode())
+    packed = compress(json.dumps(names).encode())
     facts = {"names": packed, "n": b"1000000", "active": pack(np.packbits(np.ones(1_000_000, np.bool_)))}
-    said = deflated(json.dumps({name: {"region": "north", "battery": 80} for name in names}).encode())
+    said = compress(json.dumps({name: {"region": "north", "battery": 80} for name in names}).encode())
     changes = [
         ("INSERT OR REPLACE INTO facts VALUES (0, ?, ?)", pair) for pair in {**facts, "attributes": said}.items()
     ]
-    mask = deflated(np.packbits(np.ones(1_000_000, np.bool_)).tobytes())
+    mask = compress(np.packbits(np.ones(1_000_000, np.bool_)).tobytes())
     changes.append(("UPDATE cohorts SET candidates = ? WHERE ticket = 0", (mask,)))
     path = forged(played(tmp_path / "j"), *changes)
     with closing(read_journal(path)) as journal:
@@ -110,8 +110,8 @@ def test_a_million_clients_are_no_bomb(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"x", zlib.compress(b"abc")[:-3]])
 def test_what_was_cut_off_is_named(data: bytes) -> None:
     with pytest.raises(JournalError, match="A list cannot be unpacked"):
-        inflated(data, 100, "A list")
-    assert inflated(deflated(b"abc"), 3, "A list") == b"abc"
+        decompress(data, 100, "A list")
+    assert decompress(compress(b"abc"), 3, "A list") == b"abc"
 
 
 @pytest.mark.parametrize(

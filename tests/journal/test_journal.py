@@ -200,7 +200,7 @@ def test_a_block_of_replies_keeps_every_bit(count):
         rng.random(count) < 0.5,
         {"loss": loss, "update-sketch": rows, "update-norm": np.nextafter(rng.random(count), 1)},
     )
-    again = ReplyBlock.decoded(3, 12.5, True, block.encoded())
+    again = ReplyBlock.decode(3, 12.5, True, block.encode())
     for name in ("clients", "status", "kept"):
         found = getattr(again, name)
         np.testing.assert_array_equal(found, getattr(block, name))

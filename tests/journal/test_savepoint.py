@@ -6,7 +6,7 @@ import pytest
 from fedcohort import ClientTable, Session, create
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import RoundReport, RoundRequest
-from fedcohort.journal import Position
+from fedcohort.journal import Savepoint
 from fedcohort.testing import ScriptedHost
 
 HOST = ScriptedHost(n=20)
@@ -33,7 +33,7 @@ def test_a_journal_goes_back_and_on_as_if_nothing_had_been(tmp_path, selector, c
     session = start(path, selector, commit=commit)
     HOST.play(session, 5)
     session.note("note", {"kept": True})
-    at = Position.from_bytes(session.position().to_bytes())
+    at = Savepoint.from_bytes(session.savepoint().to_bytes())
     before = told(session)
     ahead = HOST.play(session, 4)
     session.record(7, {"accuracy": 0.5})
@@ -54,7 +54,7 @@ def test_standing_where_it_stood_changes_nothing(tmp_path):
     path = tmp_path / "j.sqlite"
     with start(path) as session:
         HOST.play(session, 3)
-        at = session.position()
+        at = session.savepoint()
     with Session.open(path, at=at) as session:
         assert session.round == 3
 
@@ -65,7 +65,7 @@ def test_pending_cohorts_are_pending_again(tmp_path):
         HOST.play(session, 2)
         request = RoundRequest(size=4)
         cohort = session.ask(request, HOST.answer(session.query(request), session.round))
-        at = session.position()
+        at = session.savepoint()
         session.tell(HOST.report(cohort), host={"model": 3})
     with Session.open(path, at=at) as session:
         (pending,) = session.pending
@@ -77,18 +77,18 @@ def test_what_cannot_be_taken_back_is_refused(tmp_path):
     path = tmp_path / "j.sqlite"
     with start(path) as session:
         HOST.play(session, 2)
-        at = session.position()
+        at = session.savepoint()
         session.leave([3])
         HOST.play(session, 1)
     with pytest.raises(JournalError, match="'leave'"):
         Session.open(path, at=at)
     with Session.open(path) as session:
-        later = session.position()
+        later = session.savepoint()
     start(tmp_path / "other.sqlite").close()
     with pytest.raises(JournalError, match="older copy"):
         Session.open(tmp_path / "other.sqlite", at=later)
     audited = Session(create("uniform"), ClientTable(n=5), journal=tmp_path / "audited.sqlite", audit=True)
-    at = audited.position()
+    at = audited.savepoint()
     cohort = audited.ask(RoundRequest(size=2))
     audited.tell(RoundReport(cohort.ticket, cohort.clients))
     audited.close()

@@ -16,7 +16,7 @@ from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.protocol import RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
-from fedcohort.report.account import Past, account, read_account
+from fedcohort.report.account import JournalHistory, account, read_account
 from fedcohort.report.dashboard.sessions import JournalItem
 from fedcohort.selectors import FedCBS, PowerOfChoice, Uniform
 from fedcohort.selectors.numerics.class_balance import qcid
@@ -108,7 +108,7 @@ def test_only_what_may_change_is_read_again(tmp_path: Path) -> None:
     """What was read step by step while the run went on is what is read at once at its end."""
     path = tmp_path / "run.sqlite"
     table = ClientTable(names=NAMES)
-    past = Past()
+    past = JournalHistory()
     with Session(Uniform(), table, journal=path, shadows={"other": Uniform()}) as session:
         for round_ in range(40):
             cohort = session.ask(RoundRequest(3))
@@ -172,7 +172,7 @@ def test_the_dashboard_shows_progress_end_reasons_and_history(live: Any) -> None
     at = next(i for i, p in enumerate(past) if 1 in p["clients"])
     members = {m["client"]: m for m in item.cohort("run", at)}
     assert members[NAMES[1]]["reason"] == "out of memory <script>" and members[NAMES[1]]["status"] == "failed"
-    history = item.past_of(NAMES[1])
+    history = item.history_of(NAMES[1])
     assert [h["picked"] for h in history] == [1 in p["clients"] for p in past]
     assert history[at]["what"] == "FAILED: out of memory <script>"
     with Session.open(path) as session:

@@ -43,7 +43,7 @@ def running(selector: Selector[Any] | str, name: str = "") -> StatefulSelector:
 
 
 def replies(clients: Any, **metrics: Any) -> ReplyBlock:
-    block = ReplyBlock.alike(0, 0.0, np.asarray(clients), Status.OK)
+    block = ReplyBlock.with_status(0, 0.0, np.asarray(clients), Status.OK)
     columns = {name.replace("_", "-"): np.asarray(values, float) for name, values in metrics.items()}
     return ReplyBlock(0, 0.0, False, block.clients, block.status, np.ones(len(clients), bool), columns)
 

@@ -7,7 +7,7 @@ written. Resume, explanations, shadow selectors, reports and the dashboard all r
 from fedcohort.journal.opening import is_blank
 from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.replies import ReplyBlock, ReplyRow
-from fedcohort.journal.savepoint import Position, rewind
+from fedcohort.journal.savepoint import Savepoint, rewind
 from fedcohort.journal.schema import SCHEMA_VERSION
 from fedcohort.journal.store import Journal, read_journal
 
@@ -15,9 +15,9 @@ __all__ = [
     "SCHEMA_VERSION",
     "CohortRow",
     "Journal",
-    "Position",
     "ReplyBlock",
     "ReplyRow",
+    "Savepoint",
     "is_blank",
     "read_journal",
     "rewind",

@@ -202,7 +202,7 @@ class Chain:
         self._add("table", (), _packed_facts(list(facts), news), keep=True)
         self._facts = digests
 
-    def settle(self, facts: Mapping[str, bytes] | None = None) -> None:
+    def rebase(self, facts: Mapping[str, bytes] | None = None) -> None:
         """Let go of what is no longer on record as it was, and add links over what took its place.
 
         Parameters

@@ -70,15 +70,15 @@ _SMALL = 1 << 20
 _RATIO = 100  # names and attributes of a real federation take at most a tenth of this
 
 
-def deflated(data: bytes) -> bytes:
+def compress(data: bytes) -> bytes:
     """Return bytes compressed, in little time."""
     return zlib.compress(data, 1)
 
 
-def inflated(data: bytes, most: int, what: str) -> bytes:
-    """Return what :func:`deflated` packed; :class:`JournalError` as soon as it turns out to be more than ``most``.
+def decompress(data: bytes, most: int, what: str) -> bytes:
+    """Return what :func:`compress` packed; :class:`JournalError` as soon as it turns out to be more than ``most``.
 
-    >>> inflated(deflated(b"abc" * 1000), 10, "A name")
+    >>> decompress(compress(b"abc" * 1000), 10, "A name")
     Traceback (most recent call last):
         ...
     fedcohort.core.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
@@ -95,9 +95,9 @@ def inflated(data: bytes, most: int, what: str) -> bytes:
     return found
 
 
-def inflated_json(data: bytes, what: str) -> Any:
+def decompress_json(data: bytes, what: str) -> Any:
     """Return JSON that was compressed; text that shrank a hundredfold is not that of a journal, but made to burst."""
-    text = inflated(data, min(MOST_TEXT, max(_SMALL, _RATIO * len(data))), what)
+    text = decompress(data, min(MOST_TEXT, max(_SMALL, _RATIO * len(data))), what)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -355,11 +355,11 @@ class Database:
                 connection.execute("VACUUM")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 if self._lock is not None:
-                    self.resealed(in_use=True)
+                    self.reseal(in_use=True)
             finally:
                 self.begin()
 
-    def resealed(self, *, in_use: bool, generation: int | None = None) -> None:
+    def reseal(self, *, in_use: bool, generation: int | None = None) -> None:
         """Commit nothing but a seal that says whether the journal is in use; outside of a transaction."""
         seal = self.seal
         new = dataclasses.replace(
@@ -392,7 +392,7 @@ class Database:
                         connection.execute("ROLLBACK")
                     self._connection, self._unusable, self._tables = connection, None, dict(self._seal.tables)
                     if Seal.read(connection) == self._seal:
-                        self.resealed(in_use=False)
+                        self.reseal(in_use=False)
             connection.close()
         finally:
             self._connection = None

@@ -63,7 +63,7 @@ class Decisions:
                     number, ticket, at, late, data, _ = row
                     self._last_reply = max(self._last_reply, number)
                     if ticket in self._round_of:
-                        self._replies[self._round_of[ticket]] = ReplyBlock.decoded(ticket, at, bool(late), data)
+                        self._replies[self._round_of[ticket]] = ReplyBlock.decode(ticket, at, bool(late), data)
             self._unread.discard("replies")
         return self._replies
 

@@ -85,14 +85,14 @@ class Mark:
     id: str
     commits: int
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the line that stands in the lock file, always of the same length."""
         text = f"{self.id} {self.commits:020d}"
         return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
     @classmethod
-    def decoded(cls, data: bytes) -> Mark | None:
-        """Return what :meth:`encoded` wrote; None for anything else, as a lock file of an older version."""
+    def decode(cls, data: bytes) -> Mark | None:
+        """Return what :meth:`encode` wrote; None for anything else, as a lock file of an older version."""
         text, _, check = data.decode("ascii", "replace").removesuffix("\n").rpartition(" ")
         id_, _, commits = text.partition(" ")
         if not commits.isdecimal() or f"{zlib.crc32(text.encode()):08x}" != check:
@@ -104,7 +104,7 @@ class Mark:
         """Return the mark beside a journal, if there is one."""
         try:
             with open_file(_lock_file(path)) as file:
-                return cls.decoded(file.read(_LONGEST_MARK))
+                return cls.decode(file.read(_LONGEST_MARK))
         except OSError:
             return None
 
@@ -125,7 +125,7 @@ class Lock:
                 f"The journal {path} cannot be written: {error.strerror or error} ({_lock_file(path)}).",
                 hint="a session needs a folder it can write to; reading is possible with read_journal(path)",
             ) from error
-        if fcntl is not None and not taken(self._file):
+        if fcntl is not None and not try_lock(self._file):
             os.close(self._file)
             raise JournalError(
                 f"The journal {path} is in use by another process.",
@@ -137,10 +137,10 @@ class Lock:
         """Note how far the journal has come."""
         with contextlib.suppress(OSError):  # a mark that lags behind says less, but nothing wrong
             if hasattr(os, "pwrite"):
-                os.pwrite(self._file, mark.encoded(), 0)
+                os.pwrite(self._file, mark.encode(), 0)
             else:  # Windows
                 os.lseek(self._file, 0, os.SEEK_SET)
-                os.write(self._file, mark.encoded())
+                os.write(self._file, mark.encode())
             if sync:
                 os.fsync(self._file)
 
@@ -158,7 +158,7 @@ class Lock:
             os.close(self._file)
 
 
-def taken(file: int) -> bool:
+def try_lock(file: int) -> bool:
     """Lock an open file for this process alone; False when another has it for longer than :func:`is_locked` would."""
     end = time.monotonic() + _PROBED
     while True:

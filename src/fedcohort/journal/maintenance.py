@@ -19,7 +19,7 @@ from fedcohort.core.errors import FedcohortError, InputError, MissingExtraError
 from fedcohort.core.files import open_file, write_file
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
-from fedcohort.journal.codec import deflated, pack, pack_many, unpack, unpack_many
+from fedcohort.journal.codec import compress, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED, FORGOTTEN, PRUNED
 from fedcohort.journal.fields import (
@@ -116,7 +116,7 @@ def prune(journal: Journal, keep: int) -> int:
             if journal.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
                 journal.database.change("cohorts", (ticket,), candidates=b"")
         if old:
-            journal.settle(clients=False)
+            journal.rebase(clients=False)
             journal.add_event(PRUNED, {"upto": last - keep})
     journal.compact()
     return len(old)
@@ -135,7 +135,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     database = journal.database
     facts = journal.facts()
     names = [eraser.stand_in if name == client else name for name in table.names]
-    changed = {"names": deflated(json.dumps(names).encode())}
+    changed = {"names": compress(json.dumps(names).encode())}
     for key in _FACTS:
         if key in facts:
             rows = unpack(facts[key]).copy()
@@ -147,7 +147,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     gone[index] = False
     changed["active"] = pack(np.packbits(gone))
     if "attributes" in facts:
-        changed["attributes"] = deflated(json.dumps(eraser.value(journal.attributes(), ATTRIBUTES)).encode())
+        changed["attributes"] = compress(json.dumps(eraser.value(journal.attributes(), ATTRIBUTES)).encode())
     for name, data in changed.items():
         database.put("facts", name, data)
     _blank_replies(database, index)
@@ -157,13 +157,13 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
     if block:
         known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
-        digests = {**known["digests"], keyed(client, known["key"]): eraser.stand_in}
+        digests = {**known["digests"], name_digest(client, known["key"]): eraser.stand_in}
         journal.set_meta(BLOCKED, {**known, "digests": digests})
-    journal.settle(clients=True)
+    journal.rebase(clients=True)
     journal.add_event(FORGOTTEN, {"client": index})
 
 
-def keyed(name: str, key: str) -> str:
+def name_digest(name: str, key: str) -> str:
     """Return by what a forgotten name is recognised; without the journal's key it says nothing about the name."""
     return hmac.new(bytes.fromhex(key), name.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
@@ -337,14 +337,14 @@ def _mentions(file: Path, pattern: re.Pattern[bytes], others: set[bytes]) -> boo
 
 def _blank_replies(database: Database, index: int) -> None:
     for number, ticket, at, late, data in database.fetch("SELECT id, ticket, at, late, data FROM replies"):
-        block = ReplyBlock.decoded(ticket, at, bool(late), data)
+        block = ReplyBlock.decode(ticket, at, bool(late), data)
         where = np.flatnonzero(block.clients == index)
         if len(where) and block.metrics:
             metrics = {name: column.copy() for name, column in block.metrics.items()}
             for column in metrics.values():
                 column[where] = np.nan
             blank = ReplyBlock(ticket, at, bool(late), block.clients, block.status, block.kept, metrics)
-            database.change("replies", (number,), data=blank.encoded())
+            database.change("replies", (number,), data=blank.encode())
 
 
 def _blank_scores(database: Database, index: int) -> None:

@@ -132,7 +132,7 @@ def open_for_writing(
         raise
     database = opened(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
     try:
-        database.resealed(in_use=True, generation=seal.generation + 1)
+        database.reseal(in_use=True, generation=seal.generation + 1)
     except BaseException:
         database.close()
         raise

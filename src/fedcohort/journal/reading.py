@@ -14,7 +14,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.journal.chain import Link, links, payload_of, strays
-from fedcohort.journal.codec import decode_scalar, inflated, inflated_json, unpack, unpack_many
+from fedcohort.journal.codec import decode_scalar, decompress, decompress_json, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
@@ -42,7 +42,7 @@ def _optional(data: bytes | None) -> AnyArray | None:
     return None if data is None else unpack(data)
 
 
-class Record:
+class JournalReader:
     """The reading half of a journal."""
 
     def __init__(self, database: Database, path: Path | None) -> None:
@@ -68,7 +68,7 @@ class Record:
     def attributes(self) -> dict[str, dict[str, Any]]:
         """Return what clients said about themselves, by name."""
         rows = self.database.fetch("SELECT data FROM facts WHERE name = 'attributes'")
-        return dict(inflated_json(rows[0][0], "What clients say about themselves")) if rows else {}
+        return dict(decompress_json(rows[0][0], "What clients say about themselves")) if rows else {}
 
     def exclusions(self, ticket: int) -> dict[int, str]:
         """Return whom rules excluded from a cohort, each with the reason."""
@@ -77,7 +77,7 @@ class Record:
         if not rows:
             return {}
         body = json.loads(rows[0][0])
-        data = inflated(base64.b64decode(body["codes"]), 2 * self.client_count(), "The list of whom rules excluded")
+        data = decompress(base64.b64decode(body["codes"]), 2 * self.client_count(), "The list of whom rules excluded")
         codes = np.frombuffer(data, "<i2")
         return {int(c): str(body["reasons"][codes[c] - 1]) for c in np.flatnonzero(codes)}
 
@@ -145,7 +145,7 @@ class Record:
             return np.arange(n)
         if not mask:
             return None
-        data = inflated(mask, (self.client_count() + 7) // 8, f"The list of candidates of ticket {ticket}")
+        data = decompress(mask, (self.client_count() + 7) // 8, f"The list of candidates of ticket {ticket}")
         bits = np.unpackbits(np.frombuffer(data, np.uint8))
         return np.flatnonzero(bits[:n])
 
@@ -153,14 +153,14 @@ class Record:
         """Return the replies as they were reported, of one cohort or all, oldest first."""
         where, arguments = ("", ()) if ticket is None else ("WHERE ticket = ?", (ticket,))
         rows = self.database.fetch(f"SELECT ticket, at, late, data FROM replies {where} ORDER BY id", arguments)
-        return [ReplyBlock.decoded(t, at, bool(late), data) for t, at, late, data in rows]
+        return [ReplyBlock.decode(t, at, bool(late), data) for t, at, late, data in rows]
 
     def reply_block(self, number: int) -> ReplyBlock:
         """Return one report's replies by their number in the chain."""
         ((t, at, late, data),) = self.database.fetch(
             "SELECT ticket, at, late, data FROM replies WHERE id = ?", (number,)
         )
-        return ReplyBlock.decoded(t, at, bool(late), data)
+        return ReplyBlock.decode(t, at, bool(late), data)
 
     def numbered_event(self, number: int) -> tuple[float, str, dict[str, Any]]:
         """Return one event by its number in the chain: when, its kind, its body."""

@@ -59,12 +59,12 @@ class ReplyBlock:
     metrics: Mapping[str, FloatArray]
 
     @classmethod
-    def alike(cls, ticket: int, at: float, clients: IntArray, status: int, *, late: bool = False) -> ReplyBlock:
+    def with_status(cls, ticket: int, at: float, clients: IntArray, status: int, *, late: bool = False) -> ReplyBlock:
         """Return a block of clients that share one status and brought nothing."""
         count = len(clients)
         return cls(ticket, at, late, clients, np.full(count, status, np.int8), np.zeros(count, np.bool_), {})
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the columns as bytes: a line with their length and the metrics' names, then one after the other.
 
         A metric of V numbers per client stands as ``name:V`` in that line, its rows one after the other.
@@ -75,8 +75,8 @@ class ReplyBlock:
         return b"".join([head.encode(), b"\n", *(c.astype(d, copy=False).tobytes() for c, d in _typed(columns))])
 
     @classmethod
-    def decoded(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
-        """Return the block whose columns :meth:`encoded` wrote."""
+    def decode(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
+        """Return the block whose columns :meth:`encode` wrote."""
         head, _, _ = data.partition(b"\n")
         count, *names = head.decode().split(" ")
         found, offset = [], len(head) + 1

@@ -1,8 +1,8 @@
 """Where a session stands between two events, and how a journal that went on returns there.
 
 A host that keeps files of its own (models, say) cannot have them in the journal's transaction. It commits the journal
-first and then writes its files together with the session's :class:`Position`, in one atomic step. Should it die in
-between, the journal is ahead, and ``Session.open(path, at=position)`` takes it back to what the files belong to.
+first and then writes its files together with the session's :class:`Savepoint`, in one atomic step. Should it die in
+between, the journal is ahead, and ``Session.open(path, at=savepoint)`` takes it back to what the files belong to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LASTING = (JOINED, LEFT, REJOINED, FACTS, CHANGED, SELECTOR, FORGOTTEN)  # even
 
 
 @dataclass(frozen=True, eq=False)
-class Position:
+class Savepoint:
     """What a journal holds at a moment, as far as later rows do not tell.
 
     Attributes
@@ -78,10 +78,10 @@ class Position:
         return pack_many({"head": np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Position:
+    def from_bytes(cls, data: bytes) -> Savepoint:
         """Unpack :meth:`to_bytes`.
 
-        >>> Position.from_bytes(Position(3, 4, -1, states={"": {"pulls": np.arange(2), "t": 0.5}}).to_bytes()).states
+        >>> Savepoint.from_bytes(Savepoint(3, 4, -1, states={"": {"pulls": np.arange(2), "t": 0.5}}).to_bytes()).states
         {'': {'pulls': array([0, 1]), 't': 0.5}}
         """
         arrays = unpack_many(data)
@@ -98,43 +98,43 @@ class Position:
         return self.ticket, self.reply, self.event
 
 
-def rewind(journal: Journal, position: Position) -> None:
-    """Take a journal that is open for writing back to a position it has passed; nothing changes if it stands there."""
+def rewind(journal: Journal, savepoint: Savepoint) -> None:
+    """Take a journal that is open for writing back to a savepoint it has passed; nothing changes if it stands there."""
     stands = journal.newest()
-    if stands == position._rows:
+    if stands == savepoint._rows:
         return
-    if any(here < there for here, there in zip(stands, position._rows, strict=True)):
+    if any(here < there for here, there in zip(stands, savepoint._rows, strict=True)):
         raise JournalError(
-            f"The journal {journal.path} ends with ticket {stands[0]}, before ticket {position.ticket} where the "
+            f"The journal {journal.path} ends with ticket {stands[0]}, before ticket {savepoint.ticket} where the "
             "session is to go on: it is an older copy, or belongs to something else.",
             hint="put the journal back that was written last",
         )
     meta, database = journal.meta(), journal.database
     lasting = database.fetch(
         f"SELECT kind FROM events WHERE id > ? AND kind IN ({', '.join('?' * len(_LASTING))})",
-        (position.event, *_LASTING),
+        (savepoint.event, *_LASTING),
     )
     if lasting or meta.get("audit") is not None:
         why = f"the event {lasting[0][0]!r} came after it" if lasting else "it is chained by digests"
         raise JournalError(
-            f"The journal {journal.path} cannot return to ticket {position.ticket}: {why}.",
+            f"The journal {journal.path} cannot return to ticket {savepoint.ticket}: {why}.",
             hint="open it without at= and close what is pending",
         )
     with journal.event():
-        ticket = (position.ticket,)
+        ticket = (savepoint.ticket,)
         last = "SELECT COALESCE(MAX(round), -1) FROM cohorts WHERE ticket <= ?"
         database.delete("metrics", f"round > ({last})", ticket)
         database.delete("cohorts", "ticket > ?", ticket)
         database.delete("scores", "ticket > ?", ticket)
-        database.delete("replies", "id > ?", (position.reply,))
-        database.delete("events", "id > ?", (position.event,))
-        for pending in position.pending:
+        database.delete("replies", "id > ?", (savepoint.reply,))
+        database.delete("events", "id > ?", (savepoint.event,))
+        for pending in savepoint.pending:
             database.change("cohorts", (pending,), told_at=None)
         for selector in ("", *meta["shadows"]):
             journal.drop_state(selector)
-        for selector, state in position.states.items():
+        for selector, state in savepoint.states.items():
             journal.save_fields(selector, state.items())
-        journal.set_meta("shadows", dict(position.shadows))
-        journal.set_meta("host", position.host)
-        if journal.attributes() != position.attributes:
-            journal.set_attributes(position.attributes, {})
+        journal.set_meta("shadows", dict(savepoint.shadows))
+        journal.set_meta("host", savepoint.host)
+        if journal.attributes() != savepoint.attributes:
+            journal.set_attributes(savepoint.attributes, {})

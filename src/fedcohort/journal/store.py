@@ -24,11 +24,11 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
 from fedcohort.journal import opening
 from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
-from fedcohort.journal.codec import as_json, changed_rows, deflated, encode_scalar, pack, pack_many, state_fields
+from fedcohort.journal.codec import as_json, changed_rows, compress, encode_scalar, pack, pack_many, state_fields
 from fedcohort.journal.database import Commit, Database
 from fedcohort.journal.events import ATTRIBUTES, EXCLUDED
 from fedcohort.journal.lock import target
-from fedcohort.journal.reading import CohortRow, Record
+from fedcohort.journal.reading import CohortRow, JournalReader
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.signing import Signer
 from fedcohort.journal.tables import LABELS, table_facts
@@ -36,7 +36,7 @@ from fedcohort.journal.tables import LABELS, table_facts
 _SMALL_FIELD = 1 << 16  # bytes below which a changed array is simply written whole
 
 
-class Journal(Record):
+class Journal(JournalReader):
     """A session's journal file, or an in-memory one when ``path`` is None.
 
     Use :meth:`create`, :meth:`open` or :func:`read_journal`.
@@ -62,7 +62,7 @@ class Journal(Record):
         *,
         sign: Signer | None = None,
     ) -> Journal:
-        """Start a journal in a new file; an existing file is never overwritten. :meth:`created` ends it."""
+        """Start a journal in a new file; an existing file is never overwritten. :meth:`finish_creation` ends it."""
         path = None if path is None else Path(path)
         journal = cls(opening.in_memory(commit) if path is None else opening.create(path, commit), path)
         try:
@@ -79,7 +79,7 @@ class Journal(Record):
             raise
         return journal
 
-    def created(self) -> None:
+    def finish_creation(self) -> None:
         """End the first transaction, once the session has written its tables into it; now the file is there."""
         try:
             self._sign()
@@ -116,7 +116,7 @@ class Journal(Record):
         path = Path(path)
 
         def decide(database: Database, older: bool) -> None:
-            _check_signer(Record(database, path).meta(), sign, path)
+            _check_signer(JournalReader(database, path).meta(), sign, path)
             if fits is not None and older:
                 fits(cls(database, path))
 
@@ -207,10 +207,10 @@ class Journal(Record):
         if self._chain is not None:
             self._chain.add_table(facts)
 
-    def settle(self, *, clients: bool) -> None:
+    def rebase(self, *, clients: bool) -> None:
         """Let the chain, if there is one, go by what was removed or replaced; ``clients``: also facts about clients."""
         if self._chain is not None:
-            self._chain.settle(table_facts(*self.table()) if clients else None)
+            self._chain.rebase(table_facts(*self.table()) if clients else None)
 
     def add_answer(self, ticket: int, answer: Mapping[Any, AnyArray]) -> None:
         """Record what a selector was told before it chose; only a chained journal keeps it."""
@@ -223,7 +223,7 @@ class Journal(Record):
         if candidates is not None:
             bits = np.zeros(n, np.bool_)
             bits[candidates] = True
-            mask = deflated(np.packbits(bits).tobytes())
+            mask = compress(np.packbits(bits).tobytes())
         weights, work = (None if x is None else pack(x) for x in (row.weights, row.work))
         chosen = (row.wanted, row.n_candidates, mask, pack(row.clients), weights, work)
         notes = as_json(dict(row.notes), "What a selector noted about its cohort")
@@ -238,7 +238,7 @@ class Journal(Record):
 
     def add_replies(self, block: ReplyBlock) -> None:
         """Record the replies of one report; they take the place of what was recorded for the same clients before."""
-        number = self.database.append("replies", block.ticket, block.at, block.late, block.encoded())
+        number = self.database.append("replies", block.ticket, block.at, block.late, block.encode())
         self._link("replies", number)
 
     def close_cohort(self, ticket: int) -> None:
@@ -289,7 +289,7 @@ class Journal(Record):
 
     def add_exclusions(self, ticket: int, codes: AnyArray, reasons: Sequence[str]) -> None:
         """Record whom rules excluded from a cohort, by code: 0, or one more than the place of the reason."""
-        data = base64.b64encode(deflated(np.ascontiguousarray(codes, "<i2").tobytes())).decode()
+        data = base64.b64encode(compress(np.ascontiguousarray(codes, "<i2").tobytes())).decode()
         self.add_event(EXCLUDED, {"ticket": ticket, "reasons": list(reasons), "codes": data})
 
     def set_attributes(
@@ -298,7 +298,7 @@ class Journal(Record):
         """Store what clients say about themselves, by name; an audited journal also keeps what was said when."""
         if self._chain is not None:
             self.add_event(ATTRIBUTES, {"clients": {name: dict(said) for name, said in news.items()}})
-        data = deflated(json.dumps(attributes).encode())
+        data = compress(json.dumps(attributes).encode())
         self.database.put("facts", "attributes", data)
         self._link("attributes", "attributes")
 

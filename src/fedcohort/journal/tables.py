@@ -10,7 +10,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
 from fedcohort.core.errors import FedcohortError, JournalError
-from fedcohort.journal.codec import deflated, inflated_json, pack, unpack
+from fedcohort.journal.codec import compress, decompress_json, pack, unpack
 
 LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has one of these facts at most
 
@@ -19,7 +19,7 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
     """Return a client table and its members as they are stored."""
     facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
     if table.has_names:
-        facts["names"] = deflated(json.dumps(table.names).encode())
+        facts["names"] = compress(json.dumps(table.names).encode())
     if "sizes" in table.signals:
         facts["sizes"] = pack(table.sizes)
     if "label-products" in table.signals:
@@ -72,7 +72,7 @@ def client_count(facts: Mapping[str, bytes]) -> int:
 
 
 def _names(data: bytes, n: int) -> list[str]:
-    names = inflated_json(data, "The list of clients' names")
+    names = decompress_json(data, "The list of clients' names")
     if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
         raise JournalError(f"The list of clients' names is not one of {n} texts.")
     return names

@@ -35,7 +35,7 @@ _ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
 
 @dataclass(frozen=True)
-class RoundPast:
+class RoundSummary:
     """One cohort.
 
     Attributes
@@ -58,7 +58,7 @@ class RoundPast:
 
 
 @dataclass(frozen=True)
-class ClientPast:
+class ClientSummary:
     """One client over all rounds.
 
     Attributes
@@ -81,7 +81,7 @@ class ClientPast:
 
 
 @dataclass(frozen=True)
-class ShadowPast:
+class ShadowSummary:
     """One shadow selector over all rounds in which it named picks.
 
     Attributes
@@ -139,9 +139,9 @@ class Account:
     state: str
     reason: str
     planned: int | None
-    rounds: tuple[RoundPast, ...]
-    clients: tuple[ClientPast, ...]
-    shadows: tuple[ShadowPast, ...]
+    rounds: tuple[RoundSummary, ...]
+    clients: tuple[ClientSummary, ...]
+    shadows: tuple[ShadowSummary, ...]
     metrics: Mapping[int, Mapping[str, float]]
     proof: Proof | None
 
@@ -226,7 +226,7 @@ def duration_of(reply: ReplyRow, asked_at: float) -> float:
     return reported if isinstance(reported, float) else reply.at - asked_at
 
 
-class Past:
+class JournalHistory:
     """The cohorts of a journal with what belongs to each, read once: only what may still change is read again."""
 
     def __init__(self) -> None:
@@ -274,9 +274,9 @@ def read_account(path: str | Path) -> Account:
         return account(journal, Path(path).stem)
 
 
-def account(journal: Journal, name: str, past: Past | None = None) -> Account:
+def account(journal: Journal, name: str, past: JournalHistory | None = None) -> Account:
     """Return the account of a run; ``past`` is what was read of its journal before."""
-    past = past or Past()
+    past = past or JournalHistory()
     past.read(journal)
     table, active = journal.table()
     replies = past.replies
@@ -284,7 +284,7 @@ def account(journal: Journal, name: str, past: Past | None = None) -> Account:
     given_up = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
     why = reasons_of(journal)
     rounds = [
-        RoundPast(
+        RoundSummary(
             round=row.round,
             ticket=row.ticket,
             candidates=row.n_candidates,
@@ -345,11 +345,11 @@ def mean_durations(n: int, cohorts: Sequence[CohortRow], replies: Mapping[int, S
 def _clients(
     table: ClientTable,
     active: list[bool],
-    rounds: Sequence[RoundPast],
+    rounds: Sequence[RoundSummary],
     cohorts: Sequence[CohortRow],
     replies: Mapping[int, Sequence[ReplyRow]],
     means: FloatArray,
-) -> tuple[ClientPast, ...]:
+) -> tuple[ClientSummary, ...]:
     picked, last = np.zeros(table.n, np.int64), np.full(table.n, -1, np.int64)
     statuses: list[Counter[str]] = [Counter() for _ in range(table.n)]
     reason = [""] * table.n
@@ -361,7 +361,7 @@ def _clients(
             if reply.status != Status.OK:
                 reason[reply.client] = f"round {row.round}: {past.failures[table.name(reply.client)]}"
     return tuple(
-        ClientPast(
+        ClientSummary(
             name=table.name(c),
             member=active[c],
             picked=int(picked[c]),
@@ -386,7 +386,9 @@ class _Tally:
     note: str = ""
 
 
-def _shadows(journal: Journal, table: ClientTable, past: Past, means: FloatArray) -> tuple[ShadowPast, ...]:
+def _shadows(
+    journal: Journal, table: ClientTable, past: JournalHistory, means: FloatArray
+) -> tuple[ShadowSummary, ...]:
     """Return what each shadow selector would have meant, over all rounds.
 
     Expected durations are those of the slowest client of a cohort, by the clients' mean durations (``means``, (N,)); of
@@ -411,7 +413,7 @@ def _shadows(journal: Journal, table: ClientTable, past: Past, means: FloatArray
     known = means[np.isfinite(means)]
     usual = np.where(np.isfinite(means), means, np.median(known)) if len(known) else None
     return tuple(
-        ShadowPast(
+        ShadowSummary(
             name=name,
             rounds=len(tally.same),
             silent=tally.silent,

@@ -210,7 +210,7 @@ def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
     )
 
 
-def abandoned(folder: Path, status: Mapping[str, Any]) -> bool:
+def is_orphaned(folder: Path, status: Mapping[str, Any]) -> bool:
     """Whether an experiment that says it is running was left behind by a process of this machine that is gone."""
     if status.get("host") not in (None, platform.node()):
         return False
@@ -224,7 +224,7 @@ def _warnings(path: Path, result: Results) -> list[str]:
     state = result.status.get("state")
     done, total = result.status.get("rounds_done"), result.status.get("rounds_total")
     how_far = f" ({done} of {total} rounds)" if done is not None and total else ""
-    if state == "running" and abandoned(path, result.status):
+    if state == "running" and is_orphaned(path, result.status):
         found.append(
             f"{path.name} says that it is running{how_far}, but the process that wrote it is gone; "
             "it can be continued with --resume."

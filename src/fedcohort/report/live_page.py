@@ -17,7 +17,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.journal import read_journal
 from fedcohort.report import palette
-from fedcohort.report.account import Account, Past, account
+from fedcohort.report.account import Account, JournalHistory, account
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figures import Figure, json_numbers, participation, picks
 from fedcohort.report.page import Pane, build_page
@@ -40,7 +40,7 @@ class RunView:
     warnings: tuple[str, ...]
 
 
-def run_view(found: Account, past: Past, clients: int) -> RunView:
+def run_view(found: Account, past: JournalHistory, clients: int) -> RunView:
     """Return tables and figures of a run."""
     rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
     tally = Tally.of(clients, ((row.round, row.clients) for row in rows))
@@ -75,7 +75,7 @@ def build_live_report(
     panes, accounts, warnings = [], [], []
     for number, path in enumerate(paths):
         with closing(read_journal(path)) as journal:
-            past = Past()
+            past = JournalHistory()
             found = account(journal, Path(path).stem, past)
             if not found.rounds:
                 raise InputError(
@@ -282,7 +282,7 @@ def _outcomes(found: Account) -> Figure | None:
                   _lines([{"name": "Replies", "x": _ROUNDS, "series": series}], "clients"))  # fmt: skip
 
 
-def _picked(found: Account, past: Past, clients: int) -> Sequence[Figure | None]:
+def _picked(found: Account, past: JournalHistory, clients: int) -> Sequence[Figure | None]:
     rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
     if not any(len(row.clients) for row in rows):
         return ()

@@ -30,7 +30,7 @@ class PendingCohort:
             return news
         reported = np.concatenate([_NOBODY, *(block.clients for block in blocks)])
         missing = self.cohort.clients[~np.isin(self.cohort.clients, reported)]
-        return [*news, ReplyBlock.alike(self.cohort.ticket, time.time(), missing, Status.MISSING)]
+        return [*news, ReplyBlock.with_status(self.cohort.ticket, time.time(), missing, Status.MISSING)]
 
 
 class PendingCohorts:

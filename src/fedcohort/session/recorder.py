@@ -28,7 +28,7 @@ from fedcohort.journal.events import (
     SELECTOR,
     SHADOW,
 )  # fmt: skip
-from fedcohort.journal.maintenance import BLOCKED, Eraser, erase, keyed
+from fedcohort.journal.maintenance import BLOCKED, Eraser, erase, name_digest
 from fedcohort.session.expressions import Attributes
 from fedcohort.session.members import Membership
 from fedcohort.session.referee import Eligibility
@@ -62,7 +62,7 @@ class EventRecorder:
         self._save_states(running)
         if rules is not None:
             self.journal.add_event(CHANGED, {"round": 0, "ticket": 0, "rules": rules.to_dict()})
-        self.journal.created()
+        self.journal.finish_creation()
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class EventRecorder:
     def reported_late(self, ticket: int, clients: IntArray) -> None:
         """Record clients that answered after their round was closed."""
         with self.journal.event():
-            self.journal.add_replies(ReplyBlock.alike(ticket, time.time(), clients, Status.LATE, late=True))
+            self.journal.add_replies(ReplyBlock.with_status(ticket, time.time(), clients, Status.LATE, late=True))
 
     def closed(
         self,
@@ -206,7 +206,7 @@ class EventRecorder:
         blocked = self.journal.meta().get(BLOCKED)
         if blocked is None:
             return {}
-        found = ((name, blocked["digests"].get(keyed(name, blocked["key"]))) for name in names)
+        found = ((name, blocked["digests"].get(name_digest(name, blocked["key"]))) for name in names)
         return {name: stand_in for name, stand_in in found if stand_in is not None}
 
     # -- rules, attributes, selectors -------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from fedcohort.journal.database import Commit
 from fedcohort.journal.events import FACTS, LEFT, REJOINED, SELECTOR
 from fedcohort.journal.place import place
 from fedcohort.journal.presence import Presence
-from fedcohort.journal.savepoint import Position, rewind
+from fedcohort.journal.savepoint import Savepoint, rewind
 from fedcohort.journal.signing import Signer
 from fedcohort.session import resume_check
 from fedcohort.session.coverage import Coverage, CoverageMonitor
@@ -201,7 +201,7 @@ class Session:
         shadows: Mapping[str, Selector[Any]] | None = None,
         rules: Rules | None = None,
         commit: Commit = "always",
-        at: Position | None = None,
+        at: Savepoint | None = None,
         sign: str | Path | None = None,
     ) -> Session:
         """Continue a session from its journal, exactly where it stopped.
@@ -218,12 +218,12 @@ class Session:
         rules : Rules, optional
             The rules from now on; a change is recorded. Default: those of the journal.
         commit : "always" or "manual"
-        at : Position, optional
+        at : Savepoint, optional
             Where the session stood when the host last wrote its own files; what the journal holds beyond is dropped.
         sign : path, optional
             The private key of a journal that is signed.
         """
-        check = None if at is None else partial(rewind, position=at)
+        check = None if at is None else partial(rewind, savepoint=at)
         signer = None if sign is None else Signer(sign)
         journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
         self = cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=check)
@@ -450,10 +450,10 @@ class Session:
         """The journal, for reading."""
         return self._recorder.journal
 
-    def position(self) -> Position:
-        """Return where the session stands, for the host's own checkpoint; see :class:`fedcohort.journal.Position`."""
+    def savepoint(self) -> Savepoint:
+        """Return where the session stands, for the host's own checkpoint; see :class:`fedcohort.journal.Savepoint`."""
         running = (self._own, *self._shadows.running.values())
-        return Position(
+        return Savepoint(
             *self.journal.newest(),
             pending=self._pending.tickets,
             host=self._host_state,

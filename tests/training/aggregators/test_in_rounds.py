@@ -10,7 +10,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation
-from fedcohort.simulate.store.checkpoint import found
+from fedcohort.simulate.store.checkpoint import by_round
 from fedcohort.simulate.store.checkpoint import load as load_checkpoint
 from fedcohort.simulate.store.results import load
 from fedcohort.training.aggregators import AGGREGATORS
@@ -56,7 +56,7 @@ def last_checkpoints(out):
     """Models and memories of every group, by group and name."""
     arrays = {}
     for group in range(len(list((out / "checkpoint").glob("group-*.npz")))):
-        (path,) = found(out / "checkpoint", group).values()
+        (path,) = by_round(out / "checkpoint", group).values()
         arrays |= {f"{group}/{name}": value for name, value in load_checkpoint(path).arrays.items()}
     return arrays
 

@@ -163,7 +163,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
         if not isinstance(found, JournalItem):
             return JSONResponse({"error": f"There is no live run called {item!r} here."}, status_code=404)
         try:
-            return JSONResponse({"client": client, "rounds": await asyncio.to_thread(found.past_of, client)})
+            return JSONResponse({"client": client, "rounds": await asyncio.to_thread(found.history_of, client)})
         except FedcohortError as error:
             return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
 

@@ -11,7 +11,7 @@ from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.protocol import Status
 from fedcohort.report import palette
 from fedcohort.report.dashboard.attendance import Attendance, status_name
-from fedcohort.report.data import Setting, abandoned, boards, runs_of, setting_of
+from fedcohort.report.data import Setting, boards, is_orphaned, runs_of, setting_of
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, setting_name
@@ -64,7 +64,7 @@ class ExperimentItem:
         if self._problem:
             return "unreadable"
         state = str(self._status.get("state", "running"))
-        return "killed" if state == "running" and abandoned(self.path, self._status) else state
+        return "killed" if state == "running" and is_orphaned(self.path, self._status) else state
 
     @property
     def _message(self) -> str:
@@ -75,7 +75,7 @@ class ExperimentItem:
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
         total = self._status.get("rounds_total")
-        seen = 0 if self._results is None else sum(self._results.rounds_seen().values())
+        seen = 0 if self._results is None else sum(self._results.rounds_made().values())
         done = max(seen, int(self._status.get("rounds_done") or 0))
         rate = self._status.get("rounds_per_second")
         left = (total - done) / rate if total and rate else self._status.get("seconds_left")
@@ -113,7 +113,7 @@ class ExperimentItem:
                 {
                     "name": setting.name,
                     "board": to_html(leaderboard_table(board, setting.drawn)),
-                    "figures": [drawn(f) for f in figures if f is not None],
+                    "figures": [chart_data(f) for f in figures if f is not None],
                 }
             )
         return {
@@ -200,6 +200,6 @@ def _stragglers(results: Results, info: RunInfo) -> list[dict[str, Any]]:
     return attendance.stragglers(str)
 
 
-def drawn(figure: Figure) -> dict[str, Any]:
+def chart_data(figure: Figure) -> dict[str, Any]:
     """Return a figure as the page's chart code wants it."""
     return {"name": figure.name, "title": figure.title, "sentence": figure.sentence, "file": figure.name, **figure.spec}

@@ -19,9 +19,9 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_html
 from fedcohort.journal import CohortRow, Journal, read_journal
 from fedcohort.journal.presence import RunState, planned, run_state, run_state_before
-from fedcohort.report.account import Past, account
+from fedcohort.report.account import JournalHistory, account
 from fedcohort.report.dashboard.attendance import SLOW, Attendance, status_name
-from fedcohort.report.dashboard.feed import drawn
+from fedcohort.report.dashboard.feed import chart_data
 from fedcohort.report.live_page import ending, run_view
 from fedcohort.report.why import as_json, explain
 from fedcohort.session.explain import history, reasons_of
@@ -43,7 +43,7 @@ class JournalItem:
         self._seed = 0
         self._table: ClientTable | None = None
         self._active: BoolArray | None = None
-        self._past = Past()
+        self._past = JournalHistory()
         self._metrics: dict[int, dict[str, float]] = {}
         self._planned: int | None = None
         self._how = RunState("stopped")
@@ -54,7 +54,7 @@ class JournalItem:
         """Read the cohorts, replies and numbers that are new."""
         try:
             if self._journal is None and not self.path.exists() and (how := run_state_before(self.path)) is not None:
-                self._stands(how, None if how.presence is None else how.presence.planned)
+                self._set_state(how, None if how.presence is None else how.presence.planned)
                 return
             if self._journal is None:
                 self._journal = read_journal(self.path)
@@ -72,7 +72,7 @@ class JournalItem:
     def _read(self, journal: Journal) -> None:
         metrics = journal.metrics()
         fresh = self._past.read(journal)
-        self._stands(run_state(journal), planned(journal))
+        self._set_state(run_state(journal), planned(journal))
         if fresh or metrics != self._metrics or self._problem or self._table is None:
             self._metrics = metrics
             self._reasons = reasons_of(journal)
@@ -80,7 +80,7 @@ class JournalItem:
             self._problem = ""
             self.version += 1
 
-    def _stands(self, how: RunState, rounds: int | None) -> None:
+    def _set_state(self, how: RunState, rounds: int | None) -> None:
         """Take over how the run stands; that its server lives on is no news."""
         self.version += (_quiet(how), rounds) != (_quiet(self._how), self._planned)
         self._how, self._planned = how, rounds
@@ -149,7 +149,7 @@ class JournalItem:
         if self._journal is not None and not self._problem:
             run = run_view(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
             found["warnings"] = list(run.warnings)
-            found["sections"] = [{"name": "session", "figures": [drawn(figure) for figure in run.figures]}]
+            found["sections"] = [{"name": "session", "figures": [chart_data(figure) for figure in run.figures]}]
             said = "".join(f"<p>{escape_html(line)}</p>" for line in ending(run.account))
             found["blocks"] = [{"name": "account", "title": "So far", "html": said}]
             found["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in run.tables]
@@ -217,7 +217,7 @@ class JournalItem:
             raise InputError(f"There is no round {round_}; so far there are {len(self._cohorts)}.")
         return self._members(max(rows, key=lambda row: row.ticket))
 
-    def past_of(self, client: str) -> list[dict[str, Any]]:
+    def history_of(self, client: str) -> list[dict[str, Any]]:
         """Return one client's part in every round."""
         if self._problem:
             raise JournalError(self._problem)

@@ -67,7 +67,7 @@ class Watched:
         """Changes whenever the item does, or what is wrong with it."""
         return self.item.version + self._bumps
 
-    def _tried(self, what: str | None, work: Callable[[], T]) -> T:
+    def _attempt(self, what: str | None, work: Callable[[], T]) -> T:
         """Return what ``work`` returns; damage is remembered under ``what``, if that is given."""
         try:
             found = work()
@@ -87,7 +87,7 @@ class Watched:
     def poll(self) -> None:
         """Read what is new."""
         try:
-            self._tried("poll", self.item.poll)
+            self._attempt("poll", self.item.poll)
         except FedcohortError as error:
             if "poll" not in self._damage:  # an error of the library's own is as good a reason
                 self._damage["poll"] = error.message
@@ -96,7 +96,7 @@ class Watched:
     def overview(self) -> dict[str, Any]:
         """Return a line for the list, whatever the item is like."""
         try:
-            line = self._tried("overview", lambda: _line(self.item.overview()))
+            line = self._attempt("overview", lambda: _line(self.item.overview()))
         except FedcohortError as error:
             line = self._blank(error.message)
         if self._damage:
@@ -110,18 +110,18 @@ class Watched:
     def detail(self) -> dict[str, Any]:
         """Return everything the page shows about it, as far as it can be shown."""
         try:
-            found = self._tried("detail", lambda: _as_json(self.item.detail()))
+            found = self._attempt("detail", lambda: _as_json(self.item.detail()))
         except FedcohortError:
             return {**self.overview(), "warnings": [], "sections": [], "table": []}
         return {**found, **self.overview()}
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
         """Return who was picked in a round, and what became of each."""
-        return self._tried(None, lambda: _as_json(self.item.cohort(run, round_)))
+        return self._attempt(None, lambda: _as_json(self.item.cohort(run, round_)))
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
         """Explain a choice."""
-        return self._tried(None, lambda: _as_json(self.item.why(run, round_, client)))
+        return self._attempt(None, lambda: _as_json(self.item.why(run, round_, client)))
 
 
 def _as_json(value: T) -> T:
@@ -158,7 +158,7 @@ class Watcher:
     def poll(self) -> None:
         """Find what is new and read what changed."""
         journals = {}
-        found, complete = _things(self.root)
+        found, complete = _find_items(self.root)
         self._note = "" if complete else f"Only the first {MOST_FOLDERS} folders below {self.root} are looked into."
         for path, kind in found:
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
@@ -187,7 +187,7 @@ class Watcher:
         return {"root": printable(self.root), "note": self._note, "items": lines}
 
 
-def _things(root: Path) -> tuple[list[tuple[Path, str]], bool]:
+def _find_items(root: Path) -> tuple[list[tuple[Path, str]], bool]:
     """Return what there is to follow, and whether every folder was looked into.
 
     A link to an experiment is followed, a link to any other folder is not: it may lead to the root of the disk, or back

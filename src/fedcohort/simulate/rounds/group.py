@@ -23,7 +23,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.core.vectors import needs_output_bias, output_bias
 from fedcohort.hosts.round import Round
-from fedcohort.journal import Position
+from fedcohort.journal import Savepoint
 from fedcohort.scenario import Federation
 from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
@@ -168,7 +168,7 @@ class Group:
         arrays = {"models": self.models.cpu().numpy()}
         for run in self.runs:
             if run.opened:
-                arrays[f"session/{run.row}"] = np.frombuffer(run.session.position().to_bytes(), np.uint8)
+                arrays[f"session/{run.row}"] = np.frombuffer(run.session.savepoint().to_bytes(), np.uint8)
             if run.memory is not None:
                 for name, value in run.memory.arrays().items():
                     arrays[f"memory/{run.row}/{name}"] = value if isinstance(value, np.ndarray) else value.cpu().numpy()
@@ -194,7 +194,7 @@ class Group:
                     hint="it is of an earlier version of fedcohort; start the experiment again with another --out",
                 )
             run.resume_session(
-                self._journal(run), Position.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
+                self._journal(run), Savepoint.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
             )
             run.take(facts)
             if run.running:

@@ -19,15 +19,15 @@ from fedcohort.core.registry import user_code_errors
 from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.round import Policy
-from fedcohort.journal import Position
+from fedcohort.journal import Savepoint
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
 from fedcohort.simulate.label_sharing import LabelKnowledge, LabelSharing
 from fedcohort.simulate.rounds.costs import CostModel
 from fedcohort.simulate.rounds.server import ServerSamples
-from fedcohort.simulate.store.checkpoint import goes_on
-from fedcohort.simulate.store.results import RunInfo, as_engines
+from fedcohort.simulate.store.checkpoint import has_rounds_left
+from fedcohort.simulate.store.results import RunInfo, parse_engines
 from fedcohort.simulate.tasks import Task
 from fedcohort.training.aggregators import Aggregator, Combined, Corrections, Members, Memory, Mix, WeightedSum, fitting
 from fedcohort.training.early_stop import EarlyStop, LossTrend
@@ -271,7 +271,7 @@ class Run:
         if said:
             self.session.set_attributes(said)
 
-    def resume_session(self, journal: Path | None, at: Position) -> None:
+    def resume_session(self, journal: Path | None, at: Savepoint) -> None:
         """Continue the run's session where it stood at a checkpoint; shadows that had failed by then stay out."""
         assert journal is not None
         shadows = {name: shadow for name, shadow in self.plan.shadows.items() if name in at.shadows}
@@ -352,8 +352,8 @@ class Run:
         """Take over :meth:`facts`."""
         self.round, self.clock = int(facts["round"]), float(facts["clock"])
         self.state, self.reason = str(facts["state"]), str(facts["reason"])
-        self.engines = as_engines(facts.get("engines"))
-        if goes_on(facts, self.rounds):
+        self.engines = parse_engines(facts.get("engines"))
+        if has_rounds_left(facts, self.rounds):
             self.state = "running"  # also where more rounds were asked for after it had finished
         if facts["watch"] is not None:
             training, validation, streak = facts["watch"]

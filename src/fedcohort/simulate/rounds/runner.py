@@ -37,7 +37,7 @@ from fedcohort.simulate.rounds.prepare import group_key, prepare
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.live import LiveFeed
-from fedcohort.simulate.store.results import LIVE, ResultsError, RunInfo, as_engines, read_meta, read_runs
+from fedcohort.simulate.store.results import LIVE, ResultsError, RunInfo, parse_engines, read_meta, read_runs
 from fedcohort.simulate.store.writer import ExperimentWriter, check_unchanged, locked, write_atomically
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Simulation:
         """Refuse to continue a group, or to add one like those there are, with another kind of engine."""
         known: dict[str, dict[str, str]] = {}  # by what can share a batch: the engine, and a run that it made last
         for plan in self.experiment.plans:
-            engines = as_engines(saved.get(plan.id, {}).get("engines"))
+            engines = parse_engines(saved.get(plan.id, {}).get("engines"))
             if engines:
                 known.setdefault(group_key(plan), {})[engines[-1][1]] = plan.id
         for number, places in self.prepared.groups.items():
@@ -233,7 +233,7 @@ class Simulation:
                 for name in (self.experiment.plans[i].id for i in places):
                     state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
                     done = saved[name]["round"] if name in saved else 0
-                    engines = as_engines(saved.get(name, {}).get("engines"))
+                    engines = parse_engines(saved.get(name, {}).get("engines"))
                     self._infos[name] = replace(
                         self._infos[name], state=state, reason=reason, rounds_done=done, engines=engines
                     )
@@ -380,7 +380,7 @@ class Simulation:
     def ended(self, number: int) -> bool:
         """Whether all runs of a group have ended and are on disk; runs.json may be ahead of the last checkpoint."""
         rounds = {plan.id: plan.options.rounds for plan in self.experiment.plans}
-        return checkpoints.ended(self.out / "checkpoint", number, rounds)
+        return checkpoints.has_ended(self.out / "checkpoint", number, rounds)
 
     @property
     def stopping(self) -> bool:

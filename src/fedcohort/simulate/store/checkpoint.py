@@ -1,9 +1,9 @@
 """Checkpoints: arrays and a little JSON in one ``.npz`` per lock-step group and round, without pickle.
 
-A checkpoint and the journals of its runs are one atomic step. Rows and journals are written first, the checkpoint after
-them: that its file appears is the moment from which the rounds count. It holds the :class:`~fedcohort.journal.Position`
-of every run's session, so that rows and journals that got ahead of it, when the machine died or the disk was full, are
-taken back to it. A group that has no checkpoint starts over.
+A checkpoint and the journals of its runs are one atomic step. Rows and journals are written first and the checkpoint
+last; the rounds count from the moment its file appears. It holds the :class:`~fedcohort.journal.Savepoint` of every
+run's session. If the machine dies or the disk fills up in between, rows and journals that are ahead go back to the
+checkpoint. A group without a checkpoint starts over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Checkpoint:
     Attributes
     ----------
     round : int
-        The next round to make.
+        The next round to play.
     facts : dict
         JSON-like.
     arrays : dict of str to array
@@ -73,25 +73,25 @@ def save(folder: Path, group: int, data: bytes, round_: int) -> Path:
 
 
 def pause_after(took: float, pause: float) -> float:
-    """Return how many seconds to let pass before the next checkpoint.
+    """Return how many seconds to wait before the next checkpoint.
 
     Parameters
     ----------
     took : float
         Seconds that the last one took.
     pause : float
-        Seconds asked for between two; 0: after every round.
+        Seconds the configuration asks for between two; 0: after every round.
     """
     return max(pause, took / _SHARE) if pause else 0.0
 
 
 def prune(folder: Path, group: int) -> None:
     """Remove all of the group's checkpoints but the last."""
-    for path in list(found(folder, group).values())[:-1]:
+    for path in list(by_round(folder, group).values())[:-1]:
         path.unlink(missing_ok=True)
 
 
-def found(folder: Path, group: int) -> dict[int, Path]:
+def by_round(folder: Path, group: int) -> dict[int, Path]:
     """Return the group's checkpoints by round, ascending."""
     files = {}
     for path in folder.glob(f"group-{group}-round-*.npz"):
@@ -102,8 +102,8 @@ def found(folder: Path, group: int) -> dict[int, Path]:
 
 
 def newest(folder: Path, group: int) -> Path | None:
-    """Return the group's last checkpoint; there may be an older one that nobody had time to remove."""
-    return next(reversed(found(folder, group).values()), None)
+    """Return the group's last checkpoint; an older one may be left if the process died before it removed it."""
+    return next(reversed(by_round(folder, group).values()), None)
 
 
 def all_newest(folder: Path) -> dict[int, Checkpoint]:
@@ -112,20 +112,22 @@ def all_newest(folder: Path) -> dict[int, Checkpoint]:
     return {number: load(path) for number in numbers if (path := newest(folder, number)) is not None}
 
 
-def ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
+def has_ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
     """Whether all runs of the group have ended in its last checkpoint.
 
     Parameters
     ----------
     rounds : mapping of run id to int
-        How many rounds each is to make; a run that made fewer and was not stopped goes on.
+        How many rounds each run is to have. A run that has fewer and was not stopped is not over.
     """
     path = newest(folder, group)
-    return path is not None and not any(goes_on(run, rounds[name]) for name, run in load(path).facts["runs"].items())
+    return path is not None and not any(
+        has_rounds_left(run, rounds[name]) for name, run in load(path).facts["runs"].items()
+    )
 
 
-def goes_on(run: Mapping[str, Any], rounds: int) -> bool:
-    """Whether a run with these facts has rounds to make, of ``rounds`` in all."""
+def has_rounds_left(run: Mapping[str, Any], rounds: int) -> bool:
+    """Whether a run with these facts has rounds left, of ``rounds`` in all."""
     return bool(run["state"] == "running" or (run["state"] == "finished" and run["round"] < rounds))
 
 

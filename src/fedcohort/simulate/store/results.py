@@ -110,7 +110,7 @@ class RunInfo:
     engines: tuple[tuple[int, str], ...] = ()
 
 
-def as_engines(value: Any) -> tuple[tuple[int, str], ...]:
+def parse_engines(value: Any) -> tuple[tuple[int, str], ...]:
     """Return :attr:`RunInfo.engines` as JSON has it, or nothing where it has none."""
     return tuple((int(since), str(kind)) for since, kind in value or ())
 
@@ -370,7 +370,7 @@ class Results:
                 np.float32
             )
 
-        durations, weights = self.lists(run, "durations"), self.lists(run, "weights")
+        durations, weights = self.per_client(run, "durations"), self.per_client(run, "weights")
         return {
             "round": np.repeat([rounds[i] for i, _ in whole], lengths),
             "client": client,
@@ -455,11 +455,11 @@ class Results:
             self._columns[name] = self.rounds.column(name).to_numpy()
         return np.asarray(self._columns[name][places])
 
-    def rounds_seen(self) -> dict[str, int]:
+    def rounds_made(self) -> dict[str, int]:
         """Return how many rounds each run has made, by run id."""
         return {name: len(places) for name, places in self._places.items()}
 
-    def lists(self, run: RunInfo | str, name: str) -> list[AnyArray]:
+    def per_client(self, run: RunInfo | str, name: str) -> list[AnyArray]:
         """Return a column of ``rounds`` that has a number for each client of the cohort, in the order of rounds."""
         places = self._places.get(run if isinstance(run, str) else run.id)
         if places is None:
@@ -529,7 +529,7 @@ class Results:
         return f"<p>{escape_html(self._summary())}</p>" + notebook(tables)
 
 
-def cut_off(path: Path) -> bool:
+def is_cut_off(path: Path) -> bool:
     """Whether a directory holds nothing but what a creation leaves that did not get as far as meta.json."""
     folders = [path / name for name in FOLDERS]
     if any(file.name not in FOLDERS and not _CREATED.fullmatch(file.name) for file in path.iterdir()):
@@ -547,7 +547,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     if not any(folder.iterdir()):
         raise ResultsError(f"{folder} is empty.", hint="an experiment's directory holds meta.json, runs.json, rounds/")
     if not (folder / "meta.json").is_file():
-        if cut_off(folder):
+        if is_cut_off(folder):
             raise ResultsError(
                 f"The experiment in {folder} was cut off while its directory was made; there is nothing to continue.",
                 hint="run it again with the same --out, without --resume",
@@ -577,7 +577,7 @@ def read_runs(folder: Path) -> list[RunInfo]:
     try:
         rows = _read_json(path, list)
         found = [{key: value for key, value in row.items() if key in known} for row in rows]
-        return [RunInfo(**{**row, "engines": as_engines(row.get("engines"))}) for row in found]
+        return [RunInfo(**{**row, "engines": parse_engines(row.get("engines"))}) for row in found]
     except (TypeError, AttributeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged: {error}.", hint=hint) from error
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.files import read_file, refuse_links, write_file
-from fedcohort.journal.lock import taken
+from fedcohort.journal.lock import try_lock
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.results import (
     COVERS,
@@ -30,7 +30,7 @@ from fedcohort.simulate.store.results import (
     ResultsError,
     RunInfo,
     arrow,
-    cut_off,
+    is_cut_off,
     next_part,
     part_bytes,
     part_files,
@@ -93,7 +93,7 @@ def locked(folder: Path) -> Iterator[None]:
     with disk_errors(folder / ".lock"):
         handle = refuse_links(str(folder / ".lock"), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
     with os.fdopen(handle, "a"):
-        if not taken(handle):
+        if not try_lock(handle):
             raise ResultsError(
                 f"Another process is working on the experiment in {folder}.", hint="wait for it, or stop it first"
             )
@@ -168,7 +168,7 @@ class ExperimentWriter:
 
         It becomes an experiment with :meth:`begin`. What a creation left that was cut off before is taken over.
         """
-        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not cut_off(path))):
+        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not is_cut_off(path))):
             raise ResultsError(
                 f"{path} exists already and is not empty.",
                 hint="choose another --out, or continue that experiment with --resume",
