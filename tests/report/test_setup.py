@@ -83,7 +83,7 @@ def test_the_toml_in_the_page_gives_the_same_runs(page):
 def test_a_bare_configuration_states_what_it_has():
     assert facts({}, {}) == {}
     always = facts({"scenario": "fedcor-1spc", "seeds": 2}, {})
-    assert "clients 100" in always["Partition"] and always["Availability"] == "everybody, in every round"
+    assert "clients 100" in always["Partition"] and always["Availability"] == "all clients, in every round"
     assert always["Seeds"] == "2: 0 and 1"
 
 
@@ -92,6 +92,6 @@ def test_what_a_preset_stands_for_is_stated():
     for name in PRESETS:
         said = facts({"scenario": {"preset": name}}, {})["Availability"]
         always = preset(name).to_dict()["availability"]["name"] == "always"
-        assert (said == "everybody, in every round") == always
+        assert (said == "all clients, in every round") == always
         seen.add(always)
     assert seen == {True, False}

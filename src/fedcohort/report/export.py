@@ -77,7 +77,7 @@ def export_figures(report: Report, folder: str | Path, form: str, *, width: int 
     Parameters
     ----------
     report : Report
-    folder : where the files go; made when missing
+    folder : where the files go; created if missing
     form : "svg", "png" or "pdf"
     width : of a figure, in points
 
@@ -90,7 +90,7 @@ def export_figures(report: Report, folder: str | Path, form: str, *, width: int 
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ExportError(f"The folder {target} cannot be made: {error.strerror or error}.") from error
+        raise ExportError(f"The folder {target} cannot be created: {error.strerror or error}.") from error
     return _draw(figure_files(report), target, form, width)
 
 
@@ -112,8 +112,8 @@ def save_figure(figure: Figure, path: Path, view: str | None = None, *, width: i
     spec = {"title": figure.title, "sentence": figure.sentence, **figure.spec, "views": chosen, "file": "figure"}
     with tempfile.TemporaryDirectory(prefix="fedcohort-figure-") as folder:
         written = _draw([spec], Path(folder), "svg" if form == "csv" else form, width)
-        (made,) = [file for file in written if file.suffix == f".{form}"]
-        _write(path, made.read_bytes())
+        (drawing,) = [file for file in written if file.suffix == f".{form}"]
+        _write(path, drawing.read_bytes())
     return path
 
 

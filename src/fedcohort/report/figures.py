@@ -1,4 +1,4 @@
-"""The pictures every comparison has: each is data for a chart, with a sentence computed from that data.
+"""The figures of every comparison: each is data for a chart, with a sentence computed from that data.
 
 A figure's ``spec`` is what the chart code in ``assets/kinds.js`` draws: a kind, axes, and one or several views. The
 same spec is drawn in the report, in the dashboard and in exported files.
@@ -25,7 +25,7 @@ from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import names, number, percent, quantity, times
 
-POINTS = 400  # a curve is drawn with at most so many points
+POINTS = 400  # of a curve, at most
 HEAT_COLUMNS = 250
 HEAT_ROWS = 250
 
@@ -244,19 +244,19 @@ def _accuracy_sentence(board: Leaderboard) -> str:
 
 
 def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
-    """Return in how many of its seeds nobody reached the target sooner than this selector, and how many it has."""
+    """Return in how many of its seeds this selector reached the target first, and how many seeds it has."""
     others: dict[int, list[int]] = {}
     for other in board.rows:
         for run in other.seeds:
             if other is not row and run.rounds_to[-1] is not None:
                 others.setdefault(run.seed, []).append(run.rounds_to[-1])
     mine = {run.seed: run.rounds_to[-1] for run in row.seeds}
-    won = sum(made is not None and made < min(others.get(seed, [made + 1])) for seed, made in mine.items())
+    won = sum(took is not None and took < min(others.get(seed, [took + 1])) for seed, took in mine.items())
     return won, len(mine)
 
 
 def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> Figure | None:
-    """All selectors against each other: mean ranks, the critical difference, and who cannot be told apart."""
+    """All selectors against each other: mean ranks, the critical difference, and which cannot be told apart."""
     views, sentences = [], []
     several = len(every) > 1
     for name, boards in (("This setting", [board]), ("All settings", list(every) if several else [])):
@@ -285,7 +285,7 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
         "its other seeds"
         + (", and by the means over seeds within each of all settings, which is about settings like these" * several)
         + ". Friedman's test, then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told "
-        "apart; which ones can depends on who else is compared."
+        "apart; which ones can depends on the others that are compared."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)
@@ -363,7 +363,7 @@ def balance(setting: Setting) -> Figure | None:
 
 
 def picks(setting: Setting) -> Figure | None:
-    """Client x round heat map of who was picked, one view per selector."""
+    """Heat map of picks, clients by rounds, one view per selector."""
     n, rounds = setting.n_clients, setting.rounds
     if n == 0:
         return None
@@ -513,7 +513,7 @@ def cost(setting: Setting) -> Figure | None:
 
 
 def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Who asks most, as a share of its own bytes and as an amount: these may be two different selectors."""
+    """Which selector asks most, as a share of its bytes and in bytes: these may be two different ones."""
     amount = {row["label"]: row["parts"][1] for row in rows}
     share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in rows}
     if max(amount.values()) <= 0:
@@ -527,10 +527,10 @@ def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _duration_sentence(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Who takes longest: the whole run where all made as many rounds, else a round."""
-    made = {group.label: float(np.mean([len(run.round) for run in group.runs])) for group in setting.groups}
-    whole = len(set(made.values())) == 1 and not setting.running
-    spent = {row["label"]: sum(row["parts"]) / (1 if whole else max(made[row["label"]], 1)) for row in rows}
+    """Which selector takes longest: for the whole run if all ran as many rounds, else for a round."""
+    rounds = {group.label: float(np.mean([len(run.round) for run in group.runs])) for group in setting.groups}
+    whole = len(set(rounds.values())) == 1 and not setting.running
+    spent = {row["label"]: sum(row["parts"]) / (1 if whole else max(rounds[row["label"]], 1)) for row in rows}
     slow, fast = max(spent, key=lambda k: spent[k]), min(spent, key=lambda k: spent[k])
     if spent[fast] <= 0 or times(spent[slow] / spent[fast]) == "1.00":
         return ""
@@ -556,9 +556,9 @@ def _bytes_split(run: RunCurve) -> tuple[float, float]:
 
 
 def general_figures(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> list[Figure]:
-    """Return the pictures every setting has, in reading order; those without data are left out.
+    """Return the figures that every setting has, in reading order, without those that have no data.
 
-    ``every`` are the leaderboards of all settings, for what is said about all of them.
+    ``every`` are the leaderboards of all settings, for sentences about all of them.
     """
     found = [
         accuracy(setting, board),

@@ -32,7 +32,7 @@ _MOST_ROWS = 2000  # of a table on a page; the journal's export has everything
 
 @dataclass(frozen=True)
 class RunView:
-    """What the pages show of one run."""
+    """What a page shows of one run."""
 
     account: Account
     tables: tuple[Table, ...]
@@ -68,7 +68,7 @@ def build_live_report(
     title : str, optional
         Heading; default: the journals' names.
     rounds : sequence of int
-        Rounds whose choices the report explains, beside the evenly spread ones.
+        Rounds whose choices the report explains, in addition to evenly spaced ones.
     theme : "light" or "dark", optional
         Default: as the reader's system says.
     """
@@ -109,14 +109,14 @@ def build_live_report(
 
 
 def ending(found: Account) -> list[str]:
-    """Return in sentences how far a run is, how it ended, who failed and who was never picked."""
+    """Return sentences on how far a run is, how it ended, and which clients failed or were never picked."""
     of = f" of {found.planned}" if found.planned is not None else ""
     lines = [f"{found.selector} (seed {found.seed}): {found.done}{of} rounds, {found.state}."]
     if found.reason:
         lines[0] = f"{lines[0][:-1]}: {found.reason.rstrip('.')}."
     lines += [f"Selector changed in {change}." for change in found.changes]
     failed = found.failures()
-    asked = sum(sum(client.statuses.values()) for client in found.clients)  # who still trains is not among them
+    asked = sum(sum(client.statuses.values()) for client in found.clients)  # without clients that are still training
     if failed:
         parts = ", ".join(f"{count} {status.lower()}" for status, count in failed.most_common())
         lines.append(f"Of {asked} times a client was asked to train, {sum(failed.values())} brought no model: {parts}.")
@@ -164,14 +164,14 @@ def shadows_table(found: Account) -> Table:
             both[0] = (f"{s.balance[1]:.4f}", f"as it was {s.balance[0]:.4f}")
         if s.seconds is not None:
             both[1] = (duration(s.seconds[1]), f"as it was {duration(s.seconds[0])}")
-        said = s.dropped or s.note
+        remark = s.dropped or s.note
         rows.append(
             (
                 Cell(s.name),
                 Cell(str(s.rounds), f"silent in {s.silent}" if s.silent else ""),
                 Cell(f"{s.same:.0%}" if s.rounds else "–", f"{s.chance:.0%} by chance" if s.rounds else ""),
                 *(Cell(text, note) for text, note in both),
-                Cell(said),
+                Cell(remark),
             )
         )
     note = (
@@ -233,7 +233,7 @@ _ROUNDS = {"label": "round", "format": "integer"}
 
 def _curves(found: Account) -> Figure | None:
     keys = sorted({key for values in found.metrics.values() for key in values}, key=lambda k: (k != "accuracy", k))
-    views, told = [], []
+    views, values_now = [], []
     for key in keys:
         at = [r for r, values in sorted(found.metrics.items()) if values.get(key) is not None]
         if not at:
@@ -241,11 +241,11 @@ def _curves(found: Account) -> Figure | None:
         numbers = [found.metrics[r][key] for r in at]
         series = {"label": found.selector, "color": 1, "x": at, "y": json_numbers(np.array(numbers))}
         views.append({"name": key, "x": _ROUNDS, "series": [series]})
-        told.append(f"{key} is {numbers[-1]:.4g} after round {at[-1]}")
+        values_now.append(f"{key} is {numbers[-1]:.4g} after round {at[-1]}")
     if not views:
         return None
     spec = {"kind": "lines", "views": views, "y": {"label": "value"}}
-    return Figure("metrics", "The global model", f"{'; '.join(told[:3])}.", spec)
+    return Figure("metrics", "The global model", f"{'; '.join(values_now[:3])}.", spec)
 
 
 def _durations(found: Account) -> Figure | None:

@@ -37,7 +37,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything of a report before it is written in some format; ``remarks`` stand above everything."""
+    """A report before it is written in some format; ``remarks`` come first on the page."""
 
     bundle: Bundle
     sections: tuple[Section, ...]
@@ -55,7 +55,7 @@ def assemble(
     rounds: Sequence[int] = (),
     pictures: bool = True,
 ) -> Report:
-    """Read result directories and work out every table, figure and explanation.
+    """Read result directories and compute every table, figure and explanation.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ def assemble(
         Accuracies to reach, in (0, 1]; the highest is used for the speed-up. Default: what the configuration says, else
         where the baseline ends.
     baseline : str, optional
-        Label or selector everybody is compared with; default: what the configuration says, else uniform.
+        Label or selector that the others are compared with. Default: the configuration's, else uniform.
     rounds : sequence of int
-        Rounds whose choices the report explains, beside the evenly spread ones.
+        Rounds whose choices the report explains, in addition to evenly spaced ones.
     pictures : bool
         Whether figures and explanations are wanted, or the tables alone.
     """
@@ -141,7 +141,7 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Pane:
-    """What is shown together; of several one is chosen by its name."""
+    """One tab of a page."""
 
     name: str
     blocks: Sequence[Markup]
@@ -164,10 +164,10 @@ def build_page(
     Parameters
     ----------
     title : heading
-    facts : numbers under it, each with the word for what is counted
-    warnings, remarks : sentences that stand above everything
-    panes : what is shown
-    setup : the card that follows
+    facts : numbers below it, each with a noun
+    warnings, remarks : sentences above everything else
+    panes : the tabs
+    setup : the last card
     theme : "light" or "dark", optional
     """
     data: dict[str, Any] = {"figures": {}, "explanations": {}}
@@ -202,7 +202,7 @@ def figure_files(report: Report) -> list[dict[str, Any]]:
 
 
 def _drawn(figure: Figure, where: str | None) -> dict[str, Any]:
-    """Return what the chart code draws, with the name of the file it is saved as; ``where`` of several it belongs."""
+    """Return what the chart code draws, with a file name; ``where`` names the pane if there are several."""
     slug = "" if where is None else "-" + "".join(c if c.isalnum() else "-" for c in where).strip("-")
     return {"title": figure.title, "sentence": figure.sentence, "file": f"{figure.name}{slug}", **figure.spec}
 

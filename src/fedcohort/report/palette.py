@@ -19,7 +19,7 @@ DARK = (
     "#9aa1ad", "#5096ff", "#ea8625", "#cbfee4", "#ff198f", "#a99bfd",
     "#f4de69", "#4e929a", "#f36969", "#5fd1e8", "#e7fa97", "#a26be8",
 )  # fmt: skip
-SOLID = 4  # so many lines are told apart by colour alone; the next ones are dashed, then dotted
+SOLID = 4  # lines told apart by colour alone; the next ones are dashed, then dotted
 DASHES = 3  # solid, dashed, dotted
 
 

@@ -32,7 +32,7 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
         "Task": _worded(config.get("task")),
         "Partition": _worded(scenario.get("partition") or scenario.get("preset")),
         "Label noise": _worded(scenario.get("noise")) if _mapping(scenario.get("noise")).get("level", 1) else "none",
-        "Availability": _unless(scenario.get("availability"), "always", "everybody, in every round"),
+        "Availability": _unless(scenario.get("availability"), "always", "all clients, in every round"),
         "Latency": _unless(scenario.get("latency"), "none", "none"),
         "Failures": f"probability {scenario['failure']:g} per client and round" if scenario.get("failure") else "",
         "Deadline": f"{scenario['deadline']:g} s" if scenario.get("deadline") else "",
@@ -89,7 +89,7 @@ def _plain(value: Any) -> str:
 
 def _data(data: Mapping[str, Any], datasets: Any) -> str:
     known = [item for item in datasets if isinstance(item, Mapping)] if isinstance(datasets, list) else []
-    said = []
+    words = []
     for item in known:
         parts = [
             f"{item['train']:,} training and {item['test']:,} test samples" if {"train", "test"} <= set(item) else "",
@@ -97,8 +97,8 @@ def _data(data: Mapping[str, Any], datasets: Any) -> str:
             "x".join(map(str, item["shape"])) if item.get("shape") else "",
             str(item.get("source") or ""),
         ]
-        said.append(f"{item.get('name', 'data')} ({', '.join(part for part in parts if part)})")
-    return "; ".join(said) or _worded(data)
+        words.append(f"{item.get('name', 'data')} ({', '.join(part for part in parts if part)})")
+    return "; ".join(words) or _worded(data)
 
 
 def _unless(value: Any, name: str, otherwise: str) -> str:
@@ -106,33 +106,33 @@ def _unless(value: Any, name: str, otherwise: str) -> str:
 
 
 def _held_out(scenario: Mapping[str, Any]) -> str:
-    said = []
+    words = []
     if scenario.get("validation"):
-        said.append(f"{100 * float(scenario['validation']):g}% of each client's data for validation")
+        words.append(f"{100 * float(scenario['validation']):g}% of each client's data for validation")
     if scenario.get("server_validation"):
-        said.append(f"{scenario['server_validation']} samples of each class at the server")
-    return ", ".join(said)
+        words.append(f"{scenario['server_validation']} samples of each class at the server")
+    return ", ".join(words)
 
 
 def _rounds(run: Mapping[str, Any]) -> str:
-    said = []
+    words = []
     if run.get("rounds"):
-        said.append(f"{run['rounds']:,} rounds")
+        words.append(f"{run['rounds']:,} rounds")
     if run.get("cohort"):
-        said.append("everybody available" if run["cohort"] == "all" else f"{run['cohort']} clients per round")
+        words.append("all available clients" if run["cohort"] == "all" else f"{run['cohort']} clients per round")
     if run.get("eval_every"):
-        said.append("evaluated every " + ("round" if run["eval_every"] == 1 else f"{run['eval_every']} rounds"))
-    return ", ".join(said)
+        words.append("evaluated every " + ("round" if run["eval_every"] == 1 else f"{run['eval_every']} rounds"))
+    return ", ".join(words)
 
 
 def _selectors(selectors: Mapping[str, Any]) -> str:
-    said = []
+    words = []
     for label, value in selectors.items():
         own = dict(value) if isinstance(value, Mapping) else {}
         name = own.pop("name", label)
         inner = ", ".join(f"{key} {_plain(item)}" for key, item in own.items())
-        said.append(label + (f" = {name}" if name != label else "") + (f" ({inner})" if inner else ""))
-    return "; ".join(said)
+        words.append(label + (f" = {name}" if name != label else "") + (f" ({inner})" if inner else ""))
+    return "; ".join(words)
 
 
 def _seeds(value: Any) -> str:

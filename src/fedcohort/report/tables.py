@@ -28,7 +28,7 @@ def gini(counts: FloatArray) -> float:
 
 
 def participation_table(setting: Setting) -> Table:
-    """Return how evenly clients took part, and who never did."""
+    """Return how evenly clients took part, and which never did."""
     n = setting.n_clients
     rows = []
     for group in setting.groups:
@@ -56,6 +56,6 @@ def participation_table(setting: Setting) -> Table:
             "Who was never picked",
         ),
         tuple(rows),
-        "Gini of participation: 0 when everybody is picked equally often, near 1 when one client does all the work.",
+        "Gini of participation: 0 when all clients are picked equally often, near 1 when one client does all the work.",
         frozenset({4}),
     )

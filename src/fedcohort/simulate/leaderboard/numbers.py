@@ -34,7 +34,7 @@ _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
 
 
 class RunNumbers(Protocol):
-    """What the leaderboard needs of a run: who it is, and its columns over the rounds made so far."""
+    """What the leaderboard needs of a run: its identity, and its columns over the rounds so far."""
 
     @property
     def label(self) -> str:
@@ -54,7 +54,7 @@ class RunNumbers(Protocol):
 
     @property
     def round(self) -> IntArray:
-        """(T,) rounds made, ascending from 0."""
+        """(T,) finished rounds, ascending from 0."""
 
     @property
     def values(self) -> Mapping[str, FloatArray]:
@@ -63,7 +63,7 @@ class RunNumbers(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """What the comparison is about; everything has a default.
+    """How to compare; everything has a default.
 
     Attributes
     ----------
@@ -72,15 +72,15 @@ class Options:
     terminal : int, optional
         How many last rounds terminal accuracy is the mean of. Default: 50, or a fifth of a run shorter than 250.
     baseline : str, optional
-        Label or selector everybody is compared with. Default: uniform, else the first.
+        Label or selector that the others are compared with. Default: uniform, else the first.
     reference : str, optional
         Setting that stands for IID data.
     strict : bool
-        Whether a baseline that is not there is an error.
+        Whether a missing baseline is an error.
     metric : Metric
         What models are judged by. Targets are its scores: negative where less of it is better.
     fixed : frozenset of str
-        What was asked for, which a setting's own values do not replace.
+        Options the caller gave, which a setting's own values do not replace.
     """
 
     targets: tuple[float, ...] = ()
@@ -109,7 +109,7 @@ class Options:
     def given(
         self, targets: Sequence[float] | None, terminal: int | None, baseline: str | None, reference: str | None
     ) -> Options:
-        """Return these options with what was asked for in place of what the configuration says."""
+        """Return these options with the caller's in place of the configuration's."""
         return replace(
             self,
             targets=tuple(self.metric.score(t) for t in targets) if targets else self.targets,
@@ -153,7 +153,7 @@ class SeedRow:
     seed : int
     state : str
     rounds : int
-        How many were made.
+        How many rounds were run.
     rounds_to : tuple of int or None
         For each target of the board; None when it was never reached.
     seconds_to : tuple of float or None
@@ -212,7 +212,8 @@ class ToTarget:
 class LeaderRow:
     """One selector's line of the leaderboard.
 
-    ``improvement`` is the share of the baseline's loss against IID data that is made good; NaN without a reference.
+    ``improvement`` is the share of the baseline's loss against IID data that the selector recovers; NaN without a
+    reference.
     """
 
     label: str
@@ -292,11 +293,11 @@ class RunProgress:
     Attributes
     ----------
     least, most : int
-        Fewest and most rounds that a run which is still going has made, or that any has made.
+        Fewest and most rounds of the runs that are still going, or of all runs once they have ended.
     planned : int, optional
-        Rounds each run is to make.
+        Rounds planned for each run.
     running : int
-        Runs that are not at their end.
+        Runs that have not ended.
     """
 
     least: int
@@ -307,8 +308,8 @@ class RunProgress:
     @property
     def words(self) -> str:
         """Where the runs stand, for a sentence: "round 62 of 2,000"."""
-        made = f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
-        return f"round {made}" + (f" of {self.planned:,}" if self.planned else "")
+        rounds = f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+        return f"round {rounds}" + (f" of {self.planned:,}" if self.planned else "")
 
 
 @dataclass(frozen=True)
@@ -390,7 +391,7 @@ class Leaderboard:
 
 
 def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> str:
-    """Return the label everybody is compared with: the one named, else uniform, else the first.
+    """Return the label that the others are compared with: the one named, else uniform, else the first.
 
     Parameters
     ----------
@@ -414,10 +415,10 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
 
 
 def terminal_window(rounds: int, asked: int | None = None) -> int:
-    """Return over how many last rounds terminal accuracy is taken.
+    """Return how many last rounds terminal accuracy is the mean of.
 
-    As many as asked for, without that 50 as in FedACS; never more than a fifth of the run by default, and a fifth of a
-    run that is no longer than the window asked for, because a mean over the whole curve is not where it ends.
+    As many as requested; by default 50, as in FedACS, but at most a fifth of the run. A run no longer than the
+    requested window uses a fifth too, because the mean over a whole curve is not where it ends.
 
     >>> terminal_window(2000), terminal_window(40), terminal_window(40, asked=20), terminal_window(40, asked=50)
     (50, 8, 20, 8)
@@ -446,7 +447,7 @@ def leaderboard(
         At least one; runs of one label differ in their seed.
     options : Options, optional
     planned : int, optional
-        Rounds each run is to make.
+        Rounds planned for each run.
     ideal : float, optional
         Terminal accuracy of the baseline on IID data.
     """
@@ -501,12 +502,12 @@ def leaderboard(
 
 
 def _progress(runs: Sequence[RunNumbers], planned: int | None) -> RunProgress:
-    going = [_made(run) for run in runs if run.state == "running"]
-    made = going or [_made(run) for run in runs]
-    return RunProgress(min(made), max(made), planned, len(going))
+    going = [_rounds_of(run) for run in runs if run.state == "running"]
+    rounds = going or [_rounds_of(run) for run in runs]
+    return RunProgress(min(rounds), max(rounds), planned, len(going))
 
 
-def _made(run: RunNumbers) -> int:
+def _rounds_of(run: RunNumbers) -> int:
     return int(run.round[-1]) + 1 if len(run.round) else 0
 
 
@@ -535,7 +536,7 @@ def _curve(run: RunNumbers) -> Curve:
 
 def terminal_accuracy(run: RunNumbers, options: Options) -> float:
     """Return where a run ends; NaN for one that diverged or failed."""
-    return math.nan if run.state in LOST else _curve(run).terminal(terminal_window(_made(run), options.terminal))
+    return math.nan if run.state in LOST else _curve(run).terminal(terminal_window(_rounds_of(run), options.terminal))
 
 
 def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRow:
@@ -546,14 +547,14 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
     return SeedRow(
         seed=run.seed,
         state=run.state,
-        rounds=_made(run),
+        rounds=_rounds_of(run),
         rounds_to=rounds_to,
         seconds_to=tuple(_at(run.round, clock, rounds) for rounds in rounds_to),
         megabytes_to=tuple(_at(run.round, sent, rounds) for rounds in rounds_to),
         best=curve.best,
-        early_stop=curve.early_stop(_made(run) if run.state == "stopped" else None),
+        early_stop=curve.early_stop(_rounds_of(run) if run.state == "stopped" else None),
         terminal=terminal_accuracy(run, options),
-        window=terminal_window(_made(run), options.terminal),
+        window=terminal_window(_rounds_of(run), options.terminal),
         qcid=_mean(run.values.get("qcid")),
         megabytes=_sum(run, _BYTES) / 1e6,
         query_megabytes=_sum(run, _QUERY_BYTES) / 1e6,
@@ -562,7 +563,7 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
 
 
 def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> float | None:
-    """Return what a running total, the clock for example, was when so many rounds of training were made."""
+    """Return the value of a running total, such as the clock, after so many rounds."""
     if rounds is None or running is None:
         return None
     return float(running[int(np.searchsorted(round_, rounds - 1))])
@@ -589,7 +590,7 @@ def _sum(run: RunNumbers, names: Sequence[str]) -> float:
 
 
 def _to_target(seeds: Sequence[SeedRow], base: Sequence[SeedRow], place: int, target: float) -> ToTarget:
-    ours, theirs = (_mean_if_all([seed.rounds_to[place] for seed in who]) for who in (seeds, base))
+    ours, theirs = (_mean_if_all([seed.rounds_to[place] for seed in rows]) for rows in (seeds, base))
     return ToTarget(
         target=target,
         rounds=Spread.of([seed.rounds_to[place] for seed in seeds]),

@@ -38,14 +38,14 @@ def setting_name(setting: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """What a setting says about its runs, in its own section ``[run]`` or the experiment's.
+    """What a setting's section ``[run]`` changes for its runs.
 
     Attributes
     ----------
     planned : int, optional
-        How many rounds a run is to make.
+        Rounds planned for each run, by the setting or the experiment.
     targets : tuple of float
-        Values of the metric to reach, in place of the experiment's; empty: none of its own.
+        Values of the metric to reach, in place of the experiment's; empty: the experiment's.
     terminal : int, optional
         Last rounds for terminal accuracy, in place of the experiment's.
     """
@@ -82,13 +82,13 @@ class SettingOptions:
 def leaderboards_of(
     settings: Mapping[str, Sequence[RunNumbers]], options: Options, own: Mapping[str, SettingOptions]
 ) -> tuple[Leaderboard, ...]:
-    """Compute the leaderboard of every setting; the reference, where there is one, serves all.
+    """Compute the leaderboard of every setting; all are measured against the reference, if there is one.
 
     Parameters
     ----------
     settings : mapping of a setting's name to its runs
     options : Options
-    own : mapping of a setting's name to what it says for itself
+    own : mapping of a setting's name to its own options
     """
     ideal = None
     if options.reference is not None and options.reference in settings:
@@ -101,12 +101,12 @@ def leaderboards_of(
         leaderboard(
             name,
             runs,
-            said.applied(options),
-            planned=said.planned,
+            setting.applied(options),
+            planned=setting.planned,
             ideal=None if name == options.reference else ideal,
         )
         for name, runs in settings.items()
-        if runs and (said := own.get(name, SettingOptions()))
+        if runs and (setting := own.get(name, SettingOptions()))
     )
 
 

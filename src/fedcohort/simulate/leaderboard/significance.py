@@ -1,4 +1,4 @@
-"""How sure a difference is: paired t-tests against the baseline, and ranks of all selectors against each other.
+"""How certain a difference is: paired t-tests against the baseline, and ranks of all selectors.
 
 Two questions, two tests. *Is this selector better than the baseline here?* is answered in the leaderboard by a paired
 t-test over the seeds both ran. *Which selectors differ at all?* is answered by Friedman's test over blocks, followed by
@@ -6,7 +6,8 @@ Nemenyi's critical difference [Demsar2006]_. Blocks must be independent: of seve
 mean over its seeds, and the verdict is about settings like these; of a single setting each seed is one, and the verdict
 is about other seeds of that setting. Ranks were chosen because accuracies of different settings cannot be averaged, and
 Nemenyi over pairwise Wilcoxon tests because those cannot reach p < 0.05 with five blocks or fewer, however clear the
-difference (their smallest p is 2 / 2^5 = 0.0625). Its price: the verdict on a pair depends on who else was compared.
+difference (their smallest p is 2 / 2^5 = 0.0625). Its price: the verdict on a pair depends on the
+other selectors in the comparison.
 
 .. [Demsar2006] J. Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7, 2006.
 """
@@ -25,7 +26,7 @@ LEVEL = 0.05  # probability of calling equals different
 
 
 def paired_t_test(difference: FloatArray) -> float:
-    """Return the two-sided p-value that paired differences have mean zero; NaN when it cannot be had.
+    """Return the two-sided p-value that paired differences have mean zero; NaN when there is no test.
 
     >>> round(paired_t_test(np.array([1.0, 2.0, 3.0])), 4)
     0.0742
@@ -131,7 +132,7 @@ def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "sett
     difference = float(stats.studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * unit
     sorted_ranks = [float(mean[i]) for i in order]
     names = tuple(labels[i] for i in order)
-    # Nemenyi's test follows Friedman's: where that finds all alike, nobody differs from anybody.
+    # Nemenyi's test follows Friedman's: where that finds all alike, no two selectors differ.
     alike = _alike(names, sorted_ranks, difference) if friedman < LEVEL else (names,)
     return SelectorRanking(names, tuple(sorted_ranks), n, over, friedman, difference, p, alike)
 

@@ -77,28 +77,28 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
 
 def note(board: Leaderboard) -> str:
     """Return what a reader must know about target, window, spread and p-values."""
-    said = []
+    sentences = []
     if not board.finished:
-        said.append(f"Not finished, {board.progress.words}: every number may change.")
-    said.append(
+        sentences.append(f"Not finished, {board.progress.words}: every number may change.")
+    sentences.append(
         f"Target {board.metric.level(board.target)} ({board.target_source}); a round counts when it was evaluated."
     )
     rounds = "the last round" if board.window == 1 else f"the last {board.window} rounds"
-    said.append(f"Terminal: mean {board.metric.name} of {rounds} ({board.window_source}).")
+    sentences.append(f"Terminal: mean {board.metric.name} of {rounds} ({board.window_source}).")
     if not board.metric.higher:
-        said.append(f"Less {board.metric.name} is better.")
+        sentences.append(f"Less {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
-        said.append("Of shorter runs it is the last fifth.")
+        sentences.append("Of shorter runs it is the last fifth.")
     if any(row.diverged for row in board.rows):
-        said.append(
+        sentences.append(
             f"A run that diverged has no terminal {board.metric.name}: means are over the others, and nothing of such "
             "a selector is marked as best."
         )
     if any(row.failed for row in board.rows):
-        said.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
+        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
     if max(row.runs for row in board.rows) > 1:
-        said.append("± is the standard deviation over seeds.")
-    return " ".join([*said, _about_p(board)])
+        sentences.append("± is the standard deviation over seeds.")
+    return " ".join([*sentences, _about_p(board)])
 
 
 def _about_p(board: Leaderboard) -> str:

@@ -107,15 +107,15 @@ def verdict_table(found: Sequence[ClaimVerdict]) -> Table:
 
 def summary(found: Sequence[ClaimVerdict]) -> str:
     """Say in a few words what became of the claims."""
-    said = [
+    parts = [
         f"{count} {_PLURAL[state] if count != 1 else state}" for state, count in count_verdicts(found).items() if count
     ]
-    return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(said)}." if said else "No claims."
+    return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(parts)}." if parts else "No claims."
 
 
 def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
-    """Say how ours was made, and where with less than the paper's."""
-    study, said = exhibit.study, []
+    """Say how our figures came about, and where with less than the paper used."""
+    study, sentences = exhibit.study, []
     settings = record.settings
     if not settings:
         return ["Not run yet."]
@@ -135,42 +135,42 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
             f"by `{made['command']}`"
         )
         groups.setdefault((text,), []).append(name)
-    said += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
-    said += _later(study, record)
+    sentences += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
+    sentences += _later(study, record)
     counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
     for name, found in settings.items() if "rounds" in counted else ():
         wanted = study.target(name)
         if wanted is not None and found.get("target") not in (None, wanted) and not found["made"].get("trial"):
-            said.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * wanted:g}%.")
+            sentences.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * wanted:g}%.")
     missing = [name for name in study.rounds if name not in settings]
     if missing:
-        said.append(f"Not run: {', '.join(missing)}.")
-    return said
+        sentences.append(f"Not run: {', '.join(missing)}.")
+    return sentences
 
 
 def _later(study: Study, record: StudyRecord) -> list[str]:
-    """Say which methods were added later, and how far others lie from the record that were made again beside them."""
+    """Say which methods were added later, and how far those that were run again lie from the record."""
     groups: dict[str, tuple[list[str], dict[str, list[float]]]] = {}
     for setting, found in record.settings.items():
         for piece in found.get("later", ()):
-            who = "; ".join(study.names.get(label, label) for label in piece["labels"])
+            methods = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made = piece["made"]
-            text = f"{who}: added on {made['device']}, {made['date']}, by `{made['command']}`"
+            text = f"{methods}: added on {made['device']}, {made['date']}, by `{made['command']}`"
             settings, again = groups.setdefault(text, ([], {}))
             settings.append(setting)
             for label, best in piece["again"].items():
                 pairs = zip(best, found["labels"][label]["best"], strict=True)
                 moved = [100 * (now - then) for now, then in pairs if now is not None and then is not None]
                 again.setdefault(study.names.get(label, label), []).extend(moved)
-    said = []
+    sentences = []
     for text, (settings, again) in groups.items():
         compared = "".join(
             f"; {name}, made again beside them, lies {_span(moved)} points of best accuracy from the record"
             for name, moved in again.items()
             if moved
         )
-        said.append(f"{', '.join(settings)}: {text}{compared}.")
-    return said
+        sentences.append(f"{', '.join(settings)}: {text}{compared}.")
+    return sentences
 
 
 def _span(values: Sequence[float]) -> str:
