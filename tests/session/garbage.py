@@ -218,7 +218,7 @@ def core() -> list[Recipe]:
                 "complete": True,
             },
         ),
-        Recipe("RoundReport of garbage", told, lambda: {"ticket": 0, "clients": ["c0", "c1"]}),
+        Recipe("RoundReport of garbage", told, lambda: {"ticket": 0, "clients": []}),
         Recipe(
             "RoundReport of metrics",
             lambda **given: told(metrics={Signal.LOSS_RMS: given["a"], Signal.DURATION: given["b"]}),
@@ -251,7 +251,7 @@ def core() -> list[Recipe]:
         _method("Session.ask", session, "ask", request=lambda: RoundRequest(2), answer=lambda: None),
         _method("Session.query", session, "query", request=lambda: RoundRequest(2)),
         _method("Session.eligibility", session, "eligibility", request=lambda: RoundRequest(2)),
-        _method("Session.tell", lambda: asked()[0], "tell", report=lambda: RoundReport(0, [0, 1]), host=lambda: None),
+        _method("Session.tell", lambda: asked()[0], "tell", report=lambda: RoundReport(0, []), host=lambda: None),
         _method("Session.abandon", lambda: asked()[0], "abandon", ticket=lambda: 0, reason=lambda: "x"),
         _method("Session.record", lambda: asked()[0], "record", round_=lambda: 0, metrics=lambda: {"a": 1.0}),
         _method("Session.note", session, "note", kind=lambda: "x", body=lambda: {"a": 1}),

@@ -24,14 +24,13 @@ from fedcohort.audit.replay import DoesNotFollow, Replay, compare_states
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import InputError, JournalError
 from fedcohort.core.files import read_file
-from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import rebuild_selector, selector_name
+from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, VERSION, Link, joined, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
-from fedcohort.journal.place import place
 from fedcohort.journal.signing import is_signed
 from fedcohort.journal.tables import table_of
 from fedcohort.session.rules import Rules
@@ -99,7 +98,6 @@ class AuditResult:
         return "confirmed with remarks" if self.remarks else "confirmed"
 
 
-@guarded(plugins=True)
 def verify(
     path: str | Path,
     selector: Selector[Any] | None = None,
@@ -124,7 +122,15 @@ def verify(
     public : str, optional
         The public key of whoever must have signed the journal, in hexadecimal.
     """
-    with contextlib.closing(read_journal(place(path))) as journal:
+    if selector is not None:
+        instance(selector, Selector, "'selector'")  # type: ignore[type-abstract]
+    if seed is not None:
+        whole_number(seed, "'seed'", least=0)
+    if receipts is not None:
+        mapping(receipts, "'receipts'")
+    if public is not None:
+        text(public, "'public'")
+    with contextlib.closing(read_journal(path)) as journal:
         return confirm(journal, selector, seed=seed, receipts=receipts, public=public)
 
 

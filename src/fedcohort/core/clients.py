@@ -10,15 +10,16 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, read_only
 from fedcohort.core.errors import InputError, SignalError, UnknownNameError
-from fedcohort.core.guard import guarded
 from fedcohort.core.registry import nearest
 from fedcohort.core.signals import Signal
+from fedcohort.core.validate import array, instance, listing, numbers, refuse, whole_number
 
 _MOST = 2**31 - 1  # clients or classes
 
@@ -33,25 +34,13 @@ def _finite_non_negative(name: str, array: FloatArray) -> None:
         )
 
 
-def _whole(what: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= _MOST:
-        raise InputError(f"{what} must be a whole number from {least} to {_MOST}. Got {value!r}.")
-    return int(value)
-
-
 def _matrix(name: str, values: ArrayLike) -> FloatArray:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"{name} must be a matrix with one row per client, all rows of one length. Got {error}."
-        ) from None
-    if array.ndim != 2:
-        raise InputError(f"{name} must be a matrix with one row per client. Got an array of shape {array.shape}.")
-    return read_only(array, np.float64) if array is values else read_only(array)
+    matrix = numbers(values, name, "a matrix with one row per client, all rows of one length")
+    if matrix.ndim != 2:
+        raise InputError(f"{name} must be a matrix with one row per client. Got an array of shape {matrix.shape}.")
+    return read_only(matrix)
 
 
-@guarded
 @dataclass(frozen=True)
 class LabelCounts:
     """Samples per class of each client, (N, B)."""
@@ -69,7 +58,6 @@ class LabelCounts:
         return int(self.counts.shape[1])
 
 
-@guarded
 @dataclass(frozen=True)
 class LabelFactor:
     """A factor F, (N, r), of the matrix of label inner products: S = F F'. Rows are label counts up to a rotation."""
@@ -82,10 +70,9 @@ class LabelFactor:
         if not np.isfinite(array).all():
             raise InputError("label factor must be finite. Got NaN or infinite entries.")
         object.__setattr__(self, "factor", array)
-        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
+        object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
 
 
-@guarded
 @dataclass(frozen=True)
 class LabelGram:
     """The matrix S, (N, N), of inner products of the clients' label counts, and the number of classes."""
@@ -100,10 +87,9 @@ class LabelGram:
         if not np.isfinite(array).all():
             raise InputError("label inner products must be finite. Got NaN or infinite entries.")
         object.__setattr__(self, "gram", array)
-        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
+        object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
 
 
-@guarded
 @dataclass(frozen=True)
 class LabelGramRows:
     """Rows of S for clients that join a federation described by a :class:`LabelGram`, (m, N + m).
@@ -121,7 +107,7 @@ class LabelGramRows:
         if not np.isfinite(array).all():
             raise InputError("label inner products must be finite. Got NaN or infinite entries.")
         object.__setattr__(self, "rows", array)
-        object.__setattr__(self, "classes", _whole("The number of classes", classes, 1))
+        object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
 
 
 LabelInfo = LabelCounts | LabelFactor | LabelGram
@@ -140,7 +126,6 @@ def label_rows(labels: LabelInfo | LabelGramRows) -> FloatArray:
             return labels.rows
 
 
-@guarded(methods=True)
 @dataclass(frozen=True, eq=False)
 class ClientTable:
     """Struct of arrays over the N clients of a federation; read-only.
@@ -185,19 +170,17 @@ class ClientTable:
     ) -> None:
         given: dict[str, int] = {}
         if n is not None:
-            given["n"] = _whole("The number of clients", n, 0)
+            given["n"] = whole_number(n, "The number of clients", 0, _MOST)
         name_tuple: tuple[str, ...] | None = None
         if names is not None:
-            if isinstance(names, (str, bytes)):
-                raise InputError(f"names must be a list of names, not one text. Got {names!r}.")
-            name_tuple = tuple(str(name) for name in names)
+            name_tuple = _names(names)
             if len(set(name_tuple)) != len(name_tuple):
                 twice = next(x for i, x in enumerate(name_tuple) if x in name_tuple[:i])
                 raise InputError(f"Client names must be unique. Got {twice!r} more than once.")
             given["names"] = len(name_tuple)
         size_array: FloatArray | None = None
         if sizes is not None:
-            size_array = read_only(sizes, np.float64)
+            size_array = read_only(numbers(sizes, "sizes", "one number per client"))
             if size_array.ndim != 1:
                 raise InputError(f"sizes must be one number per client. Got shape {size_array.shape}.")
             _finite_non_negative("sizes", size_array)
@@ -207,6 +190,9 @@ class ClientTable:
                 size_array = read_only(labels.counts.sum(axis=1))
             _finite_non_negative("sums of label counts", size_array)
         if labels is not None:
+            allowed = "LabelCounts, LabelFactor, LabelGram or LabelGramRows"
+            if not isinstance(labels, LabelCounts | LabelFactor | LabelGram | LabelGramRows):
+                raise refuse("labels", allowed, labels)
             given["labels"] = len(label_rows(labels))
         if not given:
             raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
@@ -282,6 +268,7 @@ class ClientTable:
 
     def granting(self, signals: frozenset[Signal]) -> ClientTable:
         """Return the same table through which only ``signals`` can be read."""
+        instance(signals, frozenset, "'signals'", "a frozenset of signals")
         view = object.__new__(ClientTable)
         for field in dataclasses.fields(self):
             object.__setattr__(view, field.name, getattr(self, field.name))
@@ -300,6 +287,7 @@ class ClientTable:
 
     def name(self, client: int) -> str:
         """Return the host's name of a dense index."""
+        client = whole_number(client, "A client's index")
         if not 0 <= client < self.n:
             raise UnknownNameError(f"There is no client {client}; the federation has clients 0 to {self.n - 1}.")
         return self._names[client] if self._names is not None else str(client)
@@ -307,6 +295,8 @@ class ClientTable:
     def names_of(self, clients: IntArray) -> tuple[str, ...]:
         """Return the host's names of dense indices that are known to be in range."""
         names = self._names
+        if not isinstance(clients, np.ndarray) or clients.ndim != 1 or clients.dtype.kind not in "iu":
+            raise refuse("'clients'", "an array of indices", clients)
         return tuple(map(str, clients.tolist()) if names is None else [names[client] for client in clients.tolist()])
 
     @cached_property
@@ -315,6 +305,7 @@ class ClientTable:
 
     def index(self, name: str) -> int:
         """Return the dense index of a name."""
+        instance(name, str, "A client's name", "a text")
         if name not in self:
             near = nearest(name, list(self.names)) if self.n <= 10_000 else None
             raise UnknownNameError(
@@ -334,23 +325,28 @@ class ClientTable:
 
     def indices(self, clients: Sequence[str] | Sequence[int] | AnyArray) -> IntArray:
         """Return dense indices for names or indices, checked."""
-        if not isinstance(clients, np.ndarray) and any(isinstance(c, str) for c in clients):
-            if self._names is not None:
-                known = self._index
-                with contextlib.suppress(KeyError):  # a name nobody has is looked up again below, for its error
-                    return read_only([known[str(c)] for c in clients], np.int64)
-            return read_only([self.index(str(c)) for c in clients], np.int64)
-        array = np.asarray(clients)
-        if array.size and array.dtype.kind not in "iu":
-            raise InputError(f"Clients are names or whole-number indices. Got dtype {array.dtype}.")
-        array = array.astype(np.int64).reshape(-1)
-        if array.size and (array.min() < 0 or array.max() >= self.n):
-            wrong = int(array[(array < 0) | (array >= self.n)][0])
+        allowed = "names or whole-number indices"
+        if not isinstance(clients, np.ndarray):
+            items: Sequence[Any] = listing(clients, "Clients", allowed)
+            if any(isinstance(item, str) for item in items):
+                if self._names is not None:
+                    known = self._index
+                    with contextlib.suppress(KeyError, TypeError):  # an unknown name is looked up below, for its error
+                        return read_only([known[item] for item in items], np.int64)
+                return read_only([self.index(item) for item in items], np.int64)
+            clients = items
+        given = array(clients, "Clients", f"a list of {allowed}")
+        if given.size and given.dtype.kind not in "iu":
+            raise refuse("Clients", f"a list of {allowed}", clients)
+        found = given.astype(np.int64).reshape(-1)
+        if found.size and (found.min() < 0 or found.max() >= self.n):
+            wrong = int(found[(found < 0) | (found >= self.n)][0])
             raise UnknownNameError(f"There is no client {wrong}; the federation has clients 0 to {self.n - 1}.")
-        return read_only(array)
+        return read_only(found)
 
     def differing(self, other: ClientTable) -> IntArray:
         """Return the clients about whom two tables of one federation say different things."""
+        instance(other, ClientTable, "'other'")
         differ = np.full(self.n, self.signals != other.signals)
         if self._sizes is not None and other._sizes is not None:
             differ |= self._sizes != other._sizes
@@ -361,6 +357,7 @@ class ClientTable:
 
     def extended(self, other: ClientTable) -> ClientTable:
         """Return this table followed by the clients of ``other``, which must carry the same facts."""
+        instance(other, ClientTable, "'other'")
         if self.signals != other.signals:
             raise InputError(
                 f"New clients must carry the same facts as the others ({', '.join(sorted(self.signals)) or 'none'}). "
@@ -396,6 +393,15 @@ class ClientTable:
 
     def __repr__(self) -> str:
         return f"ClientTable(n={self.n}, signals={{{', '.join(sorted(self.signals))}}})"
+
+
+def _names(values: Sequence[str]) -> tuple[str, ...]:
+    """Return the clients' names; numbers are names, too."""
+    found = listing(values, "names", "names")
+    for name in found:
+        if not isinstance(name, str | int | np.integer) or isinstance(name, bool):
+            raise refuse("names", "a list of names, which are texts", values)
+    return tuple(map(str, found))
 
 
 def _grown(gram: FloatArray, rows: FloatArray) -> FloatArray:

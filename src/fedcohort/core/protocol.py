@@ -19,11 +19,11 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, read_only
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
-from fedcohort.core.guard import guarded
 from fedcohort.core.params import Parameterized
 from fedcohort.core.plots import Picture
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import LOSS_SIGNALS, Signal
+from fedcohort.core.validate import array, listing, numbers, refuse
 
 State = TypeVar("State")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -31,10 +31,10 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 def _indices(clients: Any, what: str) -> IntArray:
     """Return clients as a read-only array of dense indices; 0.5 is none of them."""
-    array = np.asarray(clients)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise InputError(f"{what} must be a list of whole numbers. Got {array.dtype} of shape {array.shape}.")
-    return read_only(array, np.int64)
+    found = array(clients, what, "a list of whole numbers")
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise refuse(what, "a list of whole numbers", clients)
+    return read_only(found, np.int64)
 
 
 class Status(IntEnum):
@@ -99,7 +99,6 @@ class Slate:
         return values if self.everyone else values[self.candidates]
 
 
-@guarded
 @dataclass(frozen=True)
 class Losses:
     """Ask for losses of the current global model on some clients.
@@ -118,11 +117,10 @@ class Losses:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", _indices(self.clients, "A Losses query's clients"))
-        if not self.signals or not self.signals <= LOSS_SIGNALS:
-            raise InputError(f"A Losses query asks for {', '.join(sorted(LOSS_SIGNALS))}. Got {sorted(self.signals)}.")
+        if not isinstance(self.signals, frozenset) or not self.signals or not self.signals <= LOSS_SIGNALS:
+            raise refuse("A Losses query's signals", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
 
 
-@guarded
 @dataclass(frozen=True)
 class Trial:
     """Ask what every client's loss change would be if each of ``cohorts`` were trained and averaged, then dropped."""
@@ -133,13 +131,13 @@ class Trial:
     answered_with: ClassVar[Signal] = Signal.LOSS_CHANGE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cohorts", tuple(_indices(c, "A Trial's cohorts") for c in self.cohorts))
+        cohorts = listing(self.cohorts, "A Trial's cohorts", "lists of whole numbers")
+        object.__setattr__(self, "cohorts", tuple(_indices(c, "A Trial's cohorts") for c in cohorts))
 
 
 Query = Losses | Trial
 
 
-@guarded
 @dataclass(frozen=True)
 class Answer:
     """A host's answer to a query.
@@ -162,22 +160,26 @@ class Answer:
                 expected: dict[Signal, tuple[int, ...]] = {s: (len(clients),) for s in signals}
             case Trial(cohorts=cohorts):
                 expected = {Trial.answered_with: (len(cohorts),)}
+            case _:
+                raise refuse("The query of an Answer", "Losses or Trial", self.query)
+        if not isinstance(self.values, Mapping):
+            raise refuse("The values of an Answer", "a mapping from signals to arrays", self.values)
         clean: dict[Signal, FloatArray] = {}
         for signal, shape in expected.items():
             if signal not in self.values:
-                raise InputError(f"The answer lacks '{signal}', which was asked for. Got {sorted(self.values)}.")
-            array = np.array(self.values[signal], dtype=np.float64)
-            if array.shape[: len(shape)] != shape:
-                raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {array.shape}.")
-            array[~np.isfinite(array)] = np.nan
-            clean[signal] = read_only(array)
+                given = ", ".join(map(str, self.values)) or "nothing"
+                raise InputError(f"The answer lacks '{signal}', which was asked for. Got {given}.")
+            answers = numbers(self.values[signal], f"The answer's '{signal}'")
+            if answers.shape[: len(shape)] != shape:
+                raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {answers.shape}.")
+            answers[~np.isfinite(answers)] = np.nan
+            clean[signal] = read_only(answers)
         object.__setattr__(self, "values", MappingProxyType(clean))
 
     def __getitem__(self, signal: Signal) -> FloatArray:
         return self.values[signal]
 
 
-@guarded
 @dataclass(frozen=True)
 class Cohort:
     """The clients chosen for one round, and why.
@@ -222,9 +224,12 @@ class Cohort:
         for name in ("weights", "work"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, read_only(value, np.float64))
-        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
-        object.__setattr__(self, "notes", MappingProxyType(dict(self.notes)))
+                object.__setattr__(self, name, read_only(numbers(value, f"A cohort's {name}")))
+        for name in ("parts", "notes"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise refuse(f"A cohort's {name}", "a mapping", value)
+            object.__setattr__(self, name, MappingProxyType(dict(value)))
 
     @property
     def size(self) -> int:

@@ -26,9 +26,8 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError, RegistryError, UnknownNameError
-from fedcohort.core.guard import guarded
 from fedcohort.core.params import parameters
-from fedcohort.core.text import error_text
+from fedcohort.core.text import error_text, short_repr
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -141,7 +140,6 @@ def _module_of_name(name: str, reference: str) -> ModuleType:
         ) from error
 
 
-@guarded(methods=True, plugins=True)
 class Registry(Generic[T]):
     """Classes or factories by name.
 
@@ -227,7 +225,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Callable[..., T]:
         """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""
         if not isinstance(name, str):
-            raise UnknownNameError(f"The name of a {self.kind} must be a text. Got {name!r}.")
+            raise UnknownNameError(f"The name of a {self.kind} must be a text. Got {short_repr(name)}.")
         if self.base is not None and is_reference(name):
             return self._referenced(name)
         if name not in self:

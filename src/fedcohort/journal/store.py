@@ -28,6 +28,7 @@ from fedcohort.journal.codec import as_json, changed_rows, compress, encode_scal
 from fedcohort.journal.database import Commit, Database
 from fedcohort.journal.events import ATTRIBUTES, EXCLUDED
 from fedcohort.journal.lock import target
+from fedcohort.journal.place import place
 from fedcohort.journal.reading import CohortRow, JournalReader
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.signing import Signer
@@ -360,4 +361,5 @@ def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> N
 
 def read_journal(path: str | Path) -> Journal:
     """Open a journal for reading only, while a session may be writing it, or where nothing can be written."""
-    return Journal(opening.open_for_reading(Path(path)), Path(path))
+    where = place(path)
+    return Journal(opening.open_for_reading(where), where)

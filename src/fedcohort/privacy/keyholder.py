@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, UnknownNameError
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import instance, mapping, texts
 from fedcohort.privacy.scheme import SecretKey, Statement, open_statement, set_digest, sign_confirmation
 
 _SCHEMA = """
@@ -21,7 +21,6 @@ CREATE TABLE IF NOT EXISTS statements (client TEXT PRIMARY KEY, statement BLOB N
 """
 
 
-@guarded(methods=True)
 class KeyHolder:
     """Holds the secret key of one federation.
 
@@ -39,9 +38,9 @@ class KeyHolder:
     """
 
     def __init__(self, secret: SecretKey, clients: Mapping[str, bytes], record: str | Path | None = None) -> None:
-        self._secret = secret
+        self._secret = instance(secret, SecretKey, "'secret'")
         self.public = secret.public
-        self._clients = dict(clients)
+        self._clients: dict[str, bytes] = dict(mapping(clients, "'clients'"))
         self._lock = threading.Lock()
         self._record = record or ":memory:"
         self._db = sqlite3.connect(self._record, check_same_thread=False)
@@ -77,7 +76,7 @@ class KeyHolder:
         refused: dict[str, str] = {}
         with self._lock:
             news: dict[str, Statement] = {}
-            for name, data in statements.items():
+            for name, data in mapping(statements, "'statements'").items():
                 try:
                     found = open_statement(self._secret, name, self._verifier(name), data)
                 except FedcohortError as error:
@@ -99,6 +98,7 @@ class KeyHolder:
 
     def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
         """Return the inner products of the counts of some clients with those of others, (rows, columns)."""
+        rows, columns = texts(rows, "'rows'"), texts(columns, "'columns'")
         with self._lock:
             left, right = ([self._statement(name).counts for name in names] for names in (rows, columns))
         shape = (-1, self.public.classes)
@@ -106,6 +106,7 @@ class KeyHolder:
 
     def confirm(self, clients: Sequence[str]) -> dict[str, bytes]:
         """Return for each client, signed, what it stated and the set of clients its products are told with."""
+        clients = texts(clients, "'clients'")
         with self._lock:
             if self._set is None:
                 self._set = set_digest(self._statements.values())

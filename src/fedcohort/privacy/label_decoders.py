@@ -13,7 +13,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelGramRows, LabelInfo
 from fedcohort.core.errors import CiphertextError, FedcohortError, KeyHolderError, UnknownNameError
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import whole_number
 from fedcohort.privacy.rotation import unpack_rotated_counts
 from fedcohort.privacy.scheme import PublicKey, check_statement, unwrap, wrap
 
@@ -85,7 +85,6 @@ class KeyHolderLike(Protocol):
         """Return what was taken from each client, signed."""
 
 
-@guarded(methods=True, plugins=True)
 class EncryptedLabels:
     """Class balance from sealed label counts: the server passes them on, the key holder returns S.
 
@@ -97,7 +96,7 @@ class EncryptedLabels:
     """
 
     def __init__(self, public: PublicKey | str | Path, holder: KeyHolderLike) -> None:
-        self._public = public if isinstance(public, PublicKey) else PublicKey.from_bytes(Path(public).read_bytes())
+        self._public = PublicKey.read(public)
         self._holder = holder
         self._confirmed: dict[str, bytes] = {}
         self._ask_again = 0.0  # when to ask a key holder again that did not answer
@@ -160,7 +159,6 @@ class EncryptedLabels:
             )
 
 
-@guarded(methods=True)
 class RotatedLabels:
     """Class balance from counts that clients rotated with a secret they share.
 
@@ -170,7 +168,7 @@ class RotatedLabels:
     """
 
     def __init__(self, classes: int) -> None:
-        self.classes = classes
+        self.classes = whole_number(classes, "The number of classes", least=1)
 
     def check(self, client: str, sealed: bytes) -> None:
         """Raise CiphertextError when a row cannot be used."""
@@ -193,7 +191,6 @@ class RotatedLabels:
         return {}
 
 
-@guarded(methods=True)
 class NoisyLabels:
     """Class balance from counts with noise, which clients released under differential privacy.
 
@@ -203,7 +200,7 @@ class NoisyLabels:
     """
 
     def __init__(self, classes: int) -> None:
-        self.classes = classes
+        self.classes = whole_number(classes, "The number of classes", least=1)
 
     def check(self, client: str, sealed: bytes) -> None:
         """Raise CiphertextError when the counts cannot be used."""

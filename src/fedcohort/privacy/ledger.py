@@ -17,7 +17,9 @@ from numpy.typing import ArrayLike
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import BudgetError, InputError, JournalError
 from fedcohort.core.files import read_file
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import instance
+from fedcohort.core.validate import number as check_number
+from fedcohort.core.validate import path as check_path
 from fedcohort.privacy.noise import CountNoise, LossNoise, Release, fit_counts, total_epsilon
 
 try:
@@ -76,7 +78,6 @@ class _Book:
         self.lines.append(line)
 
 
-@guarded(methods=True)
 class Ledger:
     """Every release of one client, kept by the client.
 
@@ -105,10 +106,13 @@ class Ledger:
     """
 
     def __init__(self, epsilon: float, delta: float = 0.0, path: str | Path | None = None) -> None:
-        if not epsilon > 0 or not 0 <= delta < 1:
+        self.epsilon, self.delta = check_number(epsilon, "'epsilon'"), check_number(delta, "'delta'")
+        if not self.epsilon > 0 or not 0 <= self.delta < 1:
             raise InputError(f"A budget has epsilon > 0 and 0 <= delta < 1. Got epsilon={epsilon!r}, delta={delta!r}.")
-        self.epsilon, self.delta = float(epsilon), float(delta)
-        self._path = None if path is None else Path(path).resolve()  # one lock, by whatever link it is reached
+        # Resolved, so that there is one lock by whatever link the file is reached.
+        self._path = None if path is None else check_path(path, "'path'").resolve()
+        if self._path is not None and self._path.is_dir():
+            raise InputError(f"A ledger is a file; {self._path} is a directory.")
         self._memory: list[str] = []
         self._alone = threading.Lock()
         with self._opened() as book:
@@ -165,6 +169,7 @@ class Ledger:
 
     def charge(self, release: Release) -> None:
         """Book a release that is about to be made; BudgetError, and nothing booked, when it is not covered."""
+        instance(release, Release, "'release'")
         with self._opened() as book:
             self._cover(book, release)
             self._write([*book.lines, _entry(release)])

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import instance, listing, number, numbers, texts, whole_number
 from fedcohort.privacy.attacks import (
     Recovered,
     exact,
@@ -97,7 +97,6 @@ class Audit:
     exposures: tuple[Exposure, ...]
 
 
-@guarded
 def audit(
     counts: ArrayLike,
     *,
@@ -125,10 +124,16 @@ def audit(
         Learning rate times local steps of that training.
     rng : Generator
     """
-    truth = np.asarray(counts)
-    if truth.ndim != 2 or (truth != np.rint(truth)).any() or (truth < 0).any():
-        raise InputError(f"The audit takes whole label counts, (N, B). Got an array of shape {truth.shape}.")
-    truth = truth.astype(np.int64)
+    found = numbers(counts, "'counts'")
+    budgets = [number(epsilon, "'epsilons'") for epsilon in listing(epsilons, "'epsilons'", "numbers")]
+    if names is not None:
+        names = texts(names, "'names'")
+    whole_number(coalition, "'coalition'")
+    number(step, "'step'")
+    instance(rng, np.random.Generator, "'rng'")
+    if found.ndim != 2 or (found != np.rint(found)).any() or (found < 0).any():
+        raise InputError(f"The audit takes whole label counts, (N, B). Got an array of shape {found.shape}.")
+    truth = found.astype(np.int64)
     n = len(truth)
     if not 1 <= coalition <= n:
         raise InputError(f"A coalition has 1 to {n} clients. Got {coalition}.")
@@ -137,9 +142,9 @@ def audit(
     nothing = Recovered(np.outer(truth.sum(axis=1), shared), named=True)
     look = _Attacker(truth, traitors, nothing, rng)
     exposures = [look.counts(), look.encrypted(), look.rotated()]
-    exposures += [look.noisy(epsilon) for epsilon in epsilons]
+    exposures += [look.noisy(epsilon) for epsilon in budgets]
     if updates is not None:
-        exposures.append(look.updates(np.asarray(updates, np.float64), step))
+        exposures.append(look.updates(numbers(updates, "'updates'"), step))
     return Audit(
         tuple(names) if names is not None else tuple(map(str, range(n))),
         share_error(nothing, truth),

@@ -23,9 +23,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError, MissingExtraError
-from fedcohort.core.guard import guarded
 from fedcohort.core.params import Interval, OneOf, Parameterized, param
 
 _CHANGED = 2  # counts that change by 1 each when one sample changes its label
@@ -161,7 +160,6 @@ def _opendp() -> Any:
     return opendp.prelude
 
 
-@guarded(methods=True)
 @dataclass(frozen=True, kw_only=True)
 class CountNoise(Parameterized):
     """Integer noise on each label count.
@@ -217,17 +215,18 @@ class CountNoise(Parameterized):
     @staticmethod
     def check(counts: ArrayLike) -> None:
         """Refuse anything but whole counts of one client."""
-        values = np.asarray(counts)
+        values = private_numbers(counts)
         if (
-            values.ndim != 1
+            values is None
+            or values.ndim != 1
             or not np.isfinite(values).all()
             or (values != np.floor(values)).any()
             or (values < 0).any()
         ):
             # Without the counts themselves: a client's errors are sent to the server.
+            found = type(counts).__name__ if values is None else f"shape {values.shape} and type {values.dtype}"
             raise InputError(
-                f"Noise is added to whole, nonnegative counts of one client. Got something else, of shape "
-                f"{values.shape} and type {values.dtype}."
+                f"Noise is added to whole, nonnegative counts of one client. Got something else, of {found}."
             )
 
     def noisy(self, counts: ArrayLike) -> IntArray:
@@ -254,6 +253,15 @@ class CountNoise(Parameterized):
         return values + draws[: len(values)]
 
 
+def private_numbers(values: ArrayLike) -> AnyArray | None:
+    """Return an array of numbers, or None; no error shows the values, because it would be sent to the server."""
+    try:
+        found = np.asarray(values)
+    except Exception:  # whatever an object raises that is asked to be an array
+        return None
+    return found if found.dtype.kind in "biuf" else None
+
+
 def _simulated_laplace(scale: float, size: int, rng: np.random.Generator) -> IntArray:
     stop = -math.expm1(-1 / scale)
     return rng.geometric(stop, size) - rng.geometric(stop, size)
@@ -276,7 +284,6 @@ def fit_counts(noisy: ArrayLike, size: float) -> FloatArray:
     return np.maximum(values - excess[last], 0.0) if size > 0 else np.zeros(len(values))
 
 
-@guarded(methods=True)
 @dataclass(frozen=True, kw_only=True)
 class LossNoise(Parameterized):
     """Noise on the mean of samples' losses, each clipped to [0, ``bound``].
@@ -307,7 +314,10 @@ class LossNoise(Parameterized):
 
     def noisy_mean(self, losses: ArrayLike) -> float:
         """Return the mean of a client's (n,) losses with noise; NaN when it has none."""
-        values = np.nan_to_num(np.asarray(losses, np.float64), nan=self.bound, posinf=self.bound)
+        found = private_numbers(losses)
+        if found is None or found.ndim != 1:
+            raise InputError(f"Noise is added to the losses of one client's samples. Got a {type(losses).__name__}.")
+        values = np.nan_to_num(found.astype(np.float64), nan=self.bound, posinf=self.bound)
         if not len(values):
             return float("nan")
         steps = np.rint(np.clip(values, 0.0, self.bound) * (self._GRID / self.bound)).astype(np.int64)

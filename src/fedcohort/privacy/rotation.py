@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.errors import CiphertextError, InputError
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import text, whole_number
+from fedcohort.privacy.noise import private_numbers
 from fedcohort.privacy.scheme import unwrap, wrap
 
 _LEAST_SEED = 16
 
 
-@guarded(methods=True)
 @dataclass(frozen=True)
 class SecretRotation:
     """A rotation all clients derive from the same secret seed.
@@ -45,10 +45,10 @@ class SecretRotation:
     classes: int
 
     def __post_init__(self) -> None:
-        if len(self.seed) < _LEAST_SEED:
-            raise InputError(f"The secret seed must have at least {_LEAST_SEED} bytes. Got {len(self.seed)}.")
-        if self.classes < 2:
-            raise InputError(f"A rotation is of at least 2 classes. Got {self.classes}.")
+        if not isinstance(self.seed, bytes) or len(self.seed) < _LEAST_SEED:  # secret, so it is not shown
+            found = f"{len(self.seed)} bytes" if isinstance(self.seed, bytes) else f"a {type(self.seed).__name__}"
+            raise InputError(f"The secret seed must be at least {_LEAST_SEED} bytes. Got {found}.")
+        whole_number(self.classes, "The number of classes of a rotation", least=2)
 
     def __repr__(self) -> str:
         return f"SecretRotation(classes={self.classes})"
@@ -70,13 +70,15 @@ class SecretRotation:
 
     def rotated(self, counts: ArrayLike) -> FloatArray:
         """Return (B,) counts rotated."""
-        values = np.asarray(counts, np.float64)
-        if values.shape != (self.classes,) or not np.isfinite(values).all() or (values < 0).any():
-            raise InputError(f"A rotation takes {self.classes} counts, not negative. Got {counts!r}.")
-        return values @ self.matrix
+        values = private_numbers(counts)
+        if values is None or values.shape != (self.classes,) or not np.isfinite(values).all() or (values < 0).any():
+            # Not the counts themselves: what a client raises is sent to the server.
+            raise InputError(f"A rotation takes {self.classes} counts, not negative. Got something else.")
+        return values.astype(np.float64) @ self.matrix
 
     def seal(self, client: str, counts: ArrayLike) -> bytes:
         """Return a client's rotated counts as they travel."""
+        text(client, "'client'")
         body = np.ascontiguousarray(self.rotated(counts), "<f8").tobytes()
         return wrap("rotated labels", {"classes": self.classes, "client": client}, body)
 

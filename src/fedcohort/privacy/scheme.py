@@ -28,7 +28,8 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import CiphertextError, InputError, MissingExtraError
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import instance, text, texts, whole_number
+from fedcohort.core.validate import path as check_path
 
 MOST_CLASSES = 1024
 LARGEST_SIZE = 1 << 26
@@ -65,6 +66,8 @@ def wrap(kind: str, fields: Mapping[str, Any], body: bytes) -> bytes:
 
 def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
     """Return the header and body :func:`wrap` joined; anything else is refused."""
+    if not isinstance(data, bytes):
+        raise CiphertextError(f"{what} is not a {kind}: it must be bytes. Got a {type(data).__name__}.")
     line, newline, body = data[: _HEADER_LIMIT + 1].partition(b"\n")
     try:
         header = json.loads(line) if newline else None
@@ -88,7 +91,6 @@ def _encode(kind: str, *fields: Any) -> bytes:
 # -- keys ---------------------------------------------------------------------------------------------------------
 
 
-@guarded(methods=True)
 @dataclass(frozen=True)
 class PublicKey:
     """The key holder's public key: what a client needs to seal its counts, and a server to recognise them.
@@ -108,12 +110,9 @@ class PublicKey:
     body: bytes
 
     def __post_init__(self) -> None:
-        if not 2 <= self.classes <= MOST_CLASSES:
-            raise InputError(f"Sealed label counts are for 2 to {MOST_CLASSES} classes. Got {self.classes}.")
-        if not 1 <= self.most_samples <= LARGEST_SIZE:
-            raise InputError(
-                f"The most samples a client may state must be from 1 to {LARGEST_SIZE}. Got {self.most_samples}."
-            )
+        whole_number(self.classes, "The number of classes of a label key", 2, MOST_CLASSES)
+        whole_number(self.most_samples, "The most samples a client may state", 1, LARGEST_SIZE)
+        instance(self.body, bytes, "The body of a label key")
 
     @functools.cached_property
     def name(self) -> str:
@@ -123,6 +122,11 @@ class PublicKey:
     def to_bytes(self) -> bytes:
         """Return the key as a file's content."""
         return wrap("label key", {"classes": self.classes, "most_samples": self.most_samples}, self.body)
+
+    @classmethod
+    def read(cls, key: PublicKey | str | Path) -> PublicKey:
+        """Return a key, given itself or the path of its file."""
+        return key if isinstance(key, PublicKey) else cls.from_bytes(check_path(key, "'public'").read_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PublicKey:
@@ -160,7 +164,6 @@ class SecretKey:
         return cls(PublicKey(int(header["classes"]), int(header["most_samples"]), public), body)
 
 
-@guarded
 def make_keys(classes: int, most_samples: int = 100_000) -> SecretKey:
     """Return a key holder's fresh keys for a federation; ``.public`` is for clients and server.
 
@@ -175,7 +178,6 @@ def make_keys(classes: int, most_samples: int = 100_000) -> SecretKey:
     return SecretKey(PublicKey(classes, most_samples, _crypto().public_of(body)), body)
 
 
-@guarded(methods=True)
 @dataclass(frozen=True)
 class ClientKey:
     """A client's own key, with which it signs what it states.
@@ -189,8 +191,9 @@ class ClientKey:
     body: bytes
 
     def __post_init__(self) -> None:
-        if len(self.body) != 32:
-            raise InputError(f"A client's key has 32 bytes. Got {len(self.body)}.")
+        if not isinstance(self.body, bytes) or len(self.body) != 32:  # secret, so it is not shown
+            found = f"{len(self.body)}" if isinstance(self.body, bytes) else f"a {type(self.body).__name__}"
+            raise InputError(f"A client's key has 32 bytes. Got {found}.")
 
     def __repr__(self) -> str:
         return f"ClientKey({self.public})"
@@ -215,12 +218,11 @@ class ClientKey:
         return cls(unwrap("client key", data, "The client's key")[1])
 
 
-@guarded
 def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
     """Return the clients of ``clients.txt``: a name and the public half of the client's key on each line."""
     found: dict[str, bytes] = {}
     keys: set[bytes] = set()
-    for line in lines:
+    for line in texts(lines if isinstance(lines, (list, tuple)) else list(lines), "The clients' file", "lines"):
         if not line.strip():
             continue
         name, _, text = line.strip().rpartition(" ")
@@ -262,7 +264,6 @@ class Statement:
     commitment: str
 
 
-@guarded(methods=True)
 class LabelSeal:
     """How a client tells the key holder its label counts, and checks what the key holder makes of them.
 
@@ -275,8 +276,8 @@ class LabelSeal:
     """
 
     def __init__(self, public: PublicKey | str | Path, key: ClientKey | str | Path) -> None:
-        self.public = public if isinstance(public, PublicKey) else PublicKey.from_bytes(Path(public).read_bytes())
-        self._key = key if isinstance(key, ClientKey) else ClientKey.from_bytes(Path(key).read_bytes())
+        self.public = PublicKey.read(public)
+        self._key = key if isinstance(key, ClientKey) else ClientKey.from_bytes(check_path(key, "'key'").read_bytes())
 
     def seal(self, client: str, counts: ArrayLike) -> bytes:
         """Return a client's label counts sealed and signed, as they travel.
@@ -287,7 +288,7 @@ class LabelSeal:
             Its name in the federation and in ``clients.txt``.
         counts : (B,) array of whole numbers
         """
-        values, client = self._checked(counts), _normalise(client)
+        values, client = self._checked(counts), _normalise(text(client, "'client'"))
         about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
         box = _crypto().seal(self.public.body, about, self._salt() + _pack(values))
         fields = {
@@ -307,7 +308,7 @@ class LabelSeal:
         CiphertextError
             When the confirmation is not the key holder's, or says something else than this client would state.
         """
-        values, client = self._checked(counts), _normalise(client)
+        values, client = self._checked(counts), _normalise(text(client, "'client'"))
         fields, signature = unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
         told = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
         if told[0] != self.public.name:

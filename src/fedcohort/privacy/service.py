@@ -34,7 +34,8 @@ import numpy as np
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, MissingExtraError, UnknownNameError
 from fedcohort.core.files import read_file
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import instance, number, refuse, text, whole_number
+from fedcohort.core.validate import path as check_path
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.scheme import STATEMENT_LIMIT, ClientKey, PublicKey, SecretKey, make_keys, parse_clients
 
@@ -117,7 +118,6 @@ def open_folder(folder: Path) -> tuple[KeyHolder, str]:
 # -- serving --------------------------------------------------------------------------------------------------------
 
 
-@guarded
 class KeyHolderServer:
     """Serves one key holder, from :meth:`serve_forever` until :meth:`shutdown`.
 
@@ -140,6 +140,12 @@ class KeyHolderServer:
         certificate: str | Path | None = None,
         key: str | Path | None = None,
     ) -> None:
+        instance(holder, KeyHolder, "'holder'")
+        text(token, "'token'")
+        if not isinstance(address, tuple) or len(address) != 2:
+            raise refuse("'address'", "a host and a port, for example ('127.0.0.1', 0)", address)
+        text(address[0], "The host of 'address'")
+        whole_number(address[1], "The port of 'address'", 0, 65535)
         if certificate is None and not _is_local(address[0]):
             raise KeyHolderError(
                 f"A key holder at {address[0]} must use TLS: anybody on the network could read S and the token.",
@@ -257,7 +263,6 @@ def _is_local(host: str) -> bool:
 # -- asking ---------------------------------------------------------------------------------------------------------
 
 
-@guarded(methods=True)
 class RemoteKeyHolder:
     """The key holder as the server sees it, behind a wire.
 
@@ -276,15 +281,15 @@ class RemoteKeyHolder:
     def __init__(
         self, url: str, token: str | Path, *, authority: str | Path | None = None, patience: float = 60.0
     ) -> None:
-        parts = urlsplit(url)
+        parts = urlsplit(text(url, "'url'"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise KeyHolderError(f"A key holder is at https://host:port. Got {url!r}.")
         if parts.scheme == "http" and not _is_local(parts.hostname):
             raise KeyHolderError(f"Without TLS a key holder must be on this machine. Got {url!r}.")
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
-        self._token = token.read_text().strip() if isinstance(token, Path) else token
-        self._authority = authority
-        self._patience = patience
+        self._token = token.read_text().strip() if isinstance(token, Path) else text(token, "'token'")
+        self._authority = None if authority is None else check_path(authority, "'authority'")
+        self._patience = number(patience, "'patience'", least=0)
 
     def __repr__(self) -> str:
         return f"RemoteKeyHolder({self._host}:{self._port})"

@@ -14,6 +14,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.top import top_k
+from fedcohort.core.validate import whole_number
 from fedcohort.journal.events import FAILURES
 from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.store import Journal
@@ -196,15 +197,16 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     client : int or str, optional
         Dense index or the host's name.
     """
-    rows = journal.cohorts(round_=round_)
+    round_ = whole_number(round_, "A round")
+    last, _ = journal.last()
+    rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
     if not rows:
-        last, _ = journal.last()
         raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
     cohort = rows[-1]
     table, active = journal.table()
     index = None
     if client is not None:
-        index = table.index(client) if isinstance(client, str) else int(table.indices([client])[0])
+        index = table.index(client) if isinstance(client, str) else table.index(table.name(client))
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
     all_rows = _rows(table, picked, arrays, cohort.n_candidates)

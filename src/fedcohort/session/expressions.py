@@ -155,6 +155,8 @@ def plain_attributes(client: str, facts: Attributes) -> dict[str, str | float | 
     """Return what a client reports about itself, as plain values that a journal gives back unchanged."""
     if not isinstance(client, str):
         raise InputError(f"Attributes are given by the name of a client, a text. Got {short_repr(client)}.")
+    if not isinstance(facts, Mapping):
+        raise InputError(f"The attributes of client {client!r} must be a mapping. Got {short_repr(facts)}.")
     found = {}
     for key, value in facts.items():
         if not isinstance(key, str):

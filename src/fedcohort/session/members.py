@@ -10,6 +10,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import RoundRequest
+from fedcohort.core.validate import array
 
 _NOTHING = np.empty(0, "V1")  # of a kind nobody asks with
 
@@ -73,7 +74,7 @@ class Membership:
             if self._all and not training:
                 return sealed(np.arange(self.table.n))
             return self._without(self.active.copy(), training)
-        given = np.asarray(available)
+        given = _as_array(available)
         if training:
             return self._without(self._mask(available), training)
         before, candidates = self._recent
@@ -86,7 +87,7 @@ class Membership:
 
     def _mask(self, available: AnyArray | Sequence[int] | Sequence[str]) -> BoolArray:
         """Return which members are available, (N,)."""
-        given, n = np.asarray(available), self.table.n
+        given, n = _as_array(available), self.table.n
         if given.dtype != np.bool_:
             mask = np.zeros(n, np.bool_)
             mask[self.table.indices(available)] = True
@@ -101,3 +102,7 @@ class Membership:
         for clients in training:
             mask[clients] = False
         return sealed(np.flatnonzero(mask))
+
+
+def _as_array(available: AnyArray | Sequence[int] | Sequence[str]) -> AnyArray:
+    return array(available, "'available'", "a mask, indices or names of clients")

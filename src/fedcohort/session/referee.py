@@ -121,6 +121,8 @@ class Referee:
         self.ledger = ParticipationLedger(table.n, max(rules.window or 1, 1))
         self._condition = None if rules.eligible is None else Condition.read(rules.eligible)
         self._attributes: dict[str, dict[str, Any]] = {}
+        self._unmet: list[str | None] = []  # by client, the part of the condition that it does not meet
+        self._values: dict[str, list[Any]] = {name: [] for name in rules.quotas or {}}  # by attribute and client
         self._set_table(table)
 
     def _set_table(self, table: ClientTable) -> None:
@@ -168,9 +170,9 @@ class Referee:
     def _check_attributes(self, clients: Iterable[int]) -> None:
         """Find out which clients meet the condition, and each client's value of every attribute with a quota."""
         n = self._table.n
-        if len(getattr(self, "_unmet", ())) != n:
-            self._unmet: list[str | None] = [None] * n
-            self._values: dict[str, list[Any]] = {name: [None] * n for name in self.rules.quotas or {}}
+        if len(self._unmet) != n:
+            self._unmet = [None] * n
+            self._values = {name: [None] * n for name in self.rules.quotas or {}}
             clients = range(n)
         if self._condition is None and not self._values:
             return

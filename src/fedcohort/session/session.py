@@ -24,10 +24,11 @@ from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError, TicketError
-from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
 from fedcohort.core.signals import REPORT_SIGNALS, Signal
+from fedcohort.core.validate import boolean, instance, mapping, one_of, text, whole_number
+from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, ReplyBlock, is_blank
 from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import sealed_state, state_fields
@@ -48,10 +49,15 @@ from fedcohort.session.recorder import SESSION_EVENTS, EventRecorder
 from fedcohort.session.referee import Eligibility, Referee
 from fedcohort.session.resume import next_round, referee_from
 from fedcohort.session.rules import Rules, difference
-from fedcohort.session.shadows import ShadowPick, Shadows, adapted, check_names
+from fedcohort.session.shadows import ShadowPick, Shadows, adapted
 from fedcohort.session.stateful import StatefulSelector
 from fedcohort.session.turn import Turn
 from fedcohort.session.validation import (
+    as_request,
+    as_selector,
+    as_shadows,
+    as_signals,
+    as_table,
     check_answer,
     check_cohort,
     check_late,
@@ -76,13 +82,6 @@ class _Prepared:
     eligibility: Eligibility | None
 
 
-@guarded(
-    methods=True,
-    plugins=(
-        "__init__", "open", "open_or_create", "eligibility", "query", "ask", "tell", "abandon",
-        "join", "forget", "change_selector", "add_shadow",
-    ),
-)  # fmt: skip
 class Session:
     """Run one selector over one federation.
 
@@ -122,13 +121,13 @@ class Session:
 
     def __init__(
         self,
-        selector: Selector[Any],
-        clients: ClientTable,
+        selector: Selector[Any] | str,
+        clients: ClientTable | int | Sequence[str],
         *,
         seed: int = 0,
-        signals: Iterable[Signal] | None = None,
+        signals: Iterable[Signal | str] | None = None,
         journal: str | Path | None = None,
-        shadows: Mapping[str, Selector[Any]] | None = None,
+        shadows: Mapping[str, Selector[Any] | str] | None = None,
         rules: Rules | None = None,
         commit: Commit = "always",
         audit: bool = False,
@@ -136,11 +135,14 @@ class Session:
     ) -> None:
         if sign is not None and not audit:
             raise InputError("Only a session with audit=True is signed.", hint="Session(..., audit=True, sign=...)")
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise InputError(f"The seed must be a whole number, not negative. Got {seed!r}.")
-        turn = Turn(int(seed))
-        supplied = None if signals is None else frozenset(signals)
-        selector, watching = adapted(selector, check_names(shadows or {}), clients, supplied)
+        clients = as_table(clients)
+        turn = Turn(whole_number(seed, "'seed'", least=0))
+        supplied = None if signals is None else as_signals(signals)
+        _check_options(rules, commit, journal, sign)
+        boolean(audit, "'audit'")
+        selector, watching = adapted(
+            as_selector(selector), {} if shadows is None else as_shadows(shadows), clients, supplied
+        )
         check_signals(selector, clients, supplied)
         for name, shadow in watching.items():
             check_signals(shadow, clients, None, who=f"shadow {name!r}")
@@ -196,9 +198,9 @@ class Session:
     def open(
         cls,
         path: str | Path,
-        selector: Selector[Any] | None = None,
+        selector: Selector[Any] | str | None = None,
         *,
-        shadows: Mapping[str, Selector[Any]] | None = None,
+        shadows: Mapping[str, Selector[Any] | str] | None = None,
         rules: Rules | None = None,
         commit: Commit = "always",
         at: Savepoint | None = None,
@@ -223,10 +225,13 @@ class Session:
         sign : path, optional
             The private key of a journal that is signed.
         """
-        check = None if at is None else partial(rewind, savepoint=at)
+        _check_options(rules, commit, path, sign)
+        selector = None if selector is None else as_selector(selector)
+        given = None if shadows is None else as_shadows(shadows)
+        check = None if at is None else partial(rewind, savepoint=instance(at, Savepoint, "'at'"))
         signer = None if sign is None else Signer(sign)
         journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
-        self = cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=check)
+        self = cls._continued(journal, selector, given, rules, quiet=commit == "manual", check=check)
         if at is not None:
             self._shadows = Shadows(self._shadows.running, at.blind)
         return self
@@ -281,7 +286,7 @@ class Session:
         ``selector`` is the one the caller gave; shadows are adapted to what it reads.
         """
         meta = self.journal.meta()
-        wanted = None if given is None else check_names(given)
+        wanted = given
         if wanted is not None and selector is not None:
             _, wanted = adapted(selector, wanted, self.table, self._signals)
         dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
@@ -336,12 +341,12 @@ class Session:
     def open_or_create(
         cls,
         path: str | Path,
-        selector: Selector[Any],
-        clients: ClientTable,
+        selector: Selector[Any] | str,
+        clients: ClientTable | int | Sequence[str],
         *,
         seed: int = 0,
-        signals: Iterable[Signal] | None = None,
-        shadows: Mapping[str, Selector[Any]] | None = None,
+        signals: Iterable[Signal | str] | None = None,
+        shadows: Mapping[str, Selector[Any] | str] | None = None,
         rules: Rules | None = None,
         commit: Commit = "always",
         audit: bool = False,
@@ -351,18 +356,22 @@ class Session:
 
         A journal that was started with another seed, other clients or other signals is refused, with what differs.
         """
+        _check_options(rules, commit, path, sign)
+        selector, clients = as_selector(selector), as_table(clients)
+        supplied = None if signals is None else as_signals(signals)
+        given = None if shadows is None else as_shadows(shadows)
         if not is_blank(place(path)):
-            same = partial(resume_check.check_same, seed=seed, clients=clients, signals=signals, audit=audit)
+            same = partial(resume_check.check_same, seed=seed, clients=clients, signals=supplied, audit=audit)
             signer = None if sign is None else Signer(sign)
             journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
-            return cls._continued(journal, selector, shadows, rules, quiet=commit == "manual", check=same)
+            return cls._continued(journal, selector, given, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,
             clients,
             seed=seed,
-            signals=signals,
+            signals=supplied,
             journal=path,
-            shadows=shadows,
+            shadows=given,
             rules=rules,
             commit=commit,
             audit=audit,
@@ -473,24 +482,28 @@ class Session:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def eligibility(self, request: RoundRequest) -> Eligibility | None:
+    def eligibility(self, request: RoundRequest | int | None) -> Eligibility | None:
         """Return which clients the rules exclude and demand for a request; None without rules. Changes nothing."""
-        return self._prepare(request).eligibility
+        return self._prepare(as_request(request)).eligibility
 
-    def query(self, request: RoundRequest) -> Query | None:
+    def query(self, request: RoundRequest | int | None) -> Query | None:
         """Return the question the selector wants answered before it chooses, or None. Changes nothing."""
         self._prepared = None
-        return self._prepare(request).query
+        return self._prepare(as_request(request)).query
 
-    def ask(self, request: RoundRequest, answer: Answer | None = None) -> Cohort:
+    def ask(self, request: RoundRequest | int | None, answer: Answer | None = None) -> Cohort:
         """Return the cohort of the next round; it is on record when this returns.
 
         Parameters
         ----------
-        request : RoundRequest
+        request : int, None or RoundRequest
+            How many clients; None asks for everybody available. A RoundRequest also says who is available.
         answer : Answer, optional
             The answer to what :meth:`query` returned for the same request.
         """
+        request = as_request(request)
+        if answer is not None:
+            instance(answer, Answer, "'answer'", "an Answer")
         prepared = self._prepare(request)
         check_answer(self.selector, self.table.n, prepared.query, answer)
         turn, own, shadows = self._turn, self._own, self._shadows
@@ -571,7 +584,8 @@ class Session:
         host : JSON-like, optional
             Anything the host wants stored in the same transaction, for example the name of a model checkpoint.
         """
-        item = self._pending.find(report.ticket)
+        instance(report, RoundReport, "'report'")
+        item = self._pending.find(whole_number(report.ticket, "A report's ticket"))
         if item is None:
             self._tell_late(report)
             return
@@ -591,6 +605,8 @@ class Session:
         Clients that were reported keep what was reported, the others are missing; the selector learns from that. The
         round's number is given to the next cohort, unless another round was asked for since.
         """
+        whole_number(ticket, "'ticket'")
+        text(reason, "'reason'")
         self._close(self._pending.get(ticket), [], None, abandoned=reason)
         self._turn = self._turn.at_round(*next_round(self.journal))
 
@@ -625,25 +641,27 @@ class Session:
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard; NaN is no number."""
-        if isinstance(round_, bool) or not isinstance(round_, (int, np.integer)) or not 0 <= round_ < self.round:
-            raise InputError(f"There is no round {round_!r} to record numbers for; rounds so far: {self.round}.")
-        self._recorder.numbers(int(round_), check_numbers(metrics))
+        round_ = whole_number(round_, "'round_'")
+        if not 0 <= round_ < self.round:
+            raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self.round}.")
+        self._recorder.numbers(round_, check_numbers(metrics))
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
         """Record something of the host's own, for example why clients failed; changes no state.
 
         The session reads events of its own, so their kinds are not for others.
         """
-        if kind in SESSION_EVENTS:
+        if text(kind, "'kind'") in SESSION_EVENTS:
             raise InputError(
                 f"Notes of the kind {kind!r} are the session's own.", hint="give the note a kind that says whose it is"
             )
-        self._recorder.note(kind, body)
+        self._recorder.note(kind, mapping(body, "'body'"))
 
     # -- members --------------------------------------------------------------------------------------------------
 
     def join(self, clients: ClientTable) -> None:
         """Add clients to the federation; they are candidates from the next request on."""
+        instance(clients, ClientTable, "'clients'")
         if clients.has_names:
             blocked = self._recorder.blocked(clients.names)
             if blocked:
@@ -673,6 +691,7 @@ class Session:
 
     def update_facts(self, table: ClientTable) -> None:
         """Replace what is known about the clients (sizes, labels); names and number stay, no kind of facts goes."""
+        instance(table, ClientTable, "'table'")
         members = self._members.with_facts(table)
         self._recorder.members_changed(members, FACTS, self.table.differing(table))
         self._own, self._shadows = self._own.with_table(table), self._shadows.with_table(table)
@@ -690,6 +709,8 @@ class Session:
         block : bool
             Whether a client of that name is kept from joining again. The journal then holds a keyed digest of the name.
         """
+        text(client, "'client'")
+        boolean(block, "'block'")
         stand_in, members, own, shadows = self._recorder.forgotten(
             client, self.table, self._own, self._shadows, self._turn, block=block
         )
@@ -725,6 +746,7 @@ class Session:
         order : str, optional
             Which order of an operator this carries out; see :mod:`fedcohort.hosts.orders`.
         """
+        instance(rules, Rules, "'rules'")
         before = self.rules
         named = (*rules.blocked, *rules.pinned, *(rules.budgets or ()), *(rules.paused or ()))
         forgotten = self._recorder.blocked(named)  # an operator's file may still name them
@@ -738,7 +760,7 @@ class Session:
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Store what clients, by name, report about themselves: battery, network, region, for rules to use."""
-        blocked = self._recorder.blocked(attributes)
+        blocked = self._recorder.blocked(mapping(attributes, "'attributes'"))
         news = {name: plain_attributes(name, facts) for name, facts in attributes.items() if name not in blocked}
         if self._referee is None or all(self._referee.attributes.get(name) == own for name, own in news.items()):
             return
@@ -748,21 +770,21 @@ class Session:
 
     # -- selectors ------------------------------------------------------------------------------------------------
 
-    def change_selector(self, selector: Selector[Any]) -> None:
+    def change_selector(self, selector: Selector[Any] | str) -> None:
         """Let another selector choose from the next round on; it starts from the outcomes the journal holds.
 
         Rounds whose reports lack a signal it needs are passed over. What the one before has learned is given up.
         """
-        selector = selector.adapted(self.table.signals | (self._signals or frozenset()))
+        selector = as_selector(selector).adapted(self.table.signals | (self._signals or frozenset()))
         check_signals(selector, self.table, self._signals)
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         own = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
         self._recorder.selector_changed(self.selector, own, self._turn)
         self._own, self._prepared = own, None
 
-    def add_shadow(self, name: str, shadow: Selector[Any]) -> None:
+    def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
         """Let a selector watch from now on; it starts from the outcomes the journal holds."""
-        check_names({name: shadow})
+        shadow = as_shadows({text(name, "'name'"): shadow})[name]
         if name in self._shadows.running:
             raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
         check_signals(shadow, self.table, None, who=f"shadow {name!r}")
@@ -774,11 +796,22 @@ class Session:
 
     def remove_shadow(self, name: str) -> None:
         """Remove a shadow; what it would have picked so far stays on record."""
-        if name not in self._shadows.running:
+        if text(name, "'name'") not in self._shadows.running:
             raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows.running) or 'none'}.")
         others = self._shadows.without([name])
         self._recorder.shadow_dropped(name, "removed", "removed by the operator", others, self._turn)
         self._shadows = others
+
+
+def _check_options(rules: object, commit: object, journal: object, sign: object) -> None:
+    """Check what starting and opening a session have in common."""
+    if rules is not None:
+        instance(rules, Rules, "'rules'")
+    one_of(commit, ("always", "manual"), "'commit'")
+    if journal is not None:
+        check_path(journal, "'journal'")
+    if sign is not None:
+        check_path(sign, "'sign'")
 
 
 def _nobody(eligibility: Eligibility | None) -> Cohort:

@@ -15,7 +15,6 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
 from fedcohort.core.selector_spec import describe
 from fedcohort.core.signals import Signal
@@ -155,14 +154,6 @@ class Shadows:
             return ShadowPick(shadow.with_state(state), cohort.clients, packed, None)
         except Exception as error:  # a shadow is somebody else's code on facts it did not choose
             return ShadowPick(shadow, _NOBODY, None, f"failed: {error}", failed=True)
-
-
-def check_names(shadows: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]]:
-    """Refuse a shadow without a name, or with one that is not text."""
-    for name in shadows:
-        if not isinstance(name, str) or not name or not name.isprintable():
-            raise InputError(f"A shadow selector needs a name, a printable text that is not empty. Got {name!r}.")
-    return dict(shadows)
 
 
 def adapted(

@@ -10,18 +10,91 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import DuplicateReportError, InputError, SelectorError, SignalError
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, Selector, Slate, Status, Trial
+from fedcohort.core.protocol import (
+    SELECTORS,
+    Answer,
+    Cohort,
+    Losses,
+    Query,
+    RoundReport,
+    RoundRequest,
+    Selector,
+    Slate,
+    Status,
+    Trial,
+)
+from fedcohort.core.registry import nearest
 from fedcohort.core.selector_spec import selector_name
 from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
 from fedcohort.core.text import short_repr
+from fedcohort.core.validate import array, boolean, instance, listing, refuse
 from fedcohort.journal import ReplyBlock, ReplyRow
 
 _STATUSES = frozenset(int(status) for status in Status)
 _FEW = 1024
 MOST_WORK = 1000  # times the usual local steps
+
+
+def as_selector(value: object, what: str = "'selector'") -> Selector[Any]:
+    """Return a selector, given itself or by its name."""
+    if isinstance(value, str):
+        return SELECTORS.create(value)
+    return instance(value, Selector, what, "a Selector or the name of one")  # type: ignore[type-abstract]
+
+
+def as_shadows(value: object) -> dict[str, Selector[Any]]:
+    """Return shadow selectors by name."""
+    if not isinstance(value, Mapping):
+        raise refuse("'shadows'", "a mapping from names to selectors", value)
+    for name in value:
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise refuse("The name of a shadow selector", "a printable text that is not empty", name)
+    return {name: as_selector(shadow, f"The shadow {name!r}") for name, shadow in value.items()}
+
+
+def as_table(value: object) -> ClientTable:
+    """Return a client table, given itself, the clients' names, or their number."""
+    if isinstance(value, ClientTable):
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return ClientTable(n=int(value))
+    try:
+        return ClientTable(names=value)  # type: ignore[arg-type]
+    except InputError as error:
+        if isinstance(value, (list, tuple)):
+            raise
+        raise refuse("'clients'", "a number of clients, a list of their names, or a ClientTable", value) from error
+
+
+def as_signals(value: object) -> frozenset[Signal]:
+    """Return signals, given themselves or by their names."""
+    return frozenset(as_signal(item) for item in listing(value, "'signals'", "signals"))
+
+
+def as_signal(value: object) -> Signal:
+    """Return a signal, given itself or by its name; the error names the nearest one."""
+    known = {signal.value: signal for signal in Signal}
+    if not isinstance(value, str):
+        raise refuse("A signal", "a Signal or the name of one", value)
+    if value not in known:
+        near = nearest(value, list(known))
+        raise InputError(
+            f"There is no signal {short_repr(str(value))}. Known: {', '.join(sorted(known))}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    return known[value]
+
+
+def as_request(value: object) -> RoundRequest:
+    """Return a request, given itself or as a cohort size; None asks for everybody."""
+    if isinstance(value, RoundRequest):
+        return value
+    if value is None or isinstance(value, (int, np.integer)):
+        return RoundRequest(value)  # type: ignore[arg-type]
+    raise refuse("A request", "a number of clients, None or a RoundRequest", value)
 
 
 def check_size(size: int | None, n: int) -> int | None:
@@ -160,25 +233,24 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
 def check_report(
     selector: Selector[Any], table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], report: RoundReport
 ) -> ReplyBlock:
-    """Check a report and return what it says by columns.
+    """Check a report and return it by columns.
 
-    ``earlier`` is what partial reports said about the same cohort before.
+    ``earlier`` are the partial reports about the same cohort.
     """
+    boolean(report.complete, "A report's 'complete'")
     whole = report.clients is cohort.clients  # as most hosts report: nothing can be named twice or wrongly
     clients = cohort.clients if whole else table.indices(report.clients)
     if earlier or not whole:
         _check_reported(table, cohort, earlier, report.ticket, clients)
     count = len(clients)
     status = _statuses(report, count)
-    kept = np.ones(count, np.bool_) if report.kept is None else np.array(report.kept)
-    if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise InputError(f"'kept' must be one bool per reported client, {count}. Got {report.kept!r}.")
+    kept = _kept(report, count)
     columns: dict[str, FloatArray] = {}
+    if not isinstance(report.metrics, Mapping):
+        raise refuse("A report's metrics", "a mapping from signals to numbers", report.metrics)
     for signal, values in report.metrics.items():
-        if signal not in REPORT_SIGNALS:
-            raise InputError(
-                f"A report's metrics are named by signals ({', '.join(sorted(REPORT_SIGNALS))}). Got {signal!r}."
-            )
+        if not isinstance(signal, str) or signal not in REPORT_SIGNALS:
+            raise refuse("The name of a metric in a report", f"among {', '.join(sorted(REPORT_SIGNALS))}", signal)
         column = _column(Signal(signal), values, count, earlier)
         if not np.isfinite(column).all():
             wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
@@ -218,16 +290,20 @@ def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundRepor
 
 def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     """Return numbers about the global model as the journal keeps them; None stands for one that is not known."""
+    if not isinstance(metrics, Mapping):
+        raise refuse("Numbers about the model", "a mapping from names to numbers", metrics)
     found: dict[str, float | None] = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable():
-            raise InputError(f"What is recorded about the model must be named by a printable text. Got {name!r}.")
+            raise InputError(
+                f"What is recorded about the model must be named by a printable text. Got {short_repr(name)}."
+            )
         number = value
         if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
             number = value.item()
         if number is not None and not isinstance(number, numbers.Real):
             raise InputError(
-                f"The metric {name!r} of the model must be one number or None. Got {value!r:.80} "
+                f"The metric {name!r} of the model must be one number or None. Got {short_repr(value)} "
                 f"({type(value).__name__}).",
                 hint="record several numbers under several names; a tensor's number is tensor.item()",
             )
@@ -297,23 +373,32 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
 
 def _numbers(signal: Signal, values: Any) -> FloatArray:
     """Return a new array of what somebody reported, if it is numbers at all."""
+    what, allowed = f"The metric '{signal}'", "numbers, one per client"
+    found = array(values, what, allowed)
+    if found.dtype.kind in "cmM":
+        raise refuse(what, allowed, values)
     try:
-        array = np.array(values)
-        if array.dtype.kind != "c":
-            return np.array(array, np.float64)
-        raise TypeError("complex numbers")
+        return np.array(found, np.float64)  # None becomes NaN
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"The metric '{signal}' must be numbers, one per client. Got {short_repr(values)}.") from None
+        raise refuse(what, allowed, values) from None
+
+
+def _kept(report: RoundReport, count: int) -> BoolArray:
+    """Return a new (count,) array of whether each model was kept."""
+    if report.kept is None:
+        return np.ones(count, np.bool_)
+    allowed = f"one bool per reported client, {count}"
+    kept = array(report.kept, "'kept'", allowed).copy()
+    if kept.shape != (count,) or kept.dtype != np.bool_:
+        raise refuse("'kept'", allowed, report.kept)
+    return kept
 
 
 def _statuses(report: RoundReport, count: int) -> AnyArray:
     """Return a new (count,) array of statuses."""
     if report.status is None:
         return np.zeros(count, np.int8)
-    try:
-        given = np.asarray(report.status)
-    except (TypeError, ValueError, OverflowError):
-        given = np.empty(0)
+    given = array(report.status, "'status'", "one Status per reported client")
     status = given.astype(np.int64) if given.dtype.kind in "iu" else np.empty(0, np.int64)
     if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
         raise InputError(

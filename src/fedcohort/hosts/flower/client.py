@@ -26,9 +26,9 @@ from flwr.clientapp.mod import LocalDpMod
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.core.validate import instance, listing, refuse
 from fedcohort.hosts.flower.wire import (
     COMMITMENT,
     CONFIRMATION,
@@ -58,7 +58,6 @@ LossFunction = Callable[[ArrayRecord, Context, ArrayRecord], Mapping[str, float]
 GradientFunction = Callable[[ArrayRecord, Context], FloatArray]
 
 
-@guarded
 def client_name(context: Context) -> str:
     """Return the client's stable name from its node config, or an empty string.
 
@@ -74,7 +73,6 @@ def client_name(context: Context) -> str:
     return ""
 
 
-@guarded
 @dataclass(frozen=True)
 class Facts:
     """What a client says about its data before the first round.
@@ -98,7 +96,6 @@ class Facts:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
-@guarded
 @dataclass(frozen=True)
 class Answers:
     """What a client can tell a selector.
@@ -134,11 +131,10 @@ class Answers:
     confirm: Callable[[Context, bytes], str] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "signals", frozenset(Signal(s) for s in self.signals))
-        if not self.signals <= LOSS_SIGNALS:
-            raise InputError(
-                f"The losses of a client are {', '.join(sorted(LOSS_SIGNALS))}. Got {', '.join(sorted(self.signals))}."
-            )
+        found = listing(self.signals, "The signals of Answers", "losses")
+        if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in found):
+            raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
+        object.__setattr__(self, "signals", frozenset(Signal(signal) for signal in found))
 
     @property
     def supplied(self) -> frozenset[Signal]:
@@ -154,7 +150,6 @@ class Answers:
         return frozenset(found)
 
 
-@guarded
 def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     """Return ``app`` with the answers a selector may ask for.
 
@@ -166,7 +161,8 @@ def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     answers : Answers, optional
         What the client can tell. Default: its name only.
     """
-    answers = answers or Answers()
+    instance(app, ClientApp, "'app'")
+    answers = Answers() if answers is None else instance(answers, Answers, "'answers'")
     bare = _adds_local_noise(app) and not answers.noised
     if bare and (answers.losses is not None or answers.gradient is not None):
         told = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
@@ -332,7 +328,6 @@ class Seal(Protocol):
         """Return a client's label counts as they may travel."""
 
 
-@guarded
 def torch_answers(
     model: Callable[[Context], torch.nn.Module],
     data: Callable[[Context], tuple[Any, Any]],

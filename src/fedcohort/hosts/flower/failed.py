@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcohort.core.guard import guarded
 from fedcohort.core.protocol import Status
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.events import CORRECTED
@@ -35,7 +34,6 @@ class Incident:
     reason: str
 
 
-@guarded
 def failures(journal: str | Path | Journal) -> list[Incident]:
     """Return every failure on record, oldest first; a client that answered after the round closed is LATE."""
     found = []
@@ -52,7 +50,6 @@ def failures(journal: str | Path | Journal) -> list[Incident]:
     return found
 
 
-@guarded
 def corrections(journal: str | Path | Journal) -> list[Incident]:
     """Return every correction on record, oldest first: smaller weights, shorter updates, metrics left out."""
     with _reading(journal) as record:

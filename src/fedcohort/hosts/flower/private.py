@@ -9,13 +9,11 @@ from typing import Any
 from flwr.app import Context
 
 from fedcohort.core.errors import BudgetError
-from fedcohort.core.guard import guarded
 from fedcohort.privacy.label_decoders import pack_noisy_counts
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import CountNoise, LossNoise
 
 
-@guarded
 @dataclass(frozen=True)
 class Private:
     """What a client tells about its data, and how loudly.

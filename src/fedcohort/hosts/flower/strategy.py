@@ -27,12 +27,12 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from scipy.special import logsumexp
 
 from fedcohort.core.errors import InputError, ParameterError
-from fedcohort.core.guard import guarded
 from fedcohort.core.params import Boolean, Constraint, Interval, Optional
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import short_repr
+from fedcohort.core.validate import path as check_path
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.host import FlowerHost
@@ -59,7 +59,6 @@ log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-@guarded
 @dataclass(frozen=True)
 class ServerValidation:
     """The server's own validation set, for filters that judge models by it (FedCA).
@@ -82,7 +81,6 @@ class ServerValidation:
         return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
 
 
-@guarded
 class CohortStrategy(Strategy):
     """Choose who trains with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
 
@@ -233,7 +231,7 @@ class CohortStrategy(Strategy):
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
         self.validation = validation
-        self.journal = None if journal is None else Path(journal)
+        self.journal = None if journal is None else check_path(journal, "'journal'")
         self.seed = seed
         self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.spares = spares
@@ -374,7 +372,7 @@ class CohortStrategy(Strategy):
 def _check(name: str, value: object, constraint: Constraint) -> None:
     if not constraint.admits(value):
         raise ParameterError(
-            f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. Got {value!r}."
+            f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. Got {short_repr(value)}."
         )
 
 

@@ -66,12 +66,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
-from fedcohort.core.guard import guarded
 from fedcohort.core.params import Interval, Text, parameters
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry, is_reference, nearest, resolve_reference, user_code_errors
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import short_repr
+from fedcohort.core.validate import mapping
 from fedcohort.scenario import Scenario
 from fedcohort.selectors import Uniform
 from fedcohort.session.rules import Rules
@@ -128,7 +128,6 @@ class RunPlan:
     shadows: Mapping[str, Selector[Any]] = field(default_factory=dict)
 
 
-@guarded(methods=True, plugins=True)
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """A checked configuration.
@@ -174,7 +173,7 @@ class Experiment:
         fedcohort.simulate.config.experiment.ConfigError: The configuration has no key 'rounds'. ...
           hint: did you mean 'run.rounds'?
         """
-        return _build(table)
+        return _build(mapping(table, "A configuration"))
 
 
 _SECTIONS: dict[str, type[Any]] = {

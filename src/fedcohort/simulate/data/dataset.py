@@ -12,12 +12,12 @@ import numpy.typing as npt
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.guard import guarded
+from fedcohort.core.text import short_repr
+from fedcohort.core.validate import number, one_of, text, texts, whole_number
 
 Target = Literal["class", "number", "token"]
 
 
-@guarded
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A training set and a test set.
@@ -176,7 +176,6 @@ def every_fifth(labels: IntArray, share: float = 0.2) -> BoolArray:
     return picked
 
 
-@guarded
 def from_arrays(
     x: npt.ArrayLike,
     y: npt.ArrayLike,
@@ -230,8 +229,16 @@ def from_arrays(
     >>> from_arrays(np.zeros((10, 3)), ["no", "yes"] * 5, writers=["ann", "bob"] * 5).writer_names
     ('ann', 'bob')
     """
-    if target not in ("class", "number", "token"):
-        raise InputError(f"The 'target' of {name!r} must be 'class', 'number' or 'token'. Got {target!r}.")
+    text(name, "'name'")
+    one_of(target, ("class", "number", "token"), f"The 'target' of {name!r}")
+    number(test_share, "'test_share'")
+    whole_number(seed, "'seed'", least=0)
+    if classes is not None:
+        whole_number(classes, "'classes'", least=0)
+    if class_names is not None:
+        class_names = texts(class_names, "'class_names'")
+    if writer_names is not None:
+        writer_names = texts(writer_names, "'writer_names'")
     if (x_test is None) != (y_test is None):
         raise InputError("A test set needs both 'x_test' and 'y_test'; one of them is missing.")
     whole = integers or target == "token"
@@ -323,7 +330,7 @@ def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
     missing = [
         i
         for i, value in enumerate(listed)
-        if str(value) in ("None", "nan", "<NA>", "NaT") and not isinstance(value, str)
+        if short_repr(value) in ("None", "nan", "np.float64(nan)", "<NA>", "NaT") and not isinstance(value, str)
     ]
     if missing:
         raise InputError(

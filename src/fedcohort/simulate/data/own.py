@@ -16,10 +16,10 @@ import numpy as np
 from fedcohort.core.archives import DAMAGE, ArchiveError, array_shapes, read_arrays
 from fedcohort.core.arrays import AnyArray, BoolArray
 from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError
-from fedcohort.core.guard import guarded
 from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
 from fedcohort.core.registry import nearest
 from fedcohort.core.text import short_repr
+from fedcohort.core.validate import number, text, texts, whole_number
 from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.sources import DATASETS, Source
@@ -205,7 +205,6 @@ class OwnFile(Source):
         )
 
 
-@guarded
 def from_pandas(
     frame: Any,
     *,
@@ -250,9 +249,15 @@ def from_pandas(
     """
     if target not in ("class", "number"):
         raise InputError(f"The 'target' of a frame must be 'class' or 'number'. Got {short_repr(target)}.")
+    text(label, "'label'")
+    text(name, "'name'")
+    if client is not None:
+        text(client, "'client'")
+    number(test_share, "'test_share'")
+    whole_number(seed, "'seed'", least=0)
     frames = [frame] if test is None else [frame, test]
     tables = [_Table.of_frame(one, said) for one, said in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)]
-    chosen = (features,) if isinstance(features, str) else tuple(features)
+    chosen = (features,) if isinstance(features, str) else texts(features, "'features'", "columns")
     return _dataset_from_tables(
         name,
         tables,

@@ -18,9 +18,9 @@ import numpy as np
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import DataError, InputError, MissingExtraError
-from fedcohort.core.guard import guarded
 from fedcohort.core.params import Boolean, Interval, Parameterized, Sequence, param
 from fedcohort.core.registry import Registry
+from fedcohort.core.validate import path as check_path
 from fedcohort.simulate.data import files
 from fedcohort.simulate.data.dataset import Dataset, every_fifth
 from fedcohort.simulate.data.places import Resource, download_folder, fetch, folders
@@ -49,7 +49,6 @@ class Source(Parameterized):
 DATASETS: Registry[Source] = Registry("dataset", base=Source)
 
 
-@guarded(plugins=True)
 def load_dataset(
     name: str,
     folder: str | os.PathLike[str] | None = None,
@@ -83,7 +82,8 @@ def load_dataset(
     fedcohort.core.errors.ParameterError: The dataset 'synthetic' has no parameter 'dificulty'. ...
       hint: did you mean 'difficulty'?
     """
-    return DATASETS.create(name, **parameters).load(folder, download)
+    where = None if folder is None else check_path(folder, "'folder'")
+    return DATASETS.create(name, **parameters).load(where, download)
 
 
 @DATASETS.register("digits")

@@ -18,7 +18,8 @@ import torch
 
 import fedcohort
 from fedcohort.core.errors import FedcohortError, InputError, SignalError
-from fedcohort.core.guard import guarded
+from fedcohort.core.validate import instance
+from fedcohort.core.validate import path as check_path
 from fedcohort.journal.live import remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 _STATUS_SECONDS = 1.0
 
 
-@guarded(methods=True, plugins=True)
 class Simulation:
     """Runs an experiment and writes its results.
 
@@ -83,8 +83,8 @@ class Simulation:
         command: str = "",
         allow_other_engine: bool = False,
     ) -> None:
-        self.experiment = experiment
-        self.out = out
+        self.experiment = instance(experiment, Experiment, "'experiment'")
+        self.out = out = check_path(out, "'out'")
         self.listeners = list(listeners)
         self.device = device or experiment.options.device
         self.address = address

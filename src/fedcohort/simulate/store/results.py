@@ -32,10 +32,10 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
 from fedcohort.core.files import read_file
-from fedcohort.core.guard import guarded
 from fedcohort.core.registry import nearest
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import escape_html
+from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.decisions import Decisions
 from fedcohort.journal.live import read_live, read_with_live
@@ -589,7 +589,6 @@ def open_journal(path: str | Path) -> Journal:
     return read_with_live(file, live, file.stem) if file.parent.name == "journal" else read_journal(file)
 
 
-@guarded
 def load(path: str | Path, before: Results | None = None) -> Results:
     """Read an experiment's directory, also while it is still being written.
 
@@ -604,7 +603,7 @@ def load(path: str | Path, before: Results | None = None) -> Results:
     ResultsError
         When there is nothing, nothing usable, something else, or something newer than this version can read.
     """
-    folder = Path(path)
+    folder = check_path(path, "The directory of an experiment")
     meta = read_meta(folder)
     try:
         config = parse_toml(read_file(folder / "config.toml").decode())

@@ -1,0 +1,153 @@
+"""Checks of arguments where they come in: each returns the value or names it in an error.
+
+A public call checks what it is given before it does anything. Whatever is raised afterwards is a bug, ours or a
+plug-in's, and stays the exception that it is.
+
+>>> whole_number(3, "'size'", least=1)
+3
+>>> whole_number(0, "'size'", least=1)
+Traceback (most recent call last):
+    ...
+fedcohort.core.errors.InputError: 'size' must be a whole number of at least 1. Got 0.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.text import short_repr
+
+T = TypeVar("T")
+
+
+def refuse(what: str, allowed: str, value: object, hint: str | None = None) -> InputError:
+    """Return the error for an argument: what it is, what is allowed, what it was."""
+    return InputError(f"{what} must be {allowed}. Got {short_repr(value)}.", hint=hint)
+
+
+def instance(value: object, kind: type[T], what: str, allowed: str | None = None) -> T:
+    """Return ``value`` if it is a ``kind``.
+
+    >>> instance("a", str, "'name'")
+    'a'
+    """
+    if not isinstance(value, kind):
+        raise refuse(what, allowed or f"a {kind.__name__}", value)
+    return value
+
+
+def whole_number(value: object, what: str, least: int | None = None, most: int | None = None) -> int:
+    """Return a whole number within bounds; True and 1.0 are none."""
+    fits = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
+    if not fits or (least is not None and value < least) or (most is not None and value > most):  # type: ignore[operator]
+        bounds = ""
+        if least is not None:
+            bounds = f" of at least {least}" if most is None else f" from {least} to {most}"
+        raise refuse(what, f"a whole number{bounds}", value)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def number(value: object, what: str, least: float | None = None) -> float:
+    """Return a number that is not NaN; True is none."""
+    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, (bool, np.timedelta64))
+    try:
+        found = float(value) if fits else float("nan")  # type: ignore[arg-type]
+    except OverflowError:
+        found = float("nan")
+    if math.isnan(found) or (least is not None and found < least):
+        raise refuse(what, "a number" + ("" if least is None else f" of at least {least:g}"), value)
+    return found
+
+
+def text(value: object, what: str) -> str:
+    """Return a text."""
+    return instance(value, str, what, "a text")
+
+
+def boolean(value: object, what: str) -> bool:
+    """Return True or False."""
+    return bool(instance(value, (bool, np.bool_), what, "True or False"))  # type: ignore[arg-type]
+
+
+def path(value: object, what: str) -> Path:
+    """Return a path; a text that cannot name a file is none."""
+    name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise refuse(what, "a path", value)
+    try:
+        Path(name).exists()
+    except OSError as error:  # too long, for example
+        raise InputError(f"{what} cannot name a file: {error.strerror}. Got {short_repr(value)}.") from None
+    return Path(name)
+
+
+def one_of(value: object, options: Collection[T], what: str) -> T:
+    """Return the option that ``value`` is."""
+    for option in options:
+        if type(value) is type(option) and value == option:
+            return option
+    raise refuse(what, "one of " + ", ".join(map(repr, options)), value)
+
+
+def function(value: object, what: str) -> Callable[..., Any]:
+    """Return something that can be called."""
+    if not callable(value):
+        raise refuse(what, "a function", value)
+    return value
+
+
+def mapping(value: object, what: str) -> Mapping[Any, Any]:
+    """Return a mapping whose keys are texts."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refuse(what, "a mapping whose keys are texts", value)
+    return value
+
+
+def listing(value: object, what: str, of: str = "items") -> Sequence[Any]:
+    """Return a list, tuple, set, range, one-dimensional array or column of a frame as a sequence.
+
+    A single text is none of them, nor is an iterator, which could be read only once.
+    """
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise refuse(what, f"a list of {of}", value)
+    if isinstance(value, (Sequence, Set)):
+        return list(value)
+    found = array(value, what, f"a list of {of}") if hasattr(value, "__array__") else None
+    if found is None or found.ndim != 1:
+        raise refuse(what, f"a list of {of}", value)
+    return found.tolist()  # type: ignore[no-any-return]
+
+
+def texts(value: object, what: str, of: str = "names") -> tuple[str, ...]:
+    """Return a list of texts."""
+    found = listing(value, what, of)
+    for item in found:
+        if not isinstance(item, str):
+            raise refuse(what, f"a list of {of}, which are texts", value)
+    return tuple(found)
+
+
+def array(value: object, what: str, allowed: str = "an array") -> AnyArray:
+    """Return ``value`` as an array of any kind."""
+    try:
+        return np.asarray(value)
+    except Exception:  # whatever an object raises that is asked to be an array
+        raise refuse(what, allowed, value) from None
+
+
+def numbers(value: object, what: str, allowed: str = "numbers") -> FloatArray:
+    """Return ``value`` as an array of floats; texts, dates and complex numbers are none."""
+    found = array(value, what, allowed)
+    if found.dtype.kind not in "biuf" and found.size:
+        raise refuse(what, allowed, value)
+    return found.astype(np.float64)
