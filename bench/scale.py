@@ -31,7 +31,7 @@ from ask_tell import CLASSES, answer
 
 from fedcohort import ClientTable, LabelCounts, Session, create
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
-from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, Signal
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -44,7 +44,7 @@ GREEDY = frozenset({"astraea", "balanced", "fedcbs", "fedcbs-chance", "fedcbs-bl
 PATIENCE = 20.0  # seconds of a round beyond which larger sizes are left out
 FITTED_FROM = 100_000  # clients; below, what does not depend on them is seen
 ONE_PASS = 1.2  # largest exponent of what is tried with the largest size
-LABELS = frozenset(signal for signal in Signal if signal.value.startswith("label"))
+LABELS = frozenset(signal for signal in SIGNALS if signal.value.startswith("label"))
 
 
 def table(n: int, labels: bool) -> ClientTable:

@@ -12,6 +12,7 @@ from fedcohort.core.signals import (
     LOSS_SIGNALS,
     QUERY_SIGNALS,
     REPORT_SIGNALS,
+    SIGNALS,
     TABLE_SIGNALS,
     UNAIDED_SIGNALS,
     Known,
@@ -28,20 +29,20 @@ from fedcohort.core.signals import (
 
 
 def test_a_signal_is_its_name() -> None:
-    assert Signal("loss-rms") is Signal.LOSS_RMS
+    assert Signal.named("loss-rms") is Signal.LOSS_RMS
     assert str(Signal.LOSS_RMS) == Signal.LOSS_RMS.value == f"{Signal.LOSS_RMS}" == "loss-rms"
     assert {"loss-rms": 1}[Signal.LOSS_RMS] == 1
     assert sorted([Signal.LOSS, Signal.KEPT]) == [Signal.KEPT, Signal.LOSS]
     assert pickle.loads(pickle.dumps(Signal.LOSS)) is copy.deepcopy(Signal.LOSS) is Signal.LOSS
     with pytest.raises(ValueError, match="no-such-signal"):
-        Signal("no-such-signal")
-    assert len({(s.known, s.by, s.how, s.meaning) for s in Signal}) == len(Signal)
+        Signal.named("no-such-signal")
+    assert len({(s.known, s.by, s.how, s.meaning) for s in SIGNALS}) == len(SIGNALS)
 
 
 def test_kinds_follow_from_the_objects() -> None:
     assert {Signal.SIZES, Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS} == TABLE_SIGNALS
     assert {Signal.LOSS_QUERY, Signal.TRIAL_QUERY} == QUERY_SIGNALS
-    assert set(Signal) - TABLE_SIGNALS - QUERY_SIGNALS - {Signal.LOSS_CHANGE} == REPORT_SIGNALS
+    assert set(SIGNALS) - TABLE_SIGNALS - QUERY_SIGNALS - {Signal.LOSS_CHANGE} == REPORT_SIGNALS
     assert {
         Signal.LOSS,
         Signal.LOSS_RMS,
@@ -49,10 +50,10 @@ def test_kinds_follow_from_the_objects() -> None:
         Signal.ROBUST_LOSS,
         Signal.PSEUDO_LOSS,
     } == LOSS_SIGNALS
-    assert {Signal.KEPT, Signal.DURATION, Signal.SERVER_LOSS, *vectors_of(Signal, "update")} == UNAIDED_SIGNALS
-    after = losses_of(Signal, "own")
+    assert {Signal.KEPT, Signal.DURATION, Signal.SERVER_LOSS, *vectors_of(SIGNALS, "update")} == UNAIDED_SIGNALS
+    after = losses_of(SIGNALS, "own")
     assert {same_of_received(s).value + "-after" for s in after} == {s.value for s in after}
-    assert {s for s in Signal if s.held_out} == {Signal.VALIDATION_LOSS}
+    assert {s for s in SIGNALS if s.held_out} == {Signal.VALIDATION_LOSS}
 
 
 def test_costs_follow_from_how_it_is_computed() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedcohort.core.errors import SignalError
-from fedcohort.core.signals import Signal, VectorOf, vectors_of
+from fedcohort.core.signals import SIGNALS, Signal, VectorOf, vectors_of
 from fedcohort.core.vectors import needs_output_bias, output_bias, vector_signal
 
 ROWS = np.random.default_rng(0).normal(size=(5, 70_000))  # more than two chunks of a sketch
@@ -100,4 +100,4 @@ def test_where_the_output_bias_stands() -> None:
         output_bias(shapes, classes=7)
     with pytest.raises(SignalError, match="that is the bias of a dense layer"):
         output_bias({"weight": (3, 4), "scale": (2,)})
-    assert needs_output_bias(frozenset(Signal)) and not needs_output_bias(frozenset(vectors_of(Signal, "gradient")))
+    assert needs_output_bias(frozenset(SIGNALS)) and not needs_output_bias(frozenset(vectors_of(SIGNALS, "gradient")))

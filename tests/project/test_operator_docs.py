@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedcohort.cli.app import app
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest, Status
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.selectors import PowerOfChoice
 from fedcohort.session import Session
 from fedcohort.session.rules import Rules
@@ -29,7 +29,7 @@ def run_of_an_operator(path: Path) -> None:
     rng = np.random.default_rng(0)
     table = ClientTable(names=NAMES, sizes=[10] * len(NAMES))
     rules = Rules(eligible="battery >= 30", min_separation=2, max_participations=50)
-    with Session(PowerOfChoice(), table, seed=1, journal=path, rules=rules, signals=set(Signal)) as session:
+    with Session(PowerOfChoice(), table, seed=1, journal=path, rules=rules, signals=SIGNALS) as session:
         for round_ in range(15):
             session.set_attributes({n: {"battery": 20 if n == "clinic-b" and round_ == 12 else 80} for n in NAMES})
             request = RoundRequest(2)

@@ -166,7 +166,7 @@ def test_vectors_of_partial_reports_stand_in_the_cohorts_order():
         (lambda c: RoundReport(c.ticket, c.names, status=[1j, 1j]), InputError, "'status' must be one of"),
         (lambda c: RoundReport(c.ticket, c.names, status=[True, True]), InputError, "'status' must be one of"),
         (lambda c: RoundReport(c.ticket, c.names, kept=[True]), InputError, "'kept' must be one bool"),
-        (lambda c: RoundReport(c.ticket, c.names, metrics={"los": [1, 2]}), InputError, "named by signals"),
+        (lambda c: RoundReport(c.ticket, c.names, metrics={"los": [1, 2]}), InputError, "no signal 'los'"),
         (lambda c: RoundReport(c.ticket, c.names, metrics={Signal.LOSS: [1.0]}), InputError, "one number per"),
         (
             lambda c: RoundReport(c.ticket, c.names, metrics={Signal.LOSS: np.ones((2, 3))}),

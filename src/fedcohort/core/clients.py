@@ -212,7 +212,7 @@ class ClientTable:
         if self._granted is not None and signal not in self._granted:
             raise SignalError(
                 f"The selector read the signal '{signal}' ({signal.meaning}) without declaring it.",
-                hint=f"add Signal.{signal.name} to the selector's 'requires'",
+                hint=f"add {signal!r} to the selector's 'requires'",
             )
         if not supplied:
             raise SignalError(f"The client table has no '{signal}' ({signal.meaning}).", hint=signal.supplied_by)

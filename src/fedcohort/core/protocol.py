@@ -312,7 +312,7 @@ class Outcome:
         if signal not in self._granted:
             raise SignalError(
                 f"The selector read the signal '{signal}' ({signal.meaning}) without declaring it.",
-                hint=f"add Signal.{signal.name} to the selector's 'requires'",
+                hint=f"add {signal!r} to the selector's 'requires'",
             )
 
 

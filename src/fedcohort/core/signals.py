@@ -4,16 +4,23 @@ A selector lists what it needs in ``requires``. A host lists what it can supply.
 two do not fit, so nobody finds out in round 300; and a selector that reads what it did not declare gets an error.
 
 A signal is one object that says everything about itself. Simulator, cost accounting, Flower client and wire ask it
-(``signal.how``, ``signal.passes``, ...) and keep no lists of their own: a new signal that is one more loss, or one more
-function of a client's update, is one more member of :class:`Signal`.
+(``signal.how``, ``signal.passes``, ...) and keep no lists of their own. A selector and a host outside the library can
+declare one more between them: ``DRAIN = Signal("battery-drain", meaning="...")``.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, StrEnum
-from typing import Literal
+from enum import Enum
+from typing import Any, ClassVar, Literal
+
+from fedcohort.core.errors import InputError
+from fedcohort.core.text import short_repr
+from fedcohort.core.validate import refuse, whole_number
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
 SKETCH_WIDTH = 64
@@ -101,29 +108,24 @@ class Pass:
 GRADIENT_PASS = Pass("received", "train", backward=True)  # what a full-batch gradient takes
 
 _IN_REPORT = "add it to RoundReport.metrics for the clients of the cohort"
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_DECLARED: dict[str, Signal] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Spec:
-    """What a member of :class:`Signal` is made of; see its attributes."""
-
-    name: str
-    meaning: str
-    known: Known = Known.REPORT
-    by: Party = Party.CLIENT
-    how: LossOf | VectorOf | None = None
-    width: int | Literal["classes"] | None = None
-    supplied_by: str = _IN_REPORT
-
-
-class Signal(StrEnum):
+class Signal(str):
     """A kind of fact about clients. As a string it is its name, by which it travels, is written and is sorted.
 
-    Attributes
+    To make one is to declare it: selectors name it in ``requires``, hosts put it into reports. The library's own are
+    attributes (``Signal.LOSS``); anybody can declare another, once, at the top of a module.
+
+    Parameters
     ----------
+    name : str
+        Small letters, digits and hyphens.
     meaning : str
         One sentence: what it is.
     known : Known
+        When it is known. One that is declared outside the library is known after a round, in its report.
     by : Party
     how : LossOf, VectorOf or None
         How it is computed from a model and a client's data; None for what somebody simply knows.
@@ -131,10 +133,23 @@ class Signal(StrEnum):
         None: one number per client. Else a vector of so many numbers, or of one for each class.
     supplied_by : str
         What a host does to supply it.
+
+    Attributes
+    ----------
     passes : frozenset of Pass
         What a client computes for it beyond training.
     models_sent : int
         Vectors of the model's size that a client sends for it.
+
+    Examples
+    --------
+    >>> Signal.LOSS
+    Signal.LOSS
+    >>> Signal.named("loss-rms") is Signal.LOSS_RMS
+    True
+    >>> battery = Signal("battery-drop", meaning="percent of the battery that the round took")
+    >>> Signal.named("battery-drop") is battery
+    True
     """
 
     meaning: str
@@ -145,24 +160,110 @@ class Signal(StrEnum):
     supplied_by: str
     passes: frozenset[Pass]
     models_sent: int
-    _value_: str
 
-    def __new__(cls, spec: _Spec | str) -> Signal:
-        """Make a member out of what is said about it; ``Signal("loss")`` looks one up and does not come here."""
-        assert isinstance(spec, _Spec)
-        self = str.__new__(cls, spec.name)
-        self._value_ = spec.name
-        self.meaning, self.known, self.by, self.how = spec.meaning, spec.known, spec.by, spec.how
-        self.width, self.supplied_by = spec.width, spec.supplied_by
+    SIZES: ClassVar[Signal]
+    LABEL_COUNTS: ClassVar[Signal]
+    LABEL_PRODUCTS: ClassVar[Signal]
+    KEPT: ClassVar[Signal]
+    DURATION: ClassVar[Signal]
+    SERVER_LOSS: ClassVar[Signal]
+    LOSS: ClassVar[Signal]
+    LOSS_AFTER: ClassVar[Signal]
+    LOSS_RMS: ClassVar[Signal]
+    VALIDATION_LOSS: ClassVar[Signal]
+    ROBUST_LOSS: ClassVar[Signal]
+    ROBUST_LOSS_AFTER: ClassVar[Signal]
+    PSEUDO_LOSS: ClassVar[Signal]
+    PSEUDO_LOSS_AFTER: ClassVar[Signal]
+    UPDATE_NORM: ClassVar[Signal]
+    UPDATE_DISTANCE: ClassVar[Signal]
+    WEIGHTED_UPDATE_DISTANCE: ClassVar[Signal]
+    OUTPUT_BIAS_UPDATE: ClassVar[Signal]
+    UPDATE_SKETCH: ClassVar[Signal]
+    GRADIENT_NORM: ClassVar[Signal]
+    GRADIENT_DISTANCE: ClassVar[Signal]
+    WEIGHTED_GRADIENT_DISTANCE: ClassVar[Signal]
+    LOSS_QUERY: ClassVar[Signal]
+    TRIAL_QUERY: ClassVar[Signal]
+    LOSS_CHANGE: ClassVar[Signal]
+
+    def __new__(
+        cls,
+        name: str,
+        *,
+        meaning: str,
+        known: Known = Known.REPORT,
+        by: Party = Party.CLIENT,
+        how: LossOf | VectorOf | None = None,
+        width: int | Literal["classes"] | None = None,
+        supplied_by: str = _IN_REPORT,
+    ) -> Signal:
+        """Declare a signal; the same declaration again returns the same signal."""
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise refuse("The name of a signal", "of small letters, digits and hyphens", name)
+        if not isinstance(meaning, str) or not meaning:
+            raise refuse(f"The meaning of the signal {name!r}", "one sentence", meaning)
+        if width not in (None, "classes"):
+            whole_number(width, f"The width of the signal {name!r}", least=1)
+        self = super().__new__(cls, name)
+        self.meaning, self.known, self.by, self.how = meaning, known, by, how
+        self.width, self.supplied_by = width, supplied_by
         self.passes, self.models_sent = frozenset(), 0
-        match spec.how:
+        match how:
             case LossOf(measure, model):
                 self.passes = frozenset({Pass(model, measure.part)})
             case VectorOf("gradient"):
                 self.passes = frozenset({GRADIENT_PASS})
                 # What the server computes from gradients needs the gradients.
-                self.models_sent = int(spec.by is Party.SERVER)
-        return self
+                self.models_sent = int(by is Party.SERVER)
+        before = _DECLARED.setdefault(name, self)
+        if vars(before) != vars(self):
+            raise InputError(
+                f"There is a signal {name!r} already: {before.meaning}.",
+                hint="give yours another name, or use it",
+            )
+        return before
+
+    @classmethod
+    def named(cls, name: str) -> Signal:
+        """Return the signal of that name; the error names the nearest one."""
+        found = _DECLARED.get(name) if isinstance(name, str) else None
+        if found is None:
+            close = difflib.get_close_matches(name, list(_DECLARED), 1) if isinstance(name, str) else []
+            raise InputError(
+                f"There is no signal {short_repr(name)}. Known: {', '.join(sorted(_DECLARED))}.",
+                hint=f"did you mean {close[0]!r}?" if close else "import the module that declares it",
+            )
+        return found
+
+    @classmethod
+    def declared(cls) -> tuple[Signal, ...]:
+        """Return the library's signals and those that others have declared so far."""
+        return tuple(_DECLARED.values())
+
+    def __repr__(self) -> str:
+        constant = self.replace("-", "_").upper()
+        return f"Signal.{constant}" if hasattr(Signal, constant) else f"Signal({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process may not have imported the module that declares it.
+        options = {key: getattr(self, key) for key in ("meaning", "known", "by", "how", "width", "supplied_by")}
+        return functools.partial(Signal, **options), (str(self),)
+
+    @property
+    def value(self) -> str:
+        """Its name as a plain string."""
+        return str(self)
+
+    @property
+    def reported(self) -> bool:
+        """Whether it comes with a round's report."""
+        return self.known is Known.REPORT
+
+    @property
+    def is_metric(self) -> bool:
+        """Whether it stands in a report's metrics; whether a model was kept has a field of its own."""
+        return self.known is Known.REPORT and self != "kept"
 
     def numbers(self, classes: int) -> int:
         """How many numbers it is, per client."""
@@ -187,164 +288,165 @@ class Signal(StrEnum):
         """Whether it is a loss that needs pseudo-labels."""
         return self.measure is not None and self.measure.loss != "label"
 
-    # -- the client table, known before the first round ---------------------------------------------------------
 
-    SIZES = _Spec(
-        name="sizes",
-        meaning="number of training samples of each client",
-        known=Known.TABLE,
-        supplied_by="pass sizes=... to ClientTable",
-    )
-    LABEL_COUNTS = _Spec(
-        name="label-counts",
-        meaning="samples per class of each client",
-        known=Known.TABLE,
-        width="classes",
-        supplied_by="pass labels=LabelCounts(...) to ClientTable",
-    )
-    LABEL_PRODUCTS = _Spec(
-        name="label-products",
-        meaning="inner products of the clients' label counts",
-        known=Known.TABLE,
-        supplied_by="pass labels=LabelCounts(...), LabelFactor(...) or LabelGram(...) to ClientTable",
-    )
+# -- the client table, known before the first round ---------------------------------------------------------
 
-    # -- a round's report, for each client of the cohort --------------------------------------------------------
+Signal.SIZES = Signal(
+    "sizes",
+    meaning="number of training samples of each client",
+    known=Known.TABLE,
+    supplied_by="pass sizes=... to ClientTable",
+)
+Signal.LABEL_COUNTS = Signal(
+    "label-counts",
+    meaning="samples per class of each client",
+    known=Known.TABLE,
+    width="classes",
+    supplied_by="pass labels=LabelCounts(...) to ClientTable",
+)
+Signal.LABEL_PRODUCTS = Signal(
+    "label-products",
+    meaning="inner products of the clients' label counts",
+    known=Known.TABLE,
+    supplied_by="pass labels=LabelCounts(...), LabelFactor(...) or LabelGram(...) to ClientTable",
+)
 
-    KEPT = _Spec(
-        name="kept",
-        meaning="whether the filter kept the client's model in the average",
-        by=Party.HOST,
-        supplied_by="set RoundReport.kept",
-    )
-    DURATION = _Spec(name="duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
-    SERVER_LOSS = _Spec(
-        name="server-loss",
-        meaning="loss of the received global model on the server's own samples, the same for every client of a round",
-        by=Party.HOST,
-        supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
-    )
-    LOSS = _Spec(
-        name="loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
-    )
-    LOSS_AFTER = _Spec(
-        name="loss-after",
-        meaning="mean training loss of the client's own model after local training",
-        how=LossOf(model="own"),
-    )
-    LOSS_RMS = _Spec(
-        name="loss-rms",
-        meaning="root of the mean squared loss of the samples, received global model on the client's data",
-        how=LossOf(Measure(mean="root-mean-square")),
-    )
-    VALIDATION_LOSS = _Spec(
-        name="validation-loss",
-        meaning="loss of the received global model on the client's held-out data",
-        how=LossOf(Measure(part="validation")),
-    )
-    ROBUST_LOSS = _Spec(
-        name="robust-loss",
-        meaning="noise-robust loss of the received global model on the client's data",
-        how=LossOf(Measure(loss="robust")),
-    )
-    ROBUST_LOSS_AFTER = _Spec(
-        name="robust-loss-after",
-        meaning="noise-robust loss of the client's own model after local training",
-        how=LossOf(Measure(loss="robust"), "own"),
-    )
-    PSEUDO_LOSS = _Spec(
-        name="pseudo-loss",
-        meaning="cross-entropy of the received global model against its own pseudo-labels",
-        how=LossOf(Measure(loss="pseudo")),
-    )
-    PSEUDO_LOSS_AFTER = _Spec(
-        name="pseudo-loss-after",
-        meaning="cross-entropy of the client's own model after training against the received model's pseudo-labels",
-        how=LossOf(Measure(loss="pseudo"), "own"),
-    )
-    UPDATE_NORM = _Spec(
-        name="update-norm",
-        meaning="L2 norm of the client's model update",
-        by=Party.SERVER,
-        how=VectorOf("update", "norm"),
-    )
-    UPDATE_DISTANCE = _Spec(
-        name="update-distance",
-        meaning="L2 distance of the client's update to the mean update of the cohort",
-        by=Party.SERVER,
-        how=VectorOf("update", "distance"),
-    )
-    WEIGHTED_UPDATE_DISTANCE = _Spec(
-        name="weighted-update-distance",
-        meaning="L2 distance of the client's update to the cohort's mean update weighted by samples",
-        by=Party.SERVER,
-        how=VectorOf("update", "weighted-distance"),
-    )
-    OUTPUT_BIAS_UPDATE = _Spec(
-        name="output-bias-update",
-        meaning="the client's update of the output layer's bias, one number per class",
-        by=Party.SERVER,
-        how=VectorOf("update", "output-bias"),
-        width="classes",
-    )
-    UPDATE_SKETCH = _Spec(
-        name="update-sketch",
-        meaning=f"random projection of the client's update to {SKETCH_WIDTH} numbers, which keeps distances and angles",
-        by=Party.SERVER,
-        how=VectorOf("update", "sketch"),
-        width=SKETCH_WIDTH,
-    )
-    GRADIENT_NORM = _Spec(
-        name="gradient-norm",
-        meaning="L2 norm of the client's full-batch gradient at the received model",
-        how=VectorOf("gradient", "norm"),
-    )
-    GRADIENT_DISTANCE = _Spec(
-        name="gradient-distance",
-        meaning="L2 distance of the client's full-batch gradient at the received model to the cohort's mean gradient",
-        by=Party.SERVER,
-        how=VectorOf("gradient", "distance"),
-    )
-    WEIGHTED_GRADIENT_DISTANCE = _Spec(
-        name="weighted-gradient-distance",
-        meaning="L2 distance of the client's full-batch gradient to the cohort's mean gradient weighted by samples",
-        by=Party.SERVER,
-        how=VectorOf("gradient", "weighted-distance"),
-    )
+# -- a round's report, for each client of the cohort --------------------------------------------------------
 
-    # -- questions a host can answer before a cohort is chosen, and what a trial is answered with ---------------
+Signal.KEPT = Signal(
+    "kept",
+    meaning="whether the filter kept the client's model in the average",
+    by=Party.HOST,
+    supplied_by="set RoundReport.kept",
+)
+Signal.DURATION = Signal("duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
+Signal.SERVER_LOSS = Signal(
+    "server-loss",
+    meaning="loss of the received global model on the server's own samples, the same for every client of a round",
+    by=Party.HOST,
+    supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
+)
+Signal.LOSS = Signal(
+    "loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
+)
+Signal.LOSS_AFTER = Signal(
+    "loss-after",
+    meaning="mean training loss of the client's own model after local training",
+    how=LossOf(model="own"),
+)
+Signal.LOSS_RMS = Signal(
+    "loss-rms",
+    meaning="root of the mean squared loss of the samples, received global model on the client's data",
+    how=LossOf(Measure(mean="root-mean-square")),
+)
+Signal.VALIDATION_LOSS = Signal(
+    "validation-loss",
+    meaning="loss of the received global model on the client's held-out data",
+    how=LossOf(Measure(part="validation")),
+)
+Signal.ROBUST_LOSS = Signal(
+    "robust-loss",
+    meaning="noise-robust loss of the received global model on the client's data",
+    how=LossOf(Measure(loss="robust")),
+)
+Signal.ROBUST_LOSS_AFTER = Signal(
+    "robust-loss-after",
+    meaning="noise-robust loss of the client's own model after local training",
+    how=LossOf(Measure(loss="robust"), "own"),
+)
+Signal.PSEUDO_LOSS = Signal(
+    "pseudo-loss",
+    meaning="cross-entropy of the received global model against its own pseudo-labels",
+    how=LossOf(Measure(loss="pseudo")),
+)
+Signal.PSEUDO_LOSS_AFTER = Signal(
+    "pseudo-loss-after",
+    meaning="cross-entropy of the client's own model after training against the received model's pseudo-labels",
+    how=LossOf(Measure(loss="pseudo"), "own"),
+)
+Signal.UPDATE_NORM = Signal(
+    "update-norm",
+    meaning="L2 norm of the client's model update",
+    by=Party.SERVER,
+    how=VectorOf("update", "norm"),
+)
+Signal.UPDATE_DISTANCE = Signal(
+    "update-distance",
+    meaning="L2 distance of the client's update to the mean update of the cohort",
+    by=Party.SERVER,
+    how=VectorOf("update", "distance"),
+)
+Signal.WEIGHTED_UPDATE_DISTANCE = Signal(
+    "weighted-update-distance",
+    meaning="L2 distance of the client's update to the cohort's mean update weighted by samples",
+    by=Party.SERVER,
+    how=VectorOf("update", "weighted-distance"),
+)
+Signal.OUTPUT_BIAS_UPDATE = Signal(
+    "output-bias-update",
+    meaning="the client's update of the output layer's bias, one number per class",
+    by=Party.SERVER,
+    how=VectorOf("update", "output-bias"),
+    width="classes",
+)
+Signal.UPDATE_SKETCH = Signal(
+    "update-sketch",
+    meaning=f"random projection of the client's update to {SKETCH_WIDTH} numbers, which keeps distances and angles",
+    by=Party.SERVER,
+    how=VectorOf("update", "sketch"),
+    width=SKETCH_WIDTH,
+)
+Signal.GRADIENT_NORM = Signal(
+    "gradient-norm",
+    meaning="L2 norm of the client's full-batch gradient at the received model",
+    how=VectorOf("gradient", "norm"),
+)
+Signal.GRADIENT_DISTANCE = Signal(
+    "gradient-distance",
+    meaning="L2 distance of the client's full-batch gradient at the received model to the cohort's mean gradient",
+    by=Party.SERVER,
+    how=VectorOf("gradient", "distance"),
+)
+Signal.WEIGHTED_GRADIENT_DISTANCE = Signal(
+    "weighted-gradient-distance",
+    meaning="L2 distance of the client's full-batch gradient to the cohort's mean gradient weighted by samples",
+    by=Party.SERVER,
+    how=VectorOf("gradient", "weighted-distance"),
+)
 
-    LOSS_QUERY = _Spec(
-        name="loss-query",
-        meaning="losses of the current global model on clients the selector names, before it chooses",
-        known=Known.QUERY,
-        supplied_by="answer the Losses that session.query returns and list this signal in the session's signals",
-    )
-    TRIAL_QUERY = _Spec(
-        name="trial-query",
-        meaning="the loss change of every client if given cohorts were trained and averaged, then thrown away",
-        known=Known.QUERY,
-        supplied_by="answer the Trial that session.query returns and list this signal in the session's signals",
-    )
-    LOSS_CHANGE = _Spec(
-        name="loss-change",
-        meaning="change of a client's loss caused by a trial cohort",
-        known=Known.TRIAL,
-        supplied_by="answer a Trial",
-    )
+# -- questions a host can answer before a cohort is chosen, and what a trial is answered with ---------------
 
+Signal.LOSS_QUERY = Signal(
+    "loss-query",
+    meaning="losses of the current global model on clients the selector names, before it chooses",
+    known=Known.QUERY,
+    supplied_by="answer the Losses that session.query returns and list this signal in the session's signals",
+)
+Signal.TRIAL_QUERY = Signal(
+    "trial-query",
+    meaning="the loss change of every client if given cohorts were trained and averaged, then thrown away",
+    known=Known.QUERY,
+    supplied_by="answer the Trial that session.query returns and list this signal in the session's signals",
+)
+Signal.LOSS_CHANGE = Signal(
+    "loss-change",
+    meaning="change of a client's loss caused by a trial cohort",
+    known=Known.TRIAL,
+    supplied_by="answer a Trial",
+)
 
-TABLE_SIGNALS = frozenset(s for s in Signal if s.known is Known.TABLE)
-QUERY_SIGNALS = frozenset(s for s in Signal if s.known is Known.QUERY)
-REPORT_SIGNALS = frozenset(s for s in Signal if s.known is Known.REPORT)
-METRIC_SIGNALS = REPORT_SIGNALS - {Signal.KEPT}
-"""What stands in a report's metrics; whether a model was kept has a field of its own."""
+SIGNALS = tuple(_DECLARED.values())
+"""The library's own signals."""
+TABLE_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.TABLE)
+QUERY_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.QUERY)
+REPORT_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.REPORT)
+METRIC_SIGNALS = frozenset(s for s in SIGNALS if s.is_metric)
 LOSS_SIGNALS = frozenset(s for s in REPORT_SIGNALS if isinstance(s.how, LossOf) and s.how.model == "received")
 """Losses of the received model: what a client can also be asked for before it is chosen."""
 UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes)
 """What the server knows about any client that trains, whatever the client can tell."""
 
-_BY_HOW = {s.how: s for s in Signal if s.how is not None}
+_BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}
 
 
 def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, Measure]:
@@ -361,7 +463,7 @@ def same_of_received(signal: Signal) -> Signal:
     """Return the same loss of the received model.
 
     >>> same_of_received(Signal.LOSS_AFTER)
-    <Signal.LOSS: 'loss'>
+    Signal.LOSS
     """
     assert isinstance(signal.how, LossOf)
     return _BY_HOW[LossOf(signal.how.measure)]

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, sealed
 from fedcohort.core.errors import SignalError
-from fedcohort.core.signals import SKETCH_WIDTH, Signal, VectorOf
+from fedcohort.core.signals import SIGNALS, SKETCH_WIDTH, Signal, VectorOf
 
 _SKETCH_SEED = 20_260_101
 _CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
@@ -73,7 +73,7 @@ def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None)
             found = slice(start, start + size)
         start, before = start + size, shape
     if found is None:
-        signal = next(s for s in Signal if needs_output_bias({s}))
+        signal = next(s for s in SIGNALS if needs_output_bias({s}))
         wanted = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
         raise SignalError(
             f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "

@@ -10,7 +10,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Status, Trial
-from fedcohort.core.signals import REPORT_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
 
 
@@ -49,7 +49,7 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
     requires = selector.requires
     metrics: dict[Signal, FloatArray] = {}
     status = replies.status
-    if read := requires & REPORT_SIGNALS:
+    if read := [signal for signal in requires if signal.reported]:
         ok = replies.status == Status.OK
         for signal in read:
             column = replies.metrics.get(signal.value)

@@ -26,7 +26,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError, TicketError
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
-from fedcohort.core.signals import REPORT_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.core.validate import boolean, instance, mapping, one_of, text, whole_number
 from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, ReplyBlock, is_blank
@@ -53,6 +53,7 @@ from fedcohort.session.shadows import ShadowPick, Shadows, adapted
 from fedcohort.session.stateful import StatefulSelector
 from fedcohort.session.turn import Turn
 from fedcohort.session.validation import (
+    answer_of,
     as_request,
     as_selector,
     as_shadows,
@@ -66,6 +67,7 @@ from fedcohort.session.validation import (
     check_report,
     check_signals,
     check_size,
+    report_of,
 )
 
 log = logging.getLogger(__name__)
@@ -87,11 +89,13 @@ class Session:
 
     Parameters
     ----------
-    selector : Selector
-    clients : ClientTable
+    selector : Selector or str
+        The selector, or the name of a registered one.
+    clients : ClientTable, int or list of str
+        The federation. With a number or names nothing is known about the clients, and all count as equally large.
     seed : int
         Every random number of the session follows from it.
-    signals : iterable of Signal, optional
+    signals : list of Signal or str, optional
         What the host can supply in reports and answers. Default: whatever the selector requires; a report that lacks
         it is refused when it comes.
     journal : path, optional
@@ -109,12 +113,11 @@ class Session:
 
     Examples
     --------
-    >>> from fedcohort.selectors import Uniform
-    >>> session = Session(Uniform(), ClientTable(names=["anna", "ben", "cem", "dora"]), seed=1)
-    >>> cohort = session.ask(RoundRequest(size=2))
+    >>> session = Session("oort", clients=["anna", "ben", "cem", "dora"], seed=1)
+    >>> cohort = session.ask(2)
     >>> len(cohort.names), cohort.round
     (2, 0)
-    >>> session.tell(RoundReport(cohort.ticket, cohort.clients))
+    >>> session.tell(cohort, loss_rms=[0.7, 0.9], duration=[12.0, 30.0])
     >>> session.round
     1
     """
@@ -265,7 +268,7 @@ class Session:
         """Return a session as a journal has it, without rules and shadows; nothing is written."""
         meta = journal.meta()
         seed = int(meta["seed"])
-        signals = None if meta["signals"] is None else frozenset(Signal(s) for s in meta["signals"])
+        signals = None if meta["signals"] is None else frozenset(map(Signal.named, meta["signals"]))
         members = Membership(*journal.table())
         if selector is not None:
             selector, _ = adapted(selector, {}, members.table, signals)
@@ -402,7 +405,7 @@ class Session:
     @property
     def requires(self) -> frozenset[Signal]:
         """The signals the host must put into reports: the selector's own, not the shadows'."""
-        return self.selector.requires & REPORT_SIGNALS
+        return frozenset(signal for signal in self.selector.requires if signal.reported)
 
     @property
     def state(self) -> Any:
@@ -491,7 +494,7 @@ class Session:
         self._prepared = None
         return self._prepare(as_request(request)).query
 
-    def ask(self, request: RoundRequest | int | None, answer: Answer | None = None) -> Cohort:
+    def ask(self, request: RoundRequest | int | None, answer: Answer | None = None, **answers: Any) -> Cohort:
         """Return the cohort of the next round; it is on record when this returns.
 
         Parameters
@@ -500,11 +503,16 @@ class Session:
             How many clients; None asks for everybody available. A RoundRequest also says who is available.
         answer : Answer, optional
             The answer to what :meth:`query` returned for the same request.
+        **answers
+            The same in short, for a selector that asks for losses: ``loss=measure``, a function from client names to
+            their losses, or the losses of all clients as an array or by name. A selector that asks nothing ignores it.
         """
         request = as_request(request)
         if answer is not None:
             instance(answer, Answer, "'answer'", "an Answer")
         prepared = self._prepare(request)
+        if answers and answer is None:
+            answer = answer_of(prepared.query, self.table, answers)
         check_answer(self.selector, self.table.n, prepared.query, answer)
         turn, own, shadows = self._turn, self._own, self._shadows
         slate, eligibility = prepared.slate, prepared.eligibility
@@ -575,16 +583,29 @@ class Session:
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def tell(self, report: RoundReport, *, host: Any = None) -> None:
-        """Take a report. The selector learns from it once the round is complete.
+    def tell(self, report: RoundReport | Cohort, *, host: Any = None, **outcome: Any) -> None:
+        """Report what became of a cohort. The selector learns from it once the round is complete.
 
         Parameters
         ----------
-        report : RoundReport
+        report : Cohort or RoundReport
+            The cohort that trained, with what became of it as keywords; or a RoundReport, with which a host can also
+            report a round in parts.
         host : JSON-like, optional
             Anything the host wants stored in the same transaction, for example the name of a model checkpoint.
+        **outcome
+            With a cohort, signals by name: ``loss=[0.7, 0.9]`` in the order of the cohort, or ``loss={"anna": 0.7}`` by
+            client; a hyphen in a name is written as an underscore. Besides ``status`` and ``kept`` as in
+            :class:`RoundReport`. A client that a mapping does not name is missing.
         """
-        instance(report, RoundReport, "'report'")
+        if isinstance(report, Cohort):
+            report = report_of(report, outcome)
+        elif outcome:
+            raise InputError(
+                f"A RoundReport holds everything; '{next(iter(outcome))}' cannot be given beside it.",
+                hint="session.tell(cohort, loss=...) takes signals as keywords",
+            )
+        instance(report, RoundReport, "'report'", "a Cohort or a RoundReport")
         item = self._pending.find(whole_number(report.ticket, "A report's ticket"))
         if item is None:
             self._tell_late(report)
@@ -760,8 +781,10 @@ class Session:
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Store what clients, by name, report about themselves: battery, network, region, for rules to use."""
-        blocked = self._recorder.blocked(mapping(attributes, "'attributes'"))
-        news = {name: plain_attributes(name, facts) for name, facts in attributes.items() if name not in blocked}
+        instance(attributes, Mapping, "'attributes'", "a mapping from client names to attributes")  # type: ignore[type-abstract]
+        plain = {name: plain_attributes(name, facts) for name, facts in attributes.items()}
+        blocked = self._recorder.blocked(plain)
+        news = {name: own for name, own in plain.items() if name not in blocked}
         if self._referee is None or all(self._referee.attributes.get(name) == own for name, own in news.items()):
             return
         self._recorder.attributes_changed({**self._referee.attributes, **news}, news)

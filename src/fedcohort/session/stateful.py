@@ -11,7 +11,6 @@ from fedcohort.core import rng as streams
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Cohort, Selector, Slate, Status, is_per_client
-from fedcohort.core.signals import METRIC_SIGNALS
 from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import sealed_state
 from fedcohort.session.outcomes import in_cohort_order, outcome_for
@@ -103,7 +102,7 @@ class StatefulSelector:
 
     def unreported(self, replies: ReplyBlock) -> str | None:
         """Return which signals it needs and no reply of a round brought, in words, or None."""
-        needed = self.selector.requires & METRIC_SIGNALS
+        needed = [signal for signal in self.selector.requires if signal.is_metric]
         if needed and (replies.status == Status.OK).any():
             lacking = sorted(s.value for s in needed if s.value not in replies.metrics)
             if lacking:

@@ -26,11 +26,11 @@ from fedcohort.core.protocol import (
     Status,
     Trial,
 )
-from fedcohort.core.registry import nearest
 from fedcohort.core.selector_spec import selector_name
-from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.core.signals import Known, Signal
 from fedcohort.core.text import short_repr
 from fedcohort.core.validate import array, boolean, instance, listing, refuse
+from fedcohort.core.validate import numbers as numbers_of
 from fedcohort.journal import ReplyBlock, ReplyRow
 
 _STATUSES = frozenset(int(status) for status in Status)
@@ -56,13 +56,15 @@ def as_shadows(value: object) -> dict[str, Selector[Any]]:
 
 
 def as_table(value: object) -> ClientTable:
-    """Return a client table, given itself, the clients' names, or their number."""
+    """Return a client table, given itself, the clients' names, or their number; then all have the same size."""
     if isinstance(value, ClientTable):
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return ClientTable(n=int(value))
+        n = ClientTable(n=int(value)).n
+        return ClientTable(n=n, sizes=np.ones(n))
     try:
-        return ClientTable(names=value)  # type: ignore[arg-type]
+        named = ClientTable(names=value)  # type: ignore[arg-type]
+        return ClientTable(names=named.names, sizes=np.ones(named.n))
     except InputError as error:
         if isinstance(value, (list, tuple)):
             raise
@@ -71,21 +73,7 @@ def as_table(value: object) -> ClientTable:
 
 def as_signals(value: object) -> frozenset[Signal]:
     """Return signals, given themselves or by their names."""
-    return frozenset(as_signal(item) for item in listing(value, "'signals'", "signals"))
-
-
-def as_signal(value: object) -> Signal:
-    """Return a signal, given itself or by its name; the error names the nearest one."""
-    known = {signal.value: signal for signal in Signal}
-    if not isinstance(value, str):
-        raise refuse("A signal", "a Signal or the name of one", value)
-    if value not in known:
-        near = nearest(value, list(known))
-        raise InputError(
-            f"There is no signal {short_repr(str(value))}. Known: {', '.join(sorted(known))}.",
-            hint=f"did you mean {near!r}?" if near else None,
-        )
-    return known[value]
+    return frozenset(Signal.named(item) for item in listing(value, "'signals'", "signals"))
 
 
 def as_request(value: object) -> RoundRequest:
@@ -95,6 +83,87 @@ def as_request(value: object) -> RoundRequest:
     if value is None or isinstance(value, (int, np.integer)):
         return RoundRequest(value)  # type: ignore[arg-type]
     raise refuse("A request", "a number of clients, None or a RoundRequest", value)
+
+
+def answer_of(query: Query | None, table: ClientTable, given: Mapping[str, Any]) -> Answer | None:
+    """Return the answer to a question from losses by name of the signal; None where nothing is asked.
+
+    Parameters
+    ----------
+    query : Losses, Trial or None
+    table : ClientTable
+    given : mapping of str to function, mapping or array
+        A function from client names to numbers, numbers by client name, or the numbers of all clients.
+    """
+    known = {_signal_of(name): values for name, values in given.items()}
+    if query is None:
+        return None
+    if isinstance(query, Trial):
+        raise InputError(
+            "The selector asks for a trial of cohorts, which has no short spelling.",
+            hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
+        )
+    names = table.names_of(query.clients)
+    values: dict[Signal, Any] = {}
+    for signal in sorted(query.signals & known.keys()):
+        source = known[signal]
+        if callable(source):
+            values[signal] = source(names)
+        elif isinstance(source, Mapping):
+            values[signal] = [source.get(name, np.nan) for name in names]
+        else:
+            allowed = f"one number for each of the {table.n} clients, numbers by client name, or a function"
+            everybody = numbers_of(source, f"'{signal}'", allowed)
+            if everybody.shape != (table.n,):
+                raise refuse(f"'{signal}'", allowed, source)
+            values[signal] = everybody[query.clients]
+    return Answer(query, values)
+
+
+def report_of(cohort: Cohort, outcome: Mapping[str, Any]) -> RoundReport:
+    """Return the report on a whole cohort, from what became of it by name.
+
+    Values are arrays in the order of the cohort, or mappings from client names. A client that is in no mapping
+    is missing.
+    """
+    status = outcome.get("status")
+    kept = outcome.get("kept")
+    given = {_signal_of(name): values for name, values in outcome.items() if name not in ("status", "kept")}
+    by_client = [values for values in (status, kept, *given.values()) if isinstance(values, Mapping)]
+    if not by_client:
+        return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=given, kept=kept)
+    for values in by_client:
+        for client in values:
+            if client not in cohort.names:
+                raise InputError(
+                    f"The client {short_repr(client)} is not in the cohort {', '.join(map(repr, cohort.names[:20]))}."
+                )
+    # A status may be given for some only: those that failed.
+    reporting = set().union(*(values for values in by_client if values is not status)) or set(cohort.names)
+    statuses = dict.fromkeys(cohort.names, int(Status.MISSING))
+    statuses |= dict.fromkeys(reporting, int(Status.OK))
+    if isinstance(status, Mapping):
+        statuses |= status
+    elif status is not None:
+        statuses = dict(zip(cohort.names, listing(status, "'status'", "statuses"), strict=True))
+    metrics = {signal: _in_order(cohort, signal, values) for signal, values in given.items()}
+    if isinstance(kept, Mapping):
+        kept = [kept.get(name, True) for name in cohort.names]
+    ordered = [statuses[name] for name in cohort.names]
+    return RoundReport(cohort.ticket, cohort.clients, status=ordered, metrics=metrics, kept=kept)
+
+
+def _in_order(cohort: Cohort, signal: Signal, values: Any) -> Any:
+    """Return one value, or row, per client of the cohort; NaN for a client that a mapping leaves out."""
+    return [values.get(name, np.nan) for name in cohort.names] if isinstance(values, Mapping) else values
+
+
+def _signal_of(keyword: str) -> Signal:
+    """Return the signal that a keyword names, which has underscores where the signal has hyphens."""
+    signal = Signal.named(keyword.replace("_", "-"))
+    if not signal.is_metric:
+        raise InputError(f"The signal '{signal}' is not a number to report after a round.", hint=signal.supplied_by)
+    return signal
 
 
 def check_size(size: int | None, n: int) -> int | None:
@@ -126,9 +195,9 @@ def check_signals(
         How to name the selector in the error.
     """
     for signal in sorted(selector.requires):
-        supplied = signal in clients.signals if signal in TABLE_SIGNALS else signals is None or signal in signals
+        supplied = signal in clients.signals if signal.known is Known.TABLE else signals is None or signal in signals
         if not supplied:
-            kind = "client table" if signal in TABLE_SIGNALS else "host"
+            kind = "client table" if signal.known is Known.TABLE else "host"
             raise SignalError(
                 f"The {who or 'selector'} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
                 f"which the {kind} does not supply.",
@@ -211,7 +280,8 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
     if answer is None:
         raise InputError(
             f"The selector {selector_name(selector)} asks a question before it chooses; the answer is missing.",
-            hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
+            hint="session.ask(size, loss=...) takes losses by client or a function that measures them; or call "
+            "session.query(request) and pass the Answer to session.ask(request, answer)",
         )
     same = type(answer.query) is type(query)
     if same and isinstance(query, Losses) and isinstance(answer.query, Losses):
@@ -248,18 +318,19 @@ def check_report(
     columns: dict[str, FloatArray] = {}
     if not isinstance(report.metrics, Mapping):
         raise refuse("A report's metrics", "a mapping from signals to numbers", report.metrics)
-    for signal, values in report.metrics.items():
-        if not isinstance(signal, str) or signal not in REPORT_SIGNALS:
-            raise refuse("The name of a metric in a report", f"among {', '.join(sorted(REPORT_SIGNALS))}", signal)
-        column = _column(Signal(signal), values, count, earlier)
+    for name, values in report.metrics.items():
+        signal = Signal.named(name)
+        if not signal.reported:
+            raise InputError(f"The signal '{signal}' is not reported after a round; it is known {signal.known.value}.")
+        column = _column(signal, values, count, earlier)
         if not np.isfinite(column).all():
             wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
             column[wrong] = np.nan
             status[(status == Status.OK) & wrong] = Status.INVALID
-        columns[Signal(signal).value] = sealed(column)
+        columns[signal.value] = sealed(column)
     ok = status == Status.OK
     if ok.any():
-        for signal in sorted(selector.requires & METRIC_SIGNALS):
+        for signal in sorted(s for s in selector.requires if s.is_metric):
             if signal.value not in columns:
                 raise SignalError(
                     f"The report for ticket {report.ticket} lacks the signal '{signal}' ({signal.meaning}), which "

@@ -12,7 +12,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Status
-from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, LossOf, Signal
+from fedcohort.core.signals import QUERY_SIGNALS, LossOf, Signal
 from fedcohort.session.session import Session
 
 Trace = list[tuple[int, ...]]  # the cohort of each round
@@ -54,8 +54,8 @@ class ScriptedHost:
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """Everything."""
-        return REPORT_SIGNALS | QUERY_SIGNALS
+        """Every signal but a table's, also those that others have declared."""
+        return QUERY_SIGNALS | frozenset(signal for signal in Signal.declared() if signal.reported)
 
     def losses(self, round_: int, clients: IntArray) -> FloatArray:
         """Return the scripted losses, falling slowly with the round."""
@@ -80,7 +80,7 @@ class ScriptedHost:
         """Report every signal for the whole cohort."""
         loss = self.losses(cohort.round, cohort.clients)
         metrics: dict[Signal, Any] = {}
-        for signal in METRIC_SIGNALS:
+        for signal in (s for s in Signal.declared() if s.is_metric):
             own = isinstance(signal.how, LossOf) and signal.how.model == "own"
             values = loss * (0.9 if own else 1.0)
             if signal.width is not None:

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from hypothesis import given
 
 from fedcohort.core.errors import ParameterError
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import SIGNALS
 from fedcohort.hosts.flower import Answers, Facts, cohort_client, corrections, failures
 from fedcohort.hosts.flower.metrics import evened
 from fedcohort.hosts.flower.weights import bounded_weights
@@ -138,7 +138,7 @@ def test_thousands_of_odd_metrics_are_named_in_a_few_lines(kit: Any, tmp_path: P
 
 def test_a_vector_nobody_asked_for_ends_nothing(kit: Any, tmp_path: Path) -> None:
     """Beside numbers the selector needs, a client may report what it likes."""
-    vectors = [s for s in Signal if s.width is not None]
+    vectors = [s for s in SIGNALS if s.width is not None]
     for turn, odd in enumerate(([1.0], [1.0, 2.0, 3.0])):
         fleet = kit.Fleet()
         for number in range(3):

@@ -134,7 +134,7 @@ class Answers:
         found = listing(self.signals, "The signals of Answers", "losses")
         if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in found):
             raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
-        object.__setattr__(self, "signals", frozenset(Signal(signal) for signal in found))
+        object.__setattr__(self, "signals", frozenset(Signal.named(signal) for signal in found))
 
     @property
     def supplied(self) -> frozenset[Signal]:

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedcohort.core.arrays import AnyArray, FloatArray
-from fedcohort.core.signals import REPORT_SIGNALS, TABLE_SIGNALS, Party, Signal, VectorOf, vectors_of
+from fedcohort.core.signals import REPORT_SIGNALS, SIGNALS, TABLE_SIGNALS, Party, Signal, VectorOf, vectors_of
 
 VERSION = 1
 DESCRIBE = "query.fedcohort_describe"  # who are you, what do you hold, what can you report?
@@ -126,7 +126,7 @@ class Description:
                 raise ValueError(f"'label-counts' must be {_COUNT} each. Got {_brief(wrong)}")
         if sealed is not None and not isinstance(sealed, bytes):
             raise ValueError("'sealed-labels' must be bytes")
-        known = {s.value: s for s in Signal}
+        known = {s.value: s for s in SIGNALS}
         return cls(
             name=name,
             size=size,
@@ -198,7 +198,7 @@ def ask_record(signals: Iterable[Signal], commitment: str | None = None) -> Conf
 def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:
     """Return the signals a record asks for; names of a later version are skipped."""
     names = record.get("signals")
-    known = {s.value: s for s in Signal}
+    known = {s.value: s for s in SIGNALS}
     return frozenset(known[s] for s in names if s in known) if isinstance(names, list) else frozenset()
 
 

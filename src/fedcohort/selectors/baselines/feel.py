@@ -78,7 +78,7 @@ class Feel(Selector[FeelState]):
     @property
     def requires(self) -> frozenset[Signal]:
         """Sizes, norms, and durations unless they do not matter."""
-        needed = {Signal.SIZES, Signal(self.importance)}
+        needed = {Signal.SIZES, Signal.named(self.importance)}
         return frozenset(needed | {Signal.DURATION} if self.rho > 0 else needed)
 
     @property
@@ -117,7 +117,7 @@ class Feel(Selector[FeelState]):
         ok = outcome.ok
         who = outcome.clients[ok]
         norm, seconds = state.norm.copy(), state.seconds.copy()
-        norm[who] = outcome[Signal(self.importance)][ok]
+        norm[who] = outcome[Signal.named(self.importance)][ok]
         seconds[who] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
         return FeelState(sealed(norm), sealed(seconds))
 

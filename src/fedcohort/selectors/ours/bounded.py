@@ -31,7 +31,7 @@ from fedcohort.core.protocol import (
     per_client,
     register,
 )
-from fedcohort.core.signals import LOSS_SIGNALS, METRIC_SIGNALS, TABLE_SIGNALS, LossOf, Signal
+from fedcohort.core.signals import LOSS_SIGNALS, TABLE_SIGNALS, LossOf, Signal
 
 _ENOUGH = 10  # numbers said at one time whose own quantiles bound them as well
 _FAR = 6.0  # robust standard deviations from the median, of logarithms, beyond which a word is doubted
@@ -160,7 +160,7 @@ class Bounded(Selector[Any]):
     def _heard(self) -> tuple[Signal, ...]:
         """The numbers whose last words are kept, one column each."""
         asked = LOSS_SIGNALS if Signal.LOSS_QUERY in self.inner.requires else frozenset()
-        return tuple(sorted((self.inner.requires & METRIC_SIGNALS) | asked))
+        return tuple(sorted({s for s in self.inner.requires if s.is_metric} | asked))
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Nobody has said anything yet."""
@@ -223,7 +223,7 @@ class Bounded(Selector[Any]):
             seen = outcome[Signal.SERVER_LOSS][outcome.ok]
             server = float(np.median(seen[np.isfinite(seen)])) if np.isfinite(seen).any() else server
         metrics = {}
-        for signal in self.inner.requires & METRIC_SIGNALS:
+        for signal in [s for s in self.inner.requires if s.is_metric]:
             said = outcome[signal]
             length = said if said.ndim == 1 else np.linalg.norm(said, axis=1)
             words = self._with_words(words, signal, outcome.clients, length)

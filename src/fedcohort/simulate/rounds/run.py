@@ -16,7 +16,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import user_code_errors
-from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
+from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
@@ -74,7 +74,7 @@ def check_fits(plan: RunPlan) -> None:
                 f"{what}, and {said} predicts {task.predicts}.",
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
-    supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in Signal if _of_classes(s)) | {Signal.SIZES}
+    supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in SIGNALS if _of_classes(s)) | {Signal.SIZES}
     for signal in sorted(adapted(plan, supplied).requires):
         if _of_classes(signal):
             raise SignalError(
@@ -211,7 +211,7 @@ class Run:
         )
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = LossTrend()
-        self.needed = (self.selector.requires & REPORT_SIGNALS) | plan.aggregator.requires
+        self.needed = frozenset(s for s in self.selector.requires if s.reported) | plan.aggregator.requires
         if self.early_stop is not None:
             self.needed |= frozenset(self.early_stop.watches)
         self.before, self.after = losses_of(self.needed, "received"), losses_of(self.needed, "own")

@@ -1,0 +1,139 @@
+"""A session in a few words: names and numbers in place of the protocol's objects."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedcohort import Answer, ClientTable, RoundReport, RoundRequest, Session, Signal, Status, create
+from fedcohort.core.errors import InputError, UnknownNameError
+from fedcohort.testing.snapshot import differences, standing
+
+
+def test_three_lines_choose_and_learn():
+    session = Session("oort", clients=100)
+    cohort = session.ask(10)
+    session.tell(cohort, loss_rms=np.linspace(0, 1, 10), duration=[3.0] * 10)
+    assert session.round == 1 and len(cohort) == 10 and session.table.n == 100
+
+
+def test_names_and_numbers_are_the_objects_they_stand_for():
+    table = ClientTable(names=["a", "b", "c", "d"], sizes=[1, 1, 1, 1])
+    long = Session(create("oort"), table, seed=3, signals=[Signal.LOSS_RMS, Signal.DURATION])
+    short = Session("oort", ["a", "b", "c", "d"], seed=3, signals=["loss-rms", "duration"])
+    for _ in range(3):
+        one, other = long.ask(RoundRequest(2)), short.ask(2)
+        assert one.names == other.names
+        metrics = {Signal.LOSS_RMS: [1.0, 2.0], Signal.DURATION: [5.0, 6.0]}
+        status = [Status.OK, Status.FAILED]
+        long.tell(RoundReport(one.ticket, one.clients, status=status, metrics=metrics))
+        short.tell(other, loss_rms=[1.0, 2.0], duration=[5.0, 6.0], status=status)
+    assert not differences(standing(long), standing(short))
+
+
+def test_everybody_is_asked_for_with_none():
+    assert sorted(Session("uniform", 5).ask(None).names) == list("01234")
+
+
+def test_numbers_by_client_need_no_order():
+    by_array, by_name = Session("oort", 20, seed=1), Session("oort", 20, seed=1)
+    cohort = by_array.ask(4)
+    assert by_name.ask(4).names == cohort.names
+    losses, seconds = [1.0, 2.0, 3.0, 4.0], [9.0, 8.0, 7.0, 6.0]
+    by_array.tell(cohort, loss_rms=losses, duration=seconds, kept=[True, True, False, True])
+    mixed = dict(reversed(list(zip(cohort.names, losses, strict=True))))
+    by_name.tell(
+        cohort, loss_rms=mixed, duration=dict(zip(cohort.names, seconds, strict=True)), kept={cohort.names[2]: False}
+    )
+    assert not differences(standing(by_array), standing(by_name))
+
+
+def test_a_client_that_no_mapping_names_is_missing():
+    session = Session("oort", 20)
+    cohort = session.ask(3)
+    first, second, third = cohort.names
+    session.tell(
+        cohort, loss_rms={first: 1.0, third: 2.0}, duration={first: 1.0, third: 1.0}, status={third: Status.LATE}
+    )
+    found = {session.table.name(reply.client): Status(reply.status) for reply in session.journal.replies(cohort.ticket)}
+    assert found == {first: Status.OK, second: Status.MISSING, third: Status.LATE}
+
+
+def test_a_status_may_name_those_that_failed_only():
+    session = Session("uniform", 20)
+    cohort = session.ask(3)
+    session.tell(cohort, status={cohort.names[1]: Status.FAILED})
+    found = [reply.status for reply in session.journal.replies(cohort.ticket)]
+    assert sorted(found) == [Status.OK, Status.OK, Status.FAILED]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ({"los": [1, 2]}, ("'los'", "did you mean 'loss'?")),
+        ({"durations": [1, 2]}, ("'durations'", "did you mean 'duration'?")),
+        ({"sizes": [1, 2]}, ("'sizes'",)),
+        ({"loss": [1, 2, 3]}, ("'loss'", "2")),
+        ({"loss": {"nobody": 1.0}}, ("'nobody'",)),
+        ({"loss": "high"}, ("'loss'", "'high'")),
+        ({"status": [0, 9]}, ("'status'", "9")),
+        ({"status": {"nobody": 1}}, ("'nobody'",)),
+        ({"kept": [1, 2]}, ("'kept'",)),
+    ],
+)
+def test_a_wrong_keyword_is_refused_by_name_and_changes_nothing(outcome, words):
+    session = Session("uniform", 6)
+    cohort = session.ask(2)
+    before = standing(session)
+    with pytest.raises(InputError) as caught:
+        session.tell(cohort, **outcome)
+    assert all(word in str(caught.value) for word in words)
+    assert not differences(before, standing(session))
+
+
+def test_a_report_takes_no_keywords():
+    session = Session("uniform", 6)
+    cohort = session.ask(2)
+    with pytest.raises(InputError, match="'loss'"):
+        session.tell(RoundReport(cohort.ticket, cohort.clients), loss=[1, 2])
+
+
+def test_a_selector_that_asks_first_is_answered_in_short():
+    losses = np.random.default_rng(0).random(50)
+    ways = {
+        "function": lambda names: [losses[int(name)] for name in names],
+        "array": losses,
+        "mapping": {str(i): loss for i, loss in enumerate(losses)},
+    }
+    long = Session("power-of-choice", 50, seed=1)
+    query = long.query(RoundRequest(5))
+    expected = long.ask(RoundRequest(5), Answer(query, {Signal.LOSS: losses[query.clients]}))
+    for way in ways.values():
+        assert Session("power-of-choice", 50, seed=1).ask(5, loss=way).names == expected.names
+        assert len(Session("uniform", 50).ask(5, loss=way)) == 5  # which asks nothing
+
+
+def test_a_question_without_an_answer_says_how_to_answer():
+    session = Session("power-of-choice", clients=100)
+    with pytest.raises(InputError, match="answer is missing") as caught:
+        session.ask(10)
+    assert "loss=" in str(caught.value)
+    with pytest.raises(InputError, match="'loss'"):
+        session.ask(10, loss=[1.0, 2.0])
+    with pytest.raises(InputError, match="lacks 'loss'"):
+        session.ask(10, duration=np.ones(100))
+    with pytest.raises(InputError, match="did you mean 'loss'"):
+        session.ask(10, losss=np.ones(100))
+    assert session.round == 0
+
+
+def test_an_unknown_selector_is_named_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'power-of-choice'"):
+        Session("power-of-choise", 10)
+
+
+def test_shadows_and_a_new_selector_go_by_name():
+    session = Session("uniform", 10, shadows={"other": "uniform"})
+    session.add_shadow("third", "uniform")
+    session.change_selector("all")
+    assert len(session.ask(None)) == 10 and set(session.shadows) == {"other", "third"}
