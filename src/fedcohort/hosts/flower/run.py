@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 
 from fedcohort.core.errors import InputError, ParameterError, SignalError
 from fedcohort.core.protocol import Selector
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.core.vectors import needs_output_bias
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.evaluation import evaluated
@@ -159,7 +159,7 @@ class LiveRun:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
         # From here on a client must supply what the selector, seeing who is there, decided to use.
         selector = settings.selector.adapted(self.population.known())
-        for signal, names in self.population.untold(settings.selector.adapted(frozenset(Signal)).requires).items():
+        for signal, names in self.population.untold(settings.selector.adapted(frozenset(SIGNALS)).requires).items():
             if signal not in selector.requires:
                 log.warning("the selector goes without '%s', which %s cannot supply", signal, listed(names))
         self.population.require(selector.requires)
