@@ -227,7 +227,10 @@ class Cohort:
                 object.__setattr__(self, name, read_only(numbers(value, f"A cohort's {name}")))
         for name in ("parts", "notes"):
             value = getattr(self, name)
-            if not isinstance(value, Mapping):
+            if value is _EMPTY:
+                continue
+            # Asking a Mapping is slow, and a session makes two cohorts in every round.
+            if type(value) not in (dict, MappingProxyType) and not isinstance(value, Mapping):
                 raise refuse(f"A cohort's {name}", "a mapping", value)
             object.__setattr__(self, name, MappingProxyType(dict(value)))
 

@@ -136,6 +136,10 @@ class Signal(str):
 
     Attributes
     ----------
+    reported : bool
+        Whether it comes with a round's report.
+    is_metric : bool
+        Whether it stands in a report's metrics; whether a model was kept has a field of its own.
     passes : frozenset of Pass
         What a client computes for it beyond training.
     models_sent : int
@@ -158,6 +162,8 @@ class Signal(str):
     how: LossOf | VectorOf | None
     width: int | Literal["classes"] | None
     supplied_by: str
+    reported: bool
+    is_metric: bool
     passes: frozenset[Pass]
     models_sent: int
 
@@ -208,6 +214,8 @@ class Signal(str):
         self = super().__new__(cls, name)
         self.meaning, self.known, self.by, self.how = meaning, known, by, how
         self.width, self.supplied_by = width, supplied_by
+        self.reported = known is Known.REPORT
+        self.is_metric = self.reported and name != "kept"
         self.passes, self.models_sent = frozenset(), 0
         match how:
             case LossOf(measure, model):
@@ -254,16 +262,6 @@ class Signal(str):
     def value(self) -> str:
         """Its name as a plain string."""
         return str(self)
-
-    @property
-    def reported(self) -> bool:
-        """Whether it comes with a round's report."""
-        return self.known is Known.REPORT
-
-    @property
-    def is_metric(self) -> bool:
-        """Whether it stands in a report's metrics; whether a model was kept has a field of its own."""
-        return self.known is Known.REPORT and self != "kept"
 
     def numbers(self, classes: int) -> int:
         """How many numbers it is, per client."""
