@@ -14,7 +14,7 @@ import fedcohort
 import fedcohort.hosts.flower
 import fedcohort.privacy
 import fedcohort.selectors
-from fedcohort import Cohort, LabelCounts, Losses, RoundReport, RoundRequest, Session, Trial
+from fedcohort import Cohort, LabelCounts, Losses, Session, Trial
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
@@ -152,7 +152,7 @@ BUGS = {
     ),
     "join": (
         "fedcohort.session.session.StatefulSelector.grow",
-        lambda s, c: s.join(fedcohort.ClientTable(names=["new"])),
+        lambda s, c: s.join(fedcohort.ClientTable(names=["new"], sizes=[1])),
     ),
     "forget": ("fedcohort.session.recorder.erase", lambda s, c: s.forget("ben")),
     "change_selector": ("fedcohort.session.session.check_signals", lambda s, c: s.change_selector("all")),

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcohort import Cohort, RoundReport, Selector, Session, Signal, per_client
+from fedcohort import Cohort, Selector, Session, Signal, per_client
 from fedcohort.audit.choices import verify
 from fedcohort.core.errors import InputError, SignalError
+from fedcohort.core.protocol import RoundReport
 from fedcohort.core.signals import Known
 from fedcohort.journal import read_journal
 from fedcohort.journal.maintenance import tables

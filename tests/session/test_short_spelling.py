@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort import Answer, ClientTable, RoundReport, RoundRequest, Session, Signal, Status, create
+from fedcohort import ClientTable, Session, Signal, Status, create
 from fedcohort.core.errors import InputError, UnknownNameError
+from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.testing.snapshot import differences, standing
 
 

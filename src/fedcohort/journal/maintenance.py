@@ -18,7 +18,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import FedcohortError, InputError, MissingExtraError
 from fedcohort.core.files import open_file, write_file
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import SIGNALS
 from fedcohort.journal.codec import compress, pack, pack_many, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED, FORGOTTEN, PRUNED
@@ -42,7 +42,7 @@ from fedcohort.journal.store import Journal, read_journal
 
 BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
 _MOST_FILES = 10_000  # that are searched for copies of a name
-_METRICS = frozenset((*Signal, "accuracy"))  # parts of a metric's name that are no client's
+_METRICS = frozenset((*SIGNALS, "accuracy"))  # parts of a metric's name that are no client's
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
