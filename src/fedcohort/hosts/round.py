@@ -28,6 +28,8 @@ RETRIED = "try"  # the event of a pending cohort that is trained again
 _NAMED = 8  # clients named in an error
 _COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
+# Plain numbers: NumPy takes several times as long over a member of an enumeration.
+_OK, _INVALID, _LATE, _MISSING = (int(s) for s in (Status.OK, Status.INVALID, Status.LATE, Status.MISSING))
 
 
 class RoundError(FedcohortError, RuntimeError):
@@ -141,13 +143,13 @@ def closing(
     if deadline is not None:
         end = min(end, deadline)
     if enough is not None and enough < len(seconds):
-        sound = seconds[status == Status.OK]
+        sound = seconds[status == _OK]
         if len(sound) >= enough:
             end = min(end, float(np.partition(sound, enough - 1)[enough - 1]))
     late = seconds > end
     if late.any():
         status = status.copy()
-        status[late & (status != Status.MISSING)] = Status.LATE
+        status[late & (status != _MISSING)] = _LATE
     return Closing(status, end)
 
 
@@ -249,7 +251,7 @@ class Round:
         """Go on with a cohort that was chosen before, whose replies are still to come."""
         self.cohort = cohort
         self.seconds = np.full(cohort.size, np.inf)
-        self.status = np.full(cohort.size, Status.MISSING, np.int8)
+        self.status = np.full(cohort.size, _MISSING, np.int8)
 
     @property
     def enough(self) -> int:
@@ -315,7 +317,8 @@ class Round:
     @property
     def answered(self) -> BoolArray:
         """(k,) who has answered, with a model or an error."""
-        return np.asarray(self.status != Status.MISSING)
+        answered: BoolArray = self.status != _MISSING
+        return answered
 
     def in_order(self) -> list[Reply]:
         """Return the replies of those who have answered, in the order of the cohort."""
@@ -326,7 +329,7 @@ class Round:
     def invalidate(self, places: IntArray) -> None:
         """Mark replies as unusable that looked sound when they arrived."""
         self.status = self.status.copy()
-        self.status[places] = Status.INVALID
+        self.status[places] = _INVALID
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Mark the replies of some clients as unusable, and say why."""
