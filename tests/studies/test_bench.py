@@ -134,6 +134,7 @@ def test_names_are_not_markup_on_the_page():
     assert "&lt;b&gt;&amp;" in text
     assert "Not all runs have ended" in text
     assert "own seeds" in text
+    assert "default-src 'none'" in text and "<script" not in text
     assert "| `<b>&`" not in markdown(scores)
 
 

@@ -426,6 +426,7 @@ def test_pages_show_fewer_seeds_and_escape_names():
     page = html_page(Exhibit("n", "p", "t", "x", odd, EXHIBIT.grids), ours)
     assert "<A>" not in page
     assert "&lt;A&gt;" in page
+    assert "default-src 'none'" in page and "<script" not in page
 
 
 # -- what is stored ----------------------------------------------------------------------------------------------------
