@@ -74,7 +74,7 @@ def test_an_unknown_name_is_answered_with_all_of_them(package):
 @pytest.mark.parametrize("first", ["a look", "an import"])
 def test_a_look_during_that_import_is_refused_rather_than_answered_with_half(package, ask, first):
     made, tools = package(__init__=INIT, saw=SAW + f"answer = {ask}\n", hammer=HAMMER)
-    with pytest.raises(RegistryError, match=rf"cannot be told yet: {made}, which registers the tools, is still being"):
+    with pytest.raises(RegistryError, match=made):
         tools.names() if first == "a look" else importlib.import_module(made)
 
 

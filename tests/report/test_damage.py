@@ -243,7 +243,7 @@ def test_a_federation_that_unpacks_to_gigabytes_is_refused_unread(pristine, tmp_
     assert federation_file(folder).stat().st_size < 4 << 20
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was read"))
     results = load(folder)
-    with pytest.raises(ResultsError, match=r"holds 3 GiB, where 2 are read"):
+    with pytest.raises(ResultsError, match=r"3 GiB.* 2"):
         results.federation(results.runs[0])
     with pytest.raises(ResultsError, match="damaged"):
         results.client_count(results.runs[0])
@@ -254,7 +254,7 @@ def test_a_header_that_says_more_than_there_is_allocates_nothing(pristine, tmp_p
     bomb(federation_file(folder), (1 << 20,), said=(1 << 50,))
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was read"))
     results = load(folder)
-    with pytest.raises(ResultsError, match="says that it has 1125899906842624 bytes, and has"):
+    with pytest.raises(ResultsError, match="1125899906842624 bytes"):
         results.federation(results.runs[0])
 
 

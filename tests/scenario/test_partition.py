@@ -134,13 +134,13 @@ def test_dirichlet_moments_and_extremes():
 def test_deal_gives_exactly_the_counts_and_says_what_is_short():
     pool = Pool.of([0] * 5 + [1] * 3)
     counts = np.array([[2, 0], [3, 1], [0, 2]])
-    part = deal(pool, counts, np.random.default_rng(0), who="test")
+    part = deal(pool, counts, np.random.default_rng(0), partition="test")
     owners = np.repeat(np.arange(3), np.diff(part.offsets))
     assert np.array_equal(
         np.array([[((owners == k) & (pool.labels[part.places] == c)).sum() for c in (0, 1)] for k in range(3)]), counts
     )
-    with pytest.raises(ScenarioError, match="wants 4 samples of class 1, the training set has 3"):
-        deal(pool, np.array([[0, 4]]), np.random.default_rng(0), who="test")
+    with pytest.raises(ScenarioError, match=r"4 samples of class 1\b.* 3\."):
+        deal(pool, np.array([[0, 4]]), np.random.default_rng(0), partition="test")
 
 
 def test_shuffled_inside_a_client():
@@ -205,7 +205,7 @@ def test_shards_of_unequal_classes_are_pure_or_cut_as_sorted():
 
 
 def test_too_many_shards():
-    with pytest.raises(ScenarioError, match="4 clients x 2 = 8 shards, the training set has 6"):
+    with pytest.raises(ScenarioError, match=r"8 shards.* 6 samples"):
         build(Shards(clients=4, per_client=2), np.array([0, 0, 0, 1, 1, 1]))
 
 
@@ -231,8 +231,8 @@ def test_pairs_of_classes_are_spread():
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        (ClassesPerClient(clients=10, per_client=11), "11 classes per client, the training set has samples of 10"),
-        (ClassesPerClient(clients=10, per_client=2, samples=7), "does not come out even"),
+        (ClassesPerClient(clients=10, per_client=11), r"11 classes.* 10"),
+        (ClassesPerClient(clients=10, per_client=2, samples=7), "7 samples"),
         (ClassesPerClient(clients=20, samples=400), "400 samples of each class .* 300"),
         (ClassesPerClient(clients=7000), "0 for each"),
     ],
@@ -267,7 +267,7 @@ def test_imbalance_that_does_not_come_out():
     with pytest.raises(ScenarioError, match="multiple of 5 x 3 \\+ 5 = 20") as caught:
         build(Imbalanced(clients=110, ratio=3), CIFAR)
     assert "100 and 120" in caught.value.hint
-    with pytest.raises(ScenarioError, match="allocation to 100 clients has 10 of each class"):
+    with pytest.raises(ScenarioError, match=r"100 clients.* 10 "):
         build(Imbalanced(clients=120, ratio=3, out_of=100), CIFAR)
     with pytest.raises(ScenarioError, match="at least one frequent and one rare"):
         build(Imbalanced(clients=120, ratio=3, frequent=10), CIFAR)
@@ -304,7 +304,7 @@ def test_dominant_class_that_cannot_be():
     with pytest.raises(ScenarioError, match="class 1 has none"):
         build(DominantClass(clients=2), np.array([0, 2, 0, 2]))
     rare = np.concatenate([CIFAR, [10]])
-    with pytest.raises(ScenarioError, match=r"wants \d+ samples of class 10, the training set has 1"):
+    with pytest.raises(ScenarioError, match=r"samples of class 10\b.* 1\."):
         build(DominantClass(clients=100, samples=50), rare)
     assert len(build(DominantClass(clients=100, samples=50, replacement=True), rare)) == 100
 
@@ -330,9 +330,9 @@ def test_writers_keep_their_own_samples():
 
 
 def test_writers_that_cannot_be():
-    with pytest.raises(ScenarioError, match="knows whose sample"):
+    with pytest.raises(ScenarioError, match="natural"):
         build(Natural(), np.array([0, 1]))
-    with pytest.raises(ScenarioError, match="3 writers with at least 2 samples, the dataset has 1"):
+    with pytest.raises(ScenarioError, match=r"3 writers.* 2 samples.* 1 "):
         build(Natural(clients=3, least=2), np.array([0, 1, 1]), writers=[0, 1, 1])
 
 
@@ -348,7 +348,7 @@ def test_custom_lists():
 
 def test_custom_may_not_take_the_servers_samples():
     scenario = Scenario(partition=Custom(parts=(tuple(range(20)),)), server_validation=2)
-    with pytest.raises(ScenarioError, match="less those the server keeps"):
+    with pytest.raises(ScenarioError, match="server"):
         scenario.build(np.repeat([0, 1], 10))
 
 
@@ -372,7 +372,7 @@ def test_labels_beyond_the_classes_and_bad_writers():
 
 @pytest.mark.parametrize("name", ["iid", "class-heterogeneity", "dirichlet"])
 def test_more_than_there_is(name):
-    with pytest.raises(ScenarioError, match="10 clients x 7 samples = 70, the training set has 60"):
+    with pytest.raises(ScenarioError, match=r"10 clients x 7 samples = 70\b.* 60"):
         build(PARTITIONS.create(name, clients=10, samples=7), np.repeat(np.arange(3), 20))
     with pytest.raises(ScenarioError, match="100 clients for 60 samples"):
         build(PARTITIONS.create(name, clients=100), np.repeat(np.arange(3), 20))

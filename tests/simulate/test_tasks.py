@@ -138,12 +138,12 @@ def test_functions_of_ones_own(tmp_path):
     results = load(tmp_path / "out")
     assert results.metric.name == "worst" and not results.metric.higher
     for changes, message in (
-        ({"metric": mine + "worst", "higher_is_better": None}, "Is more or less better"),
-        ({"loss": mine + "number"}, "no function"),
+        ({"metric": mine + "worst", "higher_is_better": None}, "task.higher_is_better"),
+        ({"loss": mine + "number"}, "not a function"),
         ({"metric": mine + "nothing"}, "has no class 'nothing'"),
         ({"loss": "huber_los"}, "did you mean 'huber_loss'"),
-        ({"metric": "accuracy", "higher_is_better": None}, "has no metric 'accuracy'. Known: rmse, mae, r2, loss"),
-        ({"metric": "r2"}, "more is better"),
+        ({"metric": "accuracy", "higher_is_better": None}, "Known: rmse, mae, r2, loss"),
+        ({"metric": "r2"}, "'r2'"),
         ({"name": "regresion", "higher_is_better": None}, "did you mean 'regression'"),
     ):
         bad = {key: value for key, value in {**task, **changes}.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Archives of arrays (``.npz``) from somebody else: judged by what they say they hold before anything is read.
+"""Read untrusted archives of arrays (``.npz``), checking the sizes they claim before reading any data.
 
-A few kilobytes of a zip file can say that they are terabytes. The directory of the file and the header in front of each
-array tell both sizes, and reading these costs nothing.
+A few kilobytes of zip file can unpack to terabytes. The zip directory and the header of each array both state a size,
+and reading those is cheap.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedcohort.core.arrays import AnyArray
 from fedcohort.core.files import open_file
 
 MAX_BYTES = 2 << 30
-"""What an archive may hold in all, unpacked: twice the label counts of ten million clients with ten classes."""
+"""Largest total size of an archive, unpacked: twice the label counts of ten million clients with ten classes."""
 DAMAGE = (ValueError, KeyError, TypeError, OverflowError, OSError, EOFError, RuntimeError, NotImplementedError,
           MemoryError, SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error)  # fmt: skip
-"""What numpy may raise when it reads a damaged archive or array."""
+"""Errors that numpy may raise when it reads a damaged archive or array."""
 
 
 class ArchiveError(ValueError):
-    """An archive is damaged, holds something else than plain arrays, or says that it holds too much."""
+    """An archive is damaged, too large, or holds anything but plain arrays."""
 
 
 def array_shapes(path: Path, most: int = MAX_BYTES) -> dict[str, tuple[int, ...]]:
@@ -37,24 +37,24 @@ def array_shapes(path: Path, most: int = MAX_BYTES) -> dict[str, tuple[int, ...]
     ----------
     path : Path
     most : int
-        Bytes it may hold in all, unpacked.
+        Largest total size in bytes, unpacked.
 
     Raises
     ------
     ArchiveError
-        Also when arrays and directory contradict each other.
+        Also if the arrays and the directory contradict each other.
     FileNotFoundError
     """
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             total = sum(entry.file_size for entry in archive.infolist())
             if total > most:
-                raise ArchiveError(f"it says that it holds {total / 2**30:.3g} GiB, where {most / 2**30:.3g} are read")
+                raise ArchiveError(f"it claims to hold {total / 2**30:.3g} GiB, more than {most / 2**30:.3g}")
             return {entry.filename.removesuffix(".npy"): _shape(archive, entry) for entry in archive.infolist()}
     except (ArchiveError, FileNotFoundError):
         raise
     except DAMAGE as error:
-        raise ArchiveError(f"it is no archive of arrays: {error or type(error).__name__}") from error
+        raise ArchiveError(f"it is not an archive of arrays: {error or type(error).__name__}") from error
 
 
 def _shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, ...]:
@@ -62,14 +62,14 @@ def _shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, ...]:
         version = npy.read_magic(file)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
         if read is None:
-            raise ArchiveError(f"{entry.filename!r} is of an unknown version of the format")
+            raise ArchiveError(f"{entry.filename!r} has an unknown version of the format")
         shape, _, dtype = read(file)
-        told = math.prod(int(length) for length in shape) * dtype.itemsize
+        claimed = math.prod(int(length) for length in shape) * dtype.itemsize
         if dtype.hasobject or min(shape, default=0) < 0:
-            raise ArchiveError(f"{entry.filename!r} is no plain array")
-        if told != entry.file_size - file.tell():
-            held = entry.file_size - file.tell()
-            raise ArchiveError(f"{entry.filename!r} says that it has {told} bytes, and has {held}")
+            raise ArchiveError(f"{entry.filename!r} is not a plain array")
+        actual = entry.file_size - file.tell()
+        if claimed != actual:
+            raise ArchiveError(f"{entry.filename!r} claims to have {claimed} bytes but has {actual}")
     return tuple(int(length) for length in shape)
 
 

@@ -1,4 +1,4 @@
-"""Array types and the two helpers that keep arrays read-only."""
+"""Define array types and two helpers that make arrays read-only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AnyArray = NDArray[Any]
 
 
 def read_only(array: ArrayLike, dtype: Any = None) -> AnyArray:
-    """Return ``array`` as a read-only array that nobody else can write to, copying only when needed.
+    """Return ``array`` as a read-only array that no other reference can write to, copying only if needed.
 
     >>> read_only([1, 2]).flags.writeable
     False
@@ -28,6 +28,9 @@ def read_only(array: ArrayLike, dtype: Any = None) -> AnyArray:
 
 
 def sealed(array: AnyArray) -> AnyArray:
-    """Mark an array that its maker gives away as read-only, without a copy."""
+    """Make an array read-only in place and return it.
+
+    This does not copy, so it is only safe for an array that its creator does not keep writing to.
+    """
     array.flags.writeable = False
     return array

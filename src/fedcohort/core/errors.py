@@ -1,4 +1,4 @@
-"""Every error fedcohort raises: one base class, each also the built-in it resembles.
+"""Define every error fedcohort raises: one base class, and each error also derives from the built-in it resembles.
 
 A message names the thing, its value, what is allowed and what to do about it.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 
 class FedcohortError(Exception):
-    """Base of all errors raised on purpose by fedcohort.
+    """Base class of all errors that fedcohort raises on purpose.
 
     Parameters
     ----------
     message : str
-        What was wrong, with which value, and what is allowed.
+        What is wrong, the offending value, and what is allowed.
     hint : str, optional
-        What to do about it; the command line prints it on a line of its own.
+        What to do about it; the command line prints it on a separate line.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -27,15 +27,15 @@ class FedcohortError(Exception):
 
 
 class ParameterError(FedcohortError, ValueError):
-    """A hyper-parameter is of the wrong type or out of its range."""
+    """A parameter has the wrong type or is out of range."""
 
 
 class InputError(FedcohortError, ValueError):
-    """Data handed to fedcohort (sizes, labels, losses, a request, a report) is not usable."""
+    """Data passed to fedcohort (sizes, labels, losses, a request, a report) cannot be used."""
 
 
 class CiphertextError(InputError):
-    """Encrypted label counts, or products of them, are truncated, oversize, of another key, or not what they say."""
+    """Encrypted label counts, or products of them, are truncated, too large, under another key, or inconsistent."""
 
 
 class BudgetError(FedcohortError, PermissionError):
@@ -45,7 +45,7 @@ class BudgetError(FedcohortError, PermissionError):
 
 
 class KeyHolderError(FedcohortError, ConnectionError):
-    """The key holder cannot be reached, or refuses."""
+    """The key holder cannot be reached, or refuses the request."""
 
     __str__ = FedcohortError.__str__
 
@@ -57,23 +57,23 @@ class UnknownNameError(FedcohortError, KeyError):
 
 
 class RegistryError(FedcohortError, ImportError):
-    """A registry was asked while the package that fills it is still being imported."""
+    """A registry was used before the package that fills it had been imported completely."""
 
 
 class SignalError(FedcohortError, LookupError):
-    """A signal was read that nobody declared, or required from a host that cannot supply it."""
+    """A signal was read without being declared, or required from a host that cannot supply it."""
 
 
 class SelectorError(FedcohortError, RuntimeError):
-    """A selector broke the protocol: a cohort that is too large, repeats a client or names one nobody offered."""
+    """A selector broke the protocol: its cohort is too large, repeats a client, or has one that was not a candidate."""
 
 
 class TicketError(FedcohortError, LookupError):
-    """A report names a ticket that was never given out."""
+    """A report names a ticket that was never issued."""
 
 
 class DuplicateReportError(TicketError):
-    """A report for something that was reported already; nothing was changed."""
+    """A report repeats one that was already accepted; nothing was changed."""
 
 
 class JournalError(FedcohortError, OSError):
@@ -83,13 +83,13 @@ class JournalError(FedcohortError, OSError):
 
 
 class DataError(FedcohortError, OSError):
-    """A dataset is missing, truncated or not what its name says."""
+    """A dataset is missing, truncated, or not the one its name promises."""
 
     __str__ = FedcohortError.__str__
 
 
 class ScenarioError(FedcohortError, ValueError):
-    """A partition, latency or availability that cannot be had; the message says which constraint fails."""
+    """A scenario cannot be built as requested; the message says which constraint fails."""
 
 
 class MissingExtraError(FedcohortError, ImportError):
@@ -97,8 +97,8 @@ class MissingExtraError(FedcohortError, ImportError):
 
 
 class DeviceError(FedcohortError, RuntimeError):
-    """The device asked for is not there."""
+    """The requested device does not exist."""
 
 
 class OtherEngineError(FedcohortError, RuntimeError):
-    """An experiment would go on with another engine than the one that made its rounds so far."""
+    """An experiment would continue on another kind of engine than the one that ran its earlier rounds."""

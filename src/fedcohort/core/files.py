@@ -1,6 +1,6 @@
-"""Files in folders that others can write to: no pipe is waited for, and nothing is written through a symbolic link.
+"""Read and write files safely in folders that others can write to.
 
-What is written appears whole or not at all.
+Reading never blocks on a pipe, writing never follows a symbolic link, and a file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read; OSError for what only stands in a file's place and might never end."""
+    """Open a regular file for reading; a pipe or device, which might never end, raises OSError."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         _check_is_file(os.fstat(handle).st_mode, path)
@@ -31,7 +31,7 @@ def _check_is_file(mode: int, path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Return what a file holds; OSError also for one that is larger than the memory.
+    """Return the contents of a file; one that is larger than the memory raises OSError.
 
     >>> read_file(Path("/dev/zero"))  # doctest: +SKIP
     Traceback (most recent call last):
@@ -46,35 +46,36 @@ def read_file(path: Path) -> bytes:
 
 
 def refuse_links(path: str, flags: int) -> int:
-    """Open a file, but not through a symbolic link in its place; for the ``opener`` of :func:`open`.
+    """Open a file unless its path is a symbolic link; pass this as the ``opener`` of :func:`open`.
 
-    A link that somebody put where a program keeps a file of its own would let it write into any file of its user.
+    Otherwise an attacker could put a link where a program keeps its file, and make the program overwrite any file its
+    user may write to.
     """
     try:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a symbolic link, and nothing is written through one", path) from None
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", path) from None
         raise
 
 
 def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file whole or not at all: beside its place, then moved there.
+    """Write a file whole or not at all, by writing a temporary file and renaming it.
 
-    A disk that is full, or a kill, leaves what was there before. A file keeps its mode; a symbolic link is replaced,
-    and what it names stays as it is: resolve the path first where a link is to be followed.
+    If the disk is full or the process is killed, the old file stays. An existing file keeps its mode. A symbolic link
+    is replaced and its target stays untouched; to follow a link, resolve the path first.
 
     Parameters
     ----------
     path : Path
     data : bytes
     durable : bool
-        Wait for the disk. What need not outlive a loss of power can do without.
+        Wait until the data are on disk. A file that may be lost in a power failure does not need this.
 
     Raises
     ------
     OSError
-        It names ``path``.
+        Naming ``path``.
     """
     try:
         mode = path.lstat().st_mode if os.path.lexists(path) else None
@@ -82,10 +83,11 @@ def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
             mode = None
         if mode is not None:
             _check_is_file(mode, path)
-        beside = path.with_name(f".{path.name[:60]}.tmp")  # a name may be as long as the system allows
-        beside.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody put there
+        # Cut the name: it may already be as long as the system allows.
+        temporary = path.with_name(f".{path.name[:60]}.tmp")
+        temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link planted there
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        handle = os.open(beside, flags, 0o666)  # less the umask
+        handle = os.open(temporary, flags, 0o666)  # minus the umask
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -93,10 +95,10 @@ def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
                 if durable:
                     os.fsync(handle)
             if mode is not None:
-                beside.chmod(stat.S_IMODE(mode))
-            os.replace(beside, path)
+                temporary.chmod(stat.S_IMODE(mode))
+            os.replace(temporary, path)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         if durable:
             _sync(path.parent)
@@ -105,7 +107,7 @@ def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make durable which files a folder has, where the system knows how."""
+    """Flush a folder's list of files to disk, on systems that support it."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,8 +1,8 @@
-"""Hyper-parameters declared once: default, constraint and meaning in one place.
+"""Declare parameters once, with default, constraint and meaning in one place.
 
-A configurable thing (selector, filter, aggregator, scenario, ...) is a frozen dataclass that derives from
-:class:`Parameterized` and declares its fields with :func:`param`. Values are checked when it is built, tests
-generate bad values from the same constraints, and the command line prints them.
+Everything configurable (selectors, filters, aggregators, scenarios, ...) is a frozen dataclass that derives from
+:class:`Parameterized` and declares its fields with :func:`param`. Values are checked at construction, the conformance
+tests generate bad values from the same constraints, and the command line prints them.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ Closed = Literal["both", "left", "right", "neither"]
 
 
 class Constraint:
-    """What values a parameter admits."""
+    """The set of values a parameter may have."""
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is allowed."""
@@ -65,12 +65,12 @@ class Interval(Constraint):
             return False
         try:
             number = float(value)
-        except OverflowError:  # a whole number of more than 300 digits
+        except OverflowError:  # an integer of more than 300 digits
             return False
         if not math.isfinite(number):
             return False
         if isinstance(value, numbers.Integral):
-            number = int(value)  # exactly
+            number = int(value)  # compare large integers exactly, without rounding to float
         if self.low is not None and (number < self.low or (number == self.low and self.closed in ("right", "neither"))):
             return False
         return self.high is None or not (
@@ -89,7 +89,7 @@ class Interval(Constraint):
         return f"{noun} in {left}{low}, {high}{right}"
 
     def bad_values(self) -> list[object]:
-        """Return numbers past each bound, the open bounds themselves, and things that are no number."""
+        """Return numbers beyond each bound, the open bounds themselves, and values that are not numbers."""
         bad: list[object] = ["nonsense", float("nan"), float("inf"), None]
         if self.kind is int:
             bad.append(0.5)
@@ -119,7 +119,7 @@ class OneOf(Constraint):
         return "one of " + ", ".join(repr(v) for v in self.values)
 
     def bad_values(self) -> list[object]:
-        """Return a name that is not in the list and something that is no name."""
+        """Return a name that is not in the list and a value that is not a name."""
         return ["nonsense", -12345, None if None not in self.values else "none"]
 
 
@@ -136,13 +136,13 @@ class Boolean(Constraint):
         return "True or False"
 
     def bad_values(self) -> list[object]:
-        """Return things that are only nearly booleans."""
+        """Return values that could be mistaken for booleans."""
         return [1, "true", None]
 
 
 @dataclass(frozen=True)
 class Text(Constraint):
-    """A text that is not empty."""
+    """A non-empty string."""
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is a text."""
@@ -150,10 +150,10 @@ class Text(Constraint):
 
     def describe(self) -> str:
         """Name the allowed values."""
-        return "a text that is not empty"
+        return "a non-empty string"
 
     def bad_values(self) -> list[object]:
-        """Return things that are no text."""
+        """Return empty strings and values that are not strings."""
         return ["", " ", 3, None]
 
 
@@ -248,7 +248,7 @@ def param(default: Any, constraint: Constraint, meaning: str) -> Any:
 def _is_admitted(constraint: Constraint, value: object) -> bool:
     try:
         return constraint.admits(value)
-    except Exception:  # a value that cannot even be compared or counted
+    except Exception:  # a foreign object whose own comparison or length raises
         return False
 
 

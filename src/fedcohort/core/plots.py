@@ -29,12 +29,12 @@ from fedcohort.core.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class SelectorRun:
-    """One run of a selector, as its journal has it.
+    """One run of a selector, as recorded in its journal.
 
     Attributes
     ----------
     label : str
-        What the run's selector is called in the experiment.
+        The selector's label in the experiment.
     seed : int
     rounds : int
         Rounds on record.
@@ -61,7 +61,7 @@ class SelectorRun:
 
     @property
     def opening(self) -> str:
-        """How a sentence about this run begins: with whom, and that it is not at its end.
+        """The beginning of a sentence about this run: its selector, its seed, and the round if it is still running.
 
         >>> SelectorRun("mine", 0, 5, {}).opening, SelectorRun("mine", 0, 5, {}, running=True).opening
         ('With mine (seed 0)', 'After 5 rounds, with mine (seed 0)')
@@ -78,7 +78,7 @@ class Intervals:
     ----------
     middle, low, high : (N,) float arrays
     notes : sequence of str
-        What else to say of each client; empty for nothing.
+        An extra note about each client; empty for none.
     text : str
         What the picture shows, in a sentence or two.
     """
@@ -92,13 +92,13 @@ class Intervals:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """One point per client, drawn as a map in two dimensions on which the near are near.
+    """One point per client, drawn as a two-dimensional map that keeps neighbours close.
 
     Attributes
     ----------
     points : (N, d) float array
     groups : (N,) int array or None
-        What each client is coloured by.
+        The group that sets each client's colour.
     group_names : sequence of str
         The name of each group.
     text : str
@@ -141,7 +141,7 @@ class Picture:
     quantity : str
         What the vertical axis shows; empty for a map.
     view : callable
-        From a :class:`SelectorRun` to what is shown of it; None where there is nothing to show yet.
+        A function from a :class:`SelectorRun` to its view; it returns None if there is nothing to show yet.
     share : bool
         Whether the quantity is a share, shown in percent.
     """
@@ -156,7 +156,7 @@ class Picture:
 # -- sentences ------------------------------------------------------------------------------------------------------
 
 
-WEAK = 0.2  # a rank correlation nearer to 0 says nothing
+WEAK = 0.2  # a rank correlation closer to 0 than this says nothing
 
 
 def number_text(value: float) -> str:
@@ -170,7 +170,7 @@ def number_text(value: float) -> str:
 
 
 def count_text(what: str, part: float, whole: float) -> str:
-    """Return how often something happened, as it was counted.
+    """Return how often something happened, as a phrase.
 
     >>> count_text("kept", 0.0, 1.0), count_text("kept", 3.0, 12.0)
     ('kept 0 of 1 time', 'kept 3 of 12 times')
@@ -179,7 +179,7 @@ def count_text(what: str, part: float, whole: float) -> str:
 
 
 def agreement_text(correlation: float, *, perfect: int, good: str, bad: str, none: str) -> str:
-    """Return whether a rank correlation is what it should be, in words, with the number and what would be perfect.
+    """Return in words whether a rank correlation is as it should be, with its value and the perfect value.
 
     >>> agreement_text(-0.9, perfect=-1, good="as it should be", bad="the wrong way round", none="says little")
     'as it should be (rank correlation −0.90, −1 would be perfect)'
@@ -187,8 +187,8 @@ def agreement_text(correlation: float, *, perfect: int, good: str, bad: str, non
     if math.isnan(correlation):
         return none
     right = correlation * perfect
-    said = f"rank correlation {correlation:+.2f}, {perfect:+d} would be perfect".replace("-", "−")
-    return f"{good if right >= WEAK else bad if right <= -WEAK else none} ({said})"
+    detail = f"rank correlation {correlation:+.2f}, {perfect:+d} would be perfect".replace("-", "−")
+    return f"{good if right >= WEAK else bad if right <= -WEAK else none} ({detail})"
 
 
 def rank_correlation(ours: FloatArray, theirs: FloatArray) -> float:

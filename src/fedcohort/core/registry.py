@@ -1,12 +1,11 @@
-"""Things found by name: selectors, filters, aggregators, scenarios, datasets, models.
+"""Look things up by name: selectors, filters, aggregators, scenarios, datasets, models.
 
-A name is registered once; a second registration is refused. A registry knows, by its dotted name, the package whose
-import registers what the library brings along, and imports it when somebody first looks something up; whoever asks
-need not know where things come from. Packages of other people join after that, through entry points in the group
-``fedcohort.<kind>s`` (for example ``fedcohort.selectors``).
+Each name is registered once; registering it again is an error. A registry knows the dotted name of the package whose
+import registers fedcohort's own entries, and imports it at the first lookup. Other packages add entries through entry
+points in the group ``fedcohort.<kind>s`` (for example ``fedcohort.selectors``).
 
-Where a registry says so, a class of the user's own is as good as a name: ``module:Class`` for a module that can be
-imported, also from the current folder, or ``path/to/file.py:Class``.
+Some registries also accept a reference to the user's own class in place of a name: ``module:Class`` for an importable
+module, also in the current folder, or ``path/to/file.py:Class``.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
-    """Return the known name closest to ``name``, or None when nothing is near.
+    """Return the known name closest to ``name``, or None if none is close.
 
-    A name may also be the beginning of a longer one, which then counts almost like the whole.
+    A match with the beginning of a longer name counts almost as much as a match with the whole name.
 
     >>> nearest("unifrom", ["uniform", "all"])
     'uniform'
@@ -46,11 +45,11 @@ def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
     """
     matcher = difflib.SequenceMatcher(b=name)
 
-    def alike(text: str) -> float:
+    def similarity(text: str) -> float:
         matcher.set_seq1(text)
         return matcher.ratio()
 
-    scores = {text: (max(alike(text), 0.95 * alike(text[: len(name)])), alike(text)) for text in known}
+    scores = {text: (max(similarity(text), 0.95 * similarity(text[: len(name)])), similarity(text)) for text in known}
     best = max(scores, key=lambda text: scores[text], default=None)
     return best if best is not None and scores[best][0] >= 0.5 else None
 
@@ -62,14 +61,14 @@ def is_reference(name: str) -> bool:
 
 @contextlib.contextmanager
 def user_code_errors(what: str, name: str) -> Iterator[None]:
-    """Turn whatever code of somebody's own raises into an :class:`InputError`; a mistake of ours stays what it is.
+    """Turn any error raised by the user's own code into an :class:`InputError`; our own errors pass unchanged.
 
     Parameters
     ----------
     what : str
-        What went wrong, for the message.
+        What failed, for the message.
     name : str
-        How the code was named; only of a reference is it somebody's own.
+        The name the code was looked up by. Only code behind a reference is the user's own.
     """
     try:
         yield
@@ -82,18 +81,18 @@ def user_code_errors(what: str, name: str) -> Iterator[None]:
 
 
 def resolve_reference(reference: str) -> tuple[Any, str]:
-    """Return what a reference names, and the reference in a form that is good from any folder.
+    """Return the object a reference names, and the reference in a form that works from any folder.
 
     Parameters
     ----------
     reference : str
-        ``module:Class`` or ``path/to/file.py:Class``; a path is taken from the current folder.
+        ``module:Class`` or ``path/to/file.py:Class``; paths are relative to the current folder.
     """
     place, _, name = reference.rpartition(":")
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()
         if not path.is_file():
-            raise UnknownNameError(f"There is no file {place!r}, which {reference!r} names.")
+            raise UnknownNameError(f"There is no file {place!r}, named in {reference!r}.")
         module, whole = _module_of_file(path), f"{path}:{name}"
     else:
         module, whole = _module_of_name(place, reference), reference
@@ -107,12 +106,12 @@ def resolve_reference(reference: str) -> tuple[Any, str]:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Import a file once, whatever its name; what stands next to it can be imported by it."""
+    """Import a file once, whatever its name; it can import its neighbours."""
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{path.stem}_{digest}"  # a file called random.py must not stand in for the module random
+    name = f"{path.stem}_{digest}"  # so that a file called random.py does not replace the module random
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -135,7 +134,7 @@ def _module_of_name(name: str, reference: str) -> ModuleType:
         return importlib.import_module(name)
     except (ImportError, ValueError) as error:
         raise UnknownNameError(
-            f"The module {name!r}, which {reference!r} names, cannot be imported: {error}.",
+            f"The module {name!r}, named in {reference!r}, cannot be imported: {error}.",
             hint="name it as module:Class or file.py:Class",
         ) from error
 
@@ -148,12 +147,12 @@ class Registry(Generic[T]):
     kind : str
         What is registered, in the singular ("selector"); used in messages and for the entry-point group.
     package : str, optional
-        Dotted name of the package whose import registers the library's own. Without one, the module that makes the
-        registry fills it as well.
+        Dotted name of the package whose import registers fedcohort's own entries. Without one, the module that creates
+        the registry also fills it.
     base : type, optional
-        The class that everything registered derives from. With it, references to classes are as good as names.
+        The base class of all entries. With it, references to classes are accepted in place of names.
     references : bool
-        Whether whoever looks things up takes references as well, without ``base``.
+        Whether callers resolve references themselves, without ``base``.
     """
 
     def __init__(
@@ -171,7 +170,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[Callable[..., T]], Any]:
         """Return a decorator that registers a class under ``name`` and sets its ``name`` attribute.
 
-        The library's own come first, so that a name of theirs is refused to whoever takes it, and not to them.
+        The library's own entries are registered first, so that a clash is reported to the other package, not to us.
         """
 
         def decorate(item: Callable[..., T]) -> Callable[..., T]:
@@ -180,21 +179,22 @@ class Registry(Generic[T]):
                 raise ParameterError(f"The {self.kind} name {name!r} is taken by {self._items[name]!r}.")
             self._items[name] = item
             if isinstance(item, type):
-                item.name = name  # type: ignore[attr-defined]  # set here so that it is written once
+                item.name = name  # type: ignore[attr-defined]  # so that a class does not repeat its name
             return item
 
         return decorate
 
     def _import_package(self) -> bool:
-        """Import the package that fills the registry, once; False while that very import is still under way."""
+        """Import the package that fills the registry, once; return False while that import is still running."""
         if not self._package_imported:
             assert self.package is not None
-            module = importlib.import_module(self.package)  # another thread's import is waited for, our own is not
+            # This waits for an import in another thread, but returns at once if this thread is inside that import.
+            module = importlib.import_module(self.package)
             self._package_imported = not getattr(module.__spec__, "_initializing", False)
         return self._package_imported
 
     def _fill(self) -> bool:
-        """Import all that registers itself here, once; False when it is too early to know everything."""
+        """Import everything that registers here, once; return False if it is too early to know everything."""
         if not self._import_package():
             return False
         self._load_plugins()
@@ -202,8 +202,8 @@ class Registry(Generic[T]):
 
     def _too_early(self, wanted: str) -> RegistryError:
         return RegistryError(
-            f"{wanted} cannot be told yet: {self.package}, which registers the {self.kind}s, is still being imported.",
-            hint="look it up when it is used, inside a function, not while modules are imported",
+            f"{wanted} is not known yet: {self.package}, which registers the {self.kind}s, is still being imported.",
+            hint="look it up inside a function, when it is used, and not while modules are being imported",
         )
 
     def _load_plugins(self) -> None:
@@ -225,7 +225,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Callable[..., T]:
         """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""
         if not isinstance(name, str):
-            raise UnknownNameError(f"The name of a {self.kind} must be a text. Got {short_repr(name)}.")
+            raise UnknownNameError(f"The name of a {self.kind} must be a string. Got {short_repr(name)}.")
         if self.base is not None and is_reference(name):
             return self._referenced(name)
         if name not in self:
@@ -234,7 +234,7 @@ class Registry(Generic[T]):
         return self._items[name]
 
     def hint(self, name: str) -> str | None:
-        """Return what somebody who wrote the unknown ``name`` may have meant."""
+        """Return a suggestion for the unknown ``name``, or None."""
         if self.references and name.endswith(".py"):
             return f"name the class in that file: {name}:CLASS"
         near = nearest(name, self.names())
@@ -251,16 +251,16 @@ class Registry(Generic[T]):
             )
         if inspect.isabstract(item):
             missing = ", ".join(sorted(getattr(item, "__abstractmethods__", ())))
-            raise InputError(f"{reference!r} is not finished: it lacks {missing}.")
-        if "name" not in vars(item):  # registered under no name of its own
+            raise InputError(f"{reference!r} is abstract: it does not define {missing}.")
+        if "name" not in vars(item):  # it was not registered under a name
             item.name = item.__name__  # type: ignore[attr-defined]
         self._references.setdefault(item, whole)
         return item
 
     def imported(self, reference: str) -> Callable[..., T] | None:
-        """Return a class that somebody in this process has asked for by reference; nothing is imported.
+        """Return a class that was already looked up by reference in this process; import nothing.
 
-        A file is known by its name and its class, because it may lie elsewhere on another machine.
+        A file matches by its name and class alone, because its folder may differ on another machine.
         """
         for item, whole in self._references.items():
             if reference == whole or (".py:" in whole and Path(reference).name == Path(whole).name):
@@ -268,7 +268,7 @@ class Registry(Generic[T]):
         return None
 
     def reference(self, item: Callable[..., T]) -> str | None:
-        """Return the reference by which a class came in, good from any folder; None for one that is known by name."""
+        """Return the reference a class was looked up by, valid from any folder; None if it has a registered name."""
         return self._references.get(item)
 
     def create(self, name: str, /, **params: Any) -> T:
@@ -283,7 +283,7 @@ class Registry(Generic[T]):
                         f"The {self.kind} {name!r} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
                         hint=f"did you mean {near!r}?" if near else None,
                     )
-        with user_code_errors(f"The {self.kind} {name!r} cannot be made", name):
+        with user_code_errors(f"The {self.kind} {name!r} cannot be created", name):
             return item(**params)
 
     def __contains__(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Random streams derived from (seed, stream, position), so a resumed run needs no generator state.
+"""Derive random streams from (seed, stream, position), so that a resumed run needs no saved generator state.
 
-Selection, availability, latency, data and training draw from separate streams: two selectors compared under one
-seed meet the identical federation, whatever either of them draws.
+Selection, availability, latency, data and training draw from separate streams. Two selectors compared under one seed
+therefore see the same federation, however many numbers either of them draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it takes to build a selector again: its registered name, or the file or module of its class, and parameters."""
+"""Describe a selector as data, and rebuild it from a description in a journal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedcohort.core.registry import is_reference
 
 
 def selector_name(selector: Selector[Any]) -> str:
-    """Return how to call a selector in a message."""
+    """Return a selector's name for messages, in quotes."""
     return repr(getattr(selector, "name", type(selector).__name__))
 
 
 def describe(selector: Selector[Any]) -> dict[str, Any]:
-    """Return what it takes to build a selector again: registered name, class, reference, parameters."""
+    """Return everything needed to rebuild a selector: registered name, class, reference, parameters."""
     cls = type(selector)
     return {
         "name": vars(cls).get("name"),
@@ -49,10 +49,11 @@ def _allows(kind: Any, params: Mapping[str, Any]) -> bool:
 
 
 def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
-    """Return the class that a description is about; None where it is neither registered nor imported.
+    """Return the class that a description names, or None if it is neither registered nor imported.
 
-    A journal is data: a file or module that one names is not imported for its sake. Whoever trusts the selector asks
-    for it first, by ``SELECTORS.get(reference)``, by importing its module, or by ``--selector`` on the command line.
+    A journal is untrusted data, so a file or module it names is never imported because of it. A user who trusts the
+    selector imports it first: with ``SELECTORS.get(reference)``, by importing its module, or with ``--selector`` on the
+    command line.
     """
     name, reference = current_name(spec), spec.get("reference")
     found: Any = None
@@ -64,11 +65,12 @@ def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
 
 
 def untrusted_reference(spec: Mapping[str, Any]) -> str | None:
-    """Return what a description names that would have to be imported first, if anything; see :func:`class_of`."""
+    """Return the first reference in a description that has not been imported yet, or None; see :func:`class_of`."""
     if class_of(spec) is None:
         return str(spec.get("reference") or spec["class"])
-    named = (text for text in _texts(spec["params"]) if is_reference(text))  # a selector around another
-    return next((text for text in named if SELECTORS.imported(text) is None), None)
+    # A selector that wraps another has a reference to it among its parameters.
+    references = (text for text in _texts(spec["params"]) if is_reference(text))
+    return next((text for text in references if SELECTORS.imported(text) is None), None)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -83,7 +85,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def rebuild_selector(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
-    """Return the selector a journal was written with, from the registry or checked against ``given``."""
+    """Return the selector a journal was written with: built from the registry, or ``given`` if it is the same."""
     spec = {**spec, "name": current_name(spec)}
     if given is None:
         lacking = untrusted_reference(spec)
@@ -130,7 +132,7 @@ def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path
 
 
 def _as_recorded(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters as the version had them that wrote ``recorded``: without defaults that came later."""
+    """Return parameters as they were in the version that wrote ``recorded``, before later ones got new defaults."""
     defaults = {info.name: info.default for info in parameters(cls)}
     later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]
     return {**now, **{n: cls.added[n] for n in later}}

@@ -1,7 +1,7 @@
-r"""Text of somebody else on its way to a terminal, a page, a log or a label: shown, never obeyed.
+r"""Escape untrusted text before it reaches a terminal, a page, a log or a label.
 
-Clients choose their names, plug-ins write notes, errors quote replies. Whatever shows such text passes it through
-:func:`printable` first, or through one of the others here, which do.
+Clients choose their names, plug-ins write notes, and errors quote replies. Code that shows such text passes it through
+:func:`printable`, or through one of the functions here that call it.
 
 >>> printable("site\x1b[2J"), printable("ward\n7"), printable("tidy")
 ('site\\x1b[2J', 'ward\\x0a7', 'tidy')
@@ -15,16 +15,16 @@ from unicodedata import category
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""Return ``text`` with every character written out that would steer whatever shows it.
+    r"""Return ``text`` with every character escaped that could control the program that shows it.
 
-    These are control characters (escape codes among them), marks that turn the direction of writing, ends of lines,
-    lone surrogates: all that :meth:`str.isprintable` denies, except spaces.
+    These are control characters (including escape codes), marks that change the writing direction, line endings and
+    lone surrogates: everything for which :meth:`str.isprintable` is false, except spaces.
 
     Parameters
     ----------
     text : object
     lines : bool
-        Whether it may have several lines and tabs; otherwise it stays on one line.
+        Whether to keep line breaks and tabs; by default the result is one line.
 
     >>> printable("a\nb", lines=True), printable("a\u202eb")
     ('a\nb', 'a\\u202eb')
@@ -41,7 +41,7 @@ def _escape(code: int) -> str:
 
 
 def short_repr(value: object, most: int = 300) -> str:
-    """Return what ``repr`` says, shortened, for a message; of something whose ``repr`` fails, its type.
+    """Return ``repr(value)``, shortened for a message; if ``repr`` fails, name the type instead.
 
     >>> short_repr([1, "a"])
     "[1, 'a']"
@@ -49,26 +49,26 @@ def short_repr(value: object, most: int = 300) -> str:
     try:
         text = repr(value)
     except Exception:
-        return f"something of the type {type(value).__name__}"
+        return f"an object of type {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def error_text(error: BaseException) -> str:
-    """Return the type of an error and what it says; somebody's own may not even be able to say it.
+    """Return the type of an error and its message; a foreign error may fail even at producing one.
 
     >>> error_text(ValueError("no")), error_text(ValueError())
     ('ValueError: no', 'ValueError')
     """
     kind = type(error).__name__
     try:
-        said = str(error)
+        message = str(error)
     except Exception:
         return kind
-    return f"{kind}: {said}" if said else kind
+    return f"{kind}: {message}" if message else kind
 
 
 def escape_html(text: object) -> str:
-    """Return ``text`` as it stands in HTML, between tags or in a quoted attribute.
+    """Escape ``text`` for HTML, between tags or inside a quoted attribute.
 
     >>> escape_html("<b>'a'")
     '&lt;b&gt;&#x27;a&#x27;'
@@ -77,7 +77,7 @@ def escape_html(text: object) -> str:
 
 
 def escape_label(text: object) -> str:
-    r"""Return ``text`` as it stands between the quotes of a Prometheus label.
+    r"""Escape ``text`` for the quotes of a Prometheus label.
 
     >>> print(escape_label('a"b'))
     a\"b

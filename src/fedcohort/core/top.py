@@ -57,7 +57,7 @@ def _k_largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> I
 
 
 def _fill_with_ties(above: IntArray, tied: IntArray, k: int, rng: np.random.Generator | None) -> IntArray:
-    """Return ``above`` and as many of ``tied`` as are wanted."""
+    """Fill ``above`` up to ``k`` positions from ``tied``: random ones, or the first ones without ``rng``."""
     wanted = k - len(above)
     if len(tied) > wanted and rng is not None:
         tied = rng.choice(tied, wanted, replace=False)

@@ -1,7 +1,7 @@
-"""What signals take from clients' updates and gradients: one function for each kind that :class:`VectorOf` declares.
+"""Compute signals from clients' updates and gradients: one function for each kind that :class:`VectorOf` declares.
 
-Rows are NumPy arrays (a Flower server) or torch tensors on any device (the simulator); both flow through, and nothing
-here imports torch.
+Rows are NumPy arrays (on a Flower server) or torch tensors on any device (in the simulator). The code works on both
+without importing torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
 def vector_signal(
     how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None = None
 ) -> Any:
-    """Return what a signal takes from vectors.
+    """Return the values of a signal, computed from one vector per client.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ def vector_signal(
     rows : (m, P) array or tensor
         One vector per client.
     sound : (m,) bool array
-        Whose vectors count in the cohort's mean.
+        Which clients' vectors count in the cohort's mean.
     bias : slice or None
-        Where the output layer's bias stands, from :func:`output_bias`; only looked at by a signal made of it.
+        Where the output layer's bias is, from :func:`output_bias`; used only by signals made of it.
     samples : (m,) float array or None
-        How many samples each client has; only looked at by a signal that weights by them.
+        How many samples each client has; used only by signals that weight by them.
 
     Returns
     -------
@@ -46,10 +46,10 @@ def vector_signal(
 
 
 def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None) -> slice:
-    """Return where the output layer's bias stands in a flat vector of a model's arrays.
+    """Return where the output layer's bias is in a flat vector of a model's arrays.
 
-    It is the last array of shape (classes,). Where the number of classes is not known, it is the last one-dimensional
-    array that directly follows a matrix with as many rows or columns, as the bias of a dense layer follows its weights.
+    It is the last array of shape (classes,). If the number of classes is unknown, it is the last one-dimensional array
+    that directly follows a matrix with as many rows or columns, as the bias of a dense layer follows its weights.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None)
         raise SignalError(
             f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
             f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {wanted}.",
-            hint="give the model's last layer a bias, or take a selector that does not need one",
+            hint="give the model's last layer a bias, or use a selector that does not need one",
         )
     return found
 
@@ -129,7 +129,7 @@ def _sketch(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray
     return total / math.sqrt(SKETCH_WIDTH)
 
 
-@lru_cache(maxsize=64)  # 2 million parameters; beyond, signs are drawn again each time
+@lru_cache(maxsize=64)  # enough for 2 million parameters; for larger models signs are drawn again each time
 def _signs(chunk: int) -> AnyArray:
     """(_CHUNK, SKETCH_WIDTH) int8 signs of one chunk of parameters: one random word of 64 bits for each parameter."""
     words = np.random.Philox(key=[_SKETCH_SEED, chunk]).random_raw(_CHUNK).astype("<u8")

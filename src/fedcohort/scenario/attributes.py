@@ -96,7 +96,7 @@ def read_attributes(table: Any) -> Any:
 
 
 def _parse_value(text: str) -> Value:
-    """Return a cell as what it looks like.
+    """Return a cell as the bool, number or text it looks like.
 
     >>> [_parse_value(cell) for cell in ("3", "0.5", "true", "north")]
     [3, 0.5, True, 'north']
@@ -114,7 +114,7 @@ def _parse_value(text: str) -> Value:
 def draw_attributes(
     table: Mapping[str, Any], names: Sequence[str], *, seed: int, round: int, changing: bool = False
 ) -> dict[str, dict[str, Value]]:
-    """Return what each client says about itself in a round, by name.
+    """Return what each client reports about itself in a round, by name.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def draw_attributes(
     seed, round : int
         Which experiment, which round. Only numbers that change depend on the round.
     changing : bool
-        Whether nothing is returned where no attribute changes from round to round.
+        Return nothing if no attribute changes from round to round.
 
     Examples
     --------

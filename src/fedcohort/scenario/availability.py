@@ -1,4 +1,4 @@
-"""Who can take part in a round.
+"""Decide which clients are available in a round.
 
 .. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
    Class-Imbalance Reduction", ICML 2023, Sections 5.1 and 5.2, Appendix C.3.
@@ -22,18 +22,18 @@ from fedcohort.scenario.partition import describe_parts
 
 AVAILABILITIES: Registry[Availability] = Registry("availability")
 
-_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the availability stream: what changes every round, what stays
+_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the availability stream: draws for one round, draws for the whole run
 
 _SHARE = Interval(float, 0, 1, "right")
 
 
 class Availability(Parameterized):
-    """Who can take part in which round: a pure function of seed, round and federation."""
+    """Which clients are available in each round: a pure function of seed, round and federation."""
 
     name: ClassVar[str]
 
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
-        """Return who is available (N,).
+        """Return which clients are available (N,).
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class Always(Availability):
 @AVAILABILITIES.register("uniform-share")
 @dataclass(frozen=True, kw_only=True)
 class UniformShare(Availability):
-    """Exactly this share of the clients, a fresh uniformly random one in every round ([Zhang2023]_, Section 5.1).
+    """A fixed share of the clients, drawn uniformly at random in every round ([Zhang2023]_, Section 5.1).
 
     >>> federation = Federation.of([[0]] * 10, labels=[0], classes=1)
     >>> int(UniformShare(share=0.3).mask(federation, seed=0, round=2).sum())
@@ -93,7 +93,7 @@ def _nearest(value: float) -> int:
 @AVAILABILITIES.register("class-biased")
 @dataclass(frozen=True, kw_only=True)
 class ClassBiased(Availability):
-    """As many random clients of each class as make the available data imbalanced ``ratio`` : 1 ([Zhang2023]_, Case 2).
+    """Random clients of each class, so that the available data are imbalanced ``ratio`` : 1 ([Zhang2023]_, Case 2).
 
     A client counts for its most frequent class. With 200 clients of one class each and a share of 30%: 9 clients of
     each of the first five classes and 3 of each of the others (3 : 1), or 10 and 2 (5 : 1), fresh in every round.

@@ -78,8 +78,8 @@ class Shards(Partition):
         shards = self.clients * self.per_client
         if shards > len(pool):
             raise ScenarioError(
-                f"The partition 'shards' wants {self.clients:,} clients x {self.per_client} = {shards:,} shards, the "
-                f"training set has {len(pool):,} samples.",
+                f"The partition 'shards' wants {self.clients:,} clients x {self.per_client} = {shards:,} shards, but "
+                f"the training set has {len(pool):,} samples.",
                 hint=f"at most {len(pool) // self.per_client:,} clients fit",
             )
         # random order inside a class, so that a seed changes which samples meet in a shard
@@ -134,8 +134,8 @@ class ClassesPerClient(Partition):
         present = np.flatnonzero(pool.counts)
         if self.per_client > len(present):
             raise ScenarioError(
-                f"The partition 'classes-per-client' wants {self.per_client} classes per client, the training set has "
-                f"samples of {len(present)}."
+                f"The partition 'classes-per-client' wants {self.per_client} classes per client, but the training set "
+                f"has samples of {len(present)}."
             )
         mine = present[_deal_classes(self.clients, self.per_client, len(present), rng)]
         member = np.zeros((self.clients, pool.classes), dtype=bool)
@@ -144,13 +144,13 @@ class ClassesPerClient(Partition):
         most = int((pool.counts[holders > 0] // holders[holders > 0]).min())
         counts = _equal_quantity(self.name, member, self.per_client, self.samples, most)
         traits = {"first_class": member.argmax(axis=1)}
-        return deal(pool, counts, rng, who=self.name, traits=traits)
+        return deal(pool, counts, rng, partition=self.name, traits=traits)
 
 
 def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generator) -> IntArray:
     """Give every client ``each`` different classes, every class to equally many clients: (clients, each).
 
-    Always taking the classes with the most places left keeps it possible to the end.
+    Taking the classes with the most places left first ensures that it never gets stuck.
     """
     slots = np.full(classes, clients * each // classes, dtype=np.int64)
     slots[rng.permutation(classes)[: clients * each % classes]] += 1
@@ -164,21 +164,21 @@ def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generato
     return rng.permutation(taken)
 
 
-def _equal_quantity(who: str, member: BoolArray, each: int, samples: int | None, most: int) -> IntArray:
+def _equal_quantity(partition: str, member: BoolArray, each: int, samples: int | None, most: int) -> IntArray:
     """Return counts (N, classes): the same quantity of each of a client's classes."""
     quantity = most
     if samples is not None:
         if samples % each:
             raise ScenarioError(
-                f"The partition {who!r} divides {samples} samples per client evenly among {each} classes, which does "
-                f"not come out even.",
+                f"The partition {partition!r} divides {samples} samples per client evenly among {each} classes, which "
+                f"does not come out even.",
                 hint=f"use a multiple of {each}",
             )
         quantity = samples // each
     if quantity > most or quantity == 0:
         raise ScenarioError(
-            f"The partition {who!r} wants {quantity or 1:,} samples of each class for each of its holders, the "
-            f"scarcest class has {most:,} for each.",
+            f"The partition {partition!r} wants {quantity or 1:,} samples of each class for each of its holders, but "
+            f"the scarcest class has only {most:,} for each.",
             hint=f"at most {most * each:,} samples per client fit" if most else "use fewer clients",
         )
     counts: IntArray = member.astype(np.int64) * quantity
@@ -228,10 +228,10 @@ class Imbalanced(Partition):
         member = np.zeros((self.clients, pool.classes), dtype=bool)
         member[np.arange(self.clients), first] = True
         counts = _equal_quantity(self.name, member, 1, self.samples, most)
-        return deal(pool, counts, rng, who=self.name, traits={"first_class": first})
+        return deal(pool, counts, rng, partition=self.name, traits={"first_class": first})
 
 
-def imbalanced_holders(who: str, clients: int, classes: int, ratio: int, frequent: int | None) -> IntArray:
+def imbalanced_holders(partition: str, clients: int, classes: int, ratio: int, frequent: int | None) -> IntArray:
     """Return how many of ``clients`` each class gets (classes,), frequent to rare as ``ratio`` : 1, exactly.
 
     >>> imbalanced_holders("imbalanced", 60, 10, 5, None)
@@ -240,14 +240,14 @@ def imbalanced_holders(who: str, clients: int, classes: int, ratio: int, frequen
     many = classes // 2 if frequent is None else frequent
     if not 0 < many < classes:
         raise ScenarioError(
-            f"{who!r} needs at least one frequent and one rare class; {many} of {classes} classes are frequent."
+            f"{partition!r} needs at least one frequent and one rare class; {many} of {classes} classes are frequent."
         )
     parts = many * ratio + (classes - many)
     if clients % parts:
         lower = clients // parts * parts
         raise ScenarioError(
-            f"{who!r} cannot divide {clients} clients {ratio} : 1 among {many} frequent and {classes - many} rare "
-            f"classes: the number must be a multiple of {many} x {ratio} + {classes - many} = {parts}.",
+            f"{partition!r} cannot divide {clients} clients {ratio} : 1 among {many} frequent and {classes - many} "
+            f"rare classes: the number must be a multiple of {many} x {ratio} + {classes - many} = {parts}.",
             hint=f"the nearest are {lower} and {lower + parts}" if lower else f"the smallest is {parts}",
         )
     unit = clients // parts
@@ -286,14 +286,14 @@ class DominantClass(Partition):
         skewed = round(self.share * self.clients)
         dominant = np.full(self.clients, -1, dtype=np.int64)
         chosen = rng.permutation(self.clients)[:skewed]
-        # going round a random order of the classes: no class dominates at more than one client more than another
+        # Cycle through the classes in random order, so that each dominates at equally many clients, to within one.
         dominant[chosen] = rng.permutation(pool.classes)[np.arange(skewed) % pool.classes]
         counts = self._fit(pool, dominant)
         return deal(
             pool,
             counts,
             rng,
-            who=self.name,
+            partition=self.name,
             replacement=self.replacement,
             traits={"dominant_class": dominant},
             hint="fewer clients or fewer samples per client fit, or replacement = true",
@@ -328,7 +328,7 @@ class DominantClass(Partition):
         counts = np.full((self.clients, classes), size // classes, dtype=np.int64)
         counts[skewed] = (size - main) // (classes - 1)
         counts[skewed, dominant[skewed]] = main
-        # what does not divide evenly comes from the classes with most samples left, which keeps the use level
+        # Take the remainder from the classes with the most samples left, so that no class runs out early.
         left = have - counts.sum(axis=0)
         for k in np.flatnonzero(size - counts.sum(axis=1)):
             order = np.argsort(-left, kind="stable")

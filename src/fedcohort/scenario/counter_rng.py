@@ -1,7 +1,8 @@
-"""Uniform numbers by position: the draw of client i in round t without drawing for anybody else.
+"""Draw uniform random numbers by position: client i in round t, without drawing for any other client.
 
-A generator gives the k-th number only after k - 1 others; a client's latency must not depend on who else was picked,
-and must not cost a draw for each of a million idle clients. So the number is a hash of (seed, stream, round, client).
+A client's latency must not depend on which others were picked, and must not cost a draw for each of a million idle
+clients. A sequential generator reaches its k-th number only after k - 1 others, so here each number is a hash of (seed,
+stream, round, client).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def uniforms(seed: int, name: str, clients: IntArray, *position: int) -> FloatAr
     name : str
         Which stream.
     clients : (k,) int array
-        Whose numbers.
+        The clients to draw for.
     *position : int
         Non-negative integers that locate the draw, for example the round.
 

@@ -63,7 +63,7 @@ class ClientHeterogeneity(Partition):
         if self.least * self.clients > len(pool):
             raise ScenarioError(
                 f"The partition 'client-heterogeneity' wants {self.clients:,} clients x at least {self.least:,} "
-                f"samples = {self.clients * self.least:,}, the training set has {len(pool):,}."
+                f"samples = {self.clients * self.least:,}, but the training set has {len(pool):,}."
             )
         smallest = 0
         for attempt in range(self.redraws + 1):
@@ -72,7 +72,7 @@ class ClientHeterogeneity(Partition):
             smallest = max(smallest, int(counts.sum(axis=1).min()))
             if smallest >= self.least:
                 return deal(
-                    pool, counts, rng, who=self.name, remarks=_redraw_remark(attempt, "left a client too small")
+                    pool, counts, rng, partition=self.name, remarks=_redraw_remark(attempt, "left a client too small")
                 )
         raise ScenarioError(
             f"The partition 'client-heterogeneity' with alpha {self.alpha:g} left the smallest of {self.clients:,} "
@@ -100,7 +100,7 @@ def sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.
         need = size
         while need:
             mass = float(weights.sum())
-            if mass <= 0.0:  # none of its own classes is left: it takes what there is
+            if mass <= 0.0:  # none of its own classes is left, so it takes samples of the remaining ones
                 weights = left / left.sum()
                 mass = 1.0
             drawn = np.minimum(rng.multinomial(need, weights / mass), left)
@@ -132,7 +132,7 @@ class ClassHeterogeneity(Partition):
         """Draw a class distribution per client, then its samples."""
         size = equal_size(self.name, pool, self.clients, self.samples)
         shares = dirichlet(rng, np.full((self.clients, pool.classes), self.alpha))
-        return deal(pool, sequential_counts(pool, shares, size, rng), rng, who=self.name)
+        return deal(pool, sequential_counts(pool, shares, size, rng), rng, partition=self.name)
 
 
 @PARTITIONS.register("mixed-heterogeneity")
@@ -163,7 +163,7 @@ class MixedHeterogeneity(Partition):
         alpha = rng.permutation(np.resize(np.asarray(self.alphas, np.float64), self.clients))
         shares = dirichlet(rng, np.repeat(alpha[:, None], pool.classes, axis=1))
         counts = sequential_counts(pool, shares, size, rng)
-        return deal(pool, counts, rng, who=self.name, traits={"alpha": alpha})
+        return deal(pool, counts, rng, partition=self.name, traits={"alpha": alpha})
 
 
 @PARTITIONS.register("dirichlet")
@@ -193,7 +193,7 @@ class DirichletLabels(Partition):
         size = equal_size(self.name, pool, self.clients, self.samples)
         prior = pool.counts / len(pool)
         shares = dirichlet(rng, np.tile(self.alpha * prior, (self.clients, 1)))
-        return deal(pool, sequential_counts(pool, shares, size, rng), rng, who=self.name)
+        return deal(pool, sequential_counts(pool, shares, size, rng), rng, partition=self.name)
 
 
 @PARTITIONS.register("dirichlet-qp")
@@ -222,7 +222,7 @@ class DirichletQp(Partition):
         if self.least * self.clients > len(pool):
             raise ScenarioError(
                 f"The partition 'dirichlet-qp' wants {self.clients:,} clients x at least {self.least:g} samples = "
-                f"{self.clients * self.least:,.0f}, the training set has {len(pool):,}."
+                f"{self.clients * self.least:,.0f}, but the training set has {len(pool):,}."
             )
         prior = pool.counts / len(pool)
         for attempt in range(self.redraws + 1):
@@ -234,7 +234,7 @@ class DirichletQp(Partition):
                 pool,
                 _whole_samples(shares * sizes[:, None], pool.counts),
                 rng,
-                who=self.name,
+                partition=self.name,
                 traits={"exact_size": sizes},
                 remarks=_redraw_remark(attempt, "had no solution of the quadratic programme"),
             )
@@ -250,7 +250,7 @@ def _whole_samples(exact: FloatArray, have: IntArray) -> IntArray:
     columns = [round_to_total(exact[:, c], int(n)) if n else np.zeros(len(exact), np.int64) for c, n in enumerate(have)]
     counts = np.stack(columns, axis=1)
     for k in np.flatnonzero(counts.sum(axis=1) == 0):
-        # one sample of its likeliest class, from whom rounding gave most; never somebody's last one
+        # Give it one sample of its likeliest class, from the client that rounding favoured most, but never a last one.
         for c in np.argsort(-exact[k], kind="stable"):
             surplus = np.where((counts[:, c] > 0) & (counts.sum(axis=1) > 1), counts[:, c] - exact[:, c], -np.inf)
             donor = int(surplus.argmax())
@@ -298,4 +298,4 @@ class Skewness(Partition):
         present = pool.counts > 0
         shares = dirichlet(rng, beta[:, None] * present[None, :])
         counts = rng.multinomial(self.samples, shares)
-        return deal(pool, counts, rng, who=self.name, replacement=True, traits={"beta": beta})
+        return deal(pool, counts, rng, partition=self.name, replacement=True, traits={"beta": beta})

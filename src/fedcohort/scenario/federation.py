@@ -1,4 +1,4 @@
-"""A simulated federation: which samples of the training set belong to which client, and how they are labelled."""
+"""Represent a simulated federation: which training samples belong to which client, and with which labels."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Federation:
     traits : mapping of str to (N,) arrays
         What the scenario drew for each client ("beta", "dominant_class", ...).
     remarks : tuple of str
-        What a reader should know about how it was made ("2 draws were infeasible and redrawn").
+        Notes for the user on how it was built ("2 draws were infeasible and redrawn").
     client_names : tuple of str or None
         Names given by the data (writers); None numbers the clients.
 

@@ -1,4 +1,4 @@
-"""How long a client takes.
+"""Draw how long each client takes.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 3.4.
 """
@@ -20,7 +20,7 @@ from fedcohort.scenario.partition import describe_parts
 
 LATENCIES: Registry[Latency] = Registry("latency")
 
-_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the latency stream: what changes every round, what stays
+_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the latency stream: draws for one round, draws for the whole run
 
 
 class Latency(Parameterized):
@@ -31,14 +31,14 @@ class Latency(Parameterized):
     def durations(
         self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
     ) -> FloatArray:
-        """Return the seconds each client takes, whoever else takes part.
+        """Return the seconds each client takes, independent of the other clients.
 
         Parameters
         ----------
         sizes : (N,) int
             Samples of every client of the federation.
         clients : (k,) int
-            Whose durations.
+            The clients whose durations are wanted.
         seed, round : int
             Which experiment, which round.
         work : float or (k,) array
@@ -77,8 +77,7 @@ class ShiftedExponential(Latency):
     r"""Client i takes :math:`T_i = \alpha N_i + E_i`, :math:`E_i \sim Exp` of mean :math:`\lambda N_i` ([Chang2024]_).
 
     N_i is the client's number of samples, time is in milliseconds, alpha is 1 and lambda 1, 10 or 100 in the paper.
-    ``spread`` goes beyond it: every client has a speed of its own for the whole experiment, a log-normal factor of
-    mean 1.
+    ``spread`` goes beyond it: every client has its own speed for the whole experiment, a log-normal factor of mean 1.
 
     >>> latency = ShiftedExponential(straggling=10)
     >>> sizes = np.array([600, 600, 60])
@@ -94,14 +93,14 @@ class ShiftedExponential(Latency):
     def durations(
         self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
     ) -> FloatArray:
-        """Draw by hashing (seed, round, client): O(k), and the same whoever else takes part."""
+        """Draw by hashing (seed, round, client): O(k), and independent of the other clients."""
         exponential = -np.log1p(-uniforms(seed, rng.LATENCY, clients, _EACH_ROUND, round))
         seconds: FloatArray = self.unit * sizes[clients] * (self.shift + self.straggling * exponential) * work
         return seconds * self.slowness(clients, seed) if self.spread else seconds
 
     def slowness(self, clients: IntArray, seed: int) -> FloatArray:
-        """Return each client's own factor (k,), which stays for the whole experiment."""
-        # half a step keeps the quantile of 0 finite
+        """Return each client's own factor (k,), which is fixed for the whole experiment."""
+        # Add half a step, because the quantile of 0 would be infinite.
         quantile = ndtri(uniforms(seed, rng.LATENCY, clients, _FOR_EVER) + 2.0**-54)
         factor: FloatArray = np.exp(self.spread * quantile - 0.5 * self.spread**2)
         return factor

@@ -1,7 +1,7 @@
-"""How the training set is divided among clients: the common ground of all partitions, and their registry.
+"""Divide a training set among clients: the base class of all partitions, their registry and shared functions.
 
-Nearly every partition is a matrix of integers, how many samples of each class every client gets; :func:`deal` turns it
-into samples. The partitions themselves stand in ``classwise``, ``dirichlet`` and ``predefined``.
+Nearly every partition is a matrix of integers: how many samples of each class every client gets. :func:`deal` turns
+such a matrix into samples. The partitions themselves are in ``classwise``, ``dirichlet`` and ``predefined``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ PARTITIONS: Registry[Partition] = Registry("partition", package="fedcohort.scena
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The samples a partition may give away.
+    """The samples a partition may hand out.
 
     Attributes
     ----------
     labels : (n,) int64
-        Their classes.
+        Their labels.
     classes : int
         How many classes there are.
     positions : (n,) int64
-        Where they stand in the training set.
+        Their positions in the training set.
     writers : (n,) int64 or None
-        Who produced each, where the dataset knows it.
+        Which writer produced each sample, if the dataset knows.
     writer_names : tuple of str or None
         Names of writers 0, 1, ...
     """
@@ -90,7 +90,7 @@ class Pool:
         return np.bincount(self.labels, minlength=self.classes)
 
     def without(self, taken: IntArray) -> Pool:
-        """Return the pool less the samples at ``taken`` (places in this pool)."""
+        """Return the pool without the samples at positions ``taken`` of this pool."""
         keep = np.ones(len(self), dtype=bool)
         keep[taken] = False
         return dataclasses.replace(
@@ -103,7 +103,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """What a partition decided: places in the pool, client after client.
+    """The result of a partition: positions in the pool, client after client.
 
     Attributes
     ----------
@@ -112,11 +112,11 @@ class Assignment:
     offsets : (N + 1,) int64
         Where each client begins.
     traits : mapping
-        What was drawn for each client, (N,) arrays by name.
+        Values drawn for each client, (N,) arrays by name.
     remarks : tuple of str
-        What a reader should know.
+        Notes for the user.
     names : tuple of str or None
-        Clients' names where the data have them.
+        The clients' names, if the data have them.
     """
 
     places: IntArray
@@ -130,7 +130,7 @@ class Partition(Parameterized):
     """A way to divide a training set among clients: frozen parameters and one pure function."""
 
     name: ClassVar[str]
-    by_class: ClassVar[bool] = True  # whether it looks at the samples' classes, which not every task has
+    by_class: ClassVar[bool] = True  # whether it uses the samples' classes, which not every task has
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Divide the pool; raises ScenarioError where the constraints cannot be met.
@@ -150,7 +150,7 @@ class Partition(Parameterized):
 
 
 def describe_parts(name: str, thing: Parameterized) -> str:
-    """Return ``name(parameter=value, ...)``, long values cut short."""
+    """Return ``name(parameter=value, ...)`` with long values shortened."""
     values = []
     for field in dataclasses.fields(thing):  # type: ignore[arg-type]  # every Parameterized is a dataclass
         text = repr(getattr(thing, field.name))
@@ -163,7 +163,7 @@ def deal(
     counts: IntArray,
     rng: np.random.Generator,
     *,
-    who: str,
+    partition: str,
     replacement: bool = False,
     traits: Mapping[str, AnyArray] | None = None,
     remarks: tuple[str, ...] = (),
@@ -179,14 +179,14 @@ def deal(
         How many samples of each class every client gets.
     rng : Generator
         Where all random numbers come from.
-    who : str
+    partition : str
         The partition's name, for messages.
     replacement : bool
         Draw every sample independently; otherwise no sample is given twice.
     traits, remarks
         Passed on to the assignment.
     hint : str
-        What to do where a class has too few samples.
+        What to do if a class has too few samples.
     """
     clients, classes = counts.shape
     wanted = counts.sum(axis=0)
@@ -195,8 +195,8 @@ def deal(
     if short.any():
         worst = int(np.argmax(wanted - have))
         raise ScenarioError(
-            f"The partition {who!r} wants {int(wanted[worst]):,} samples of class {worst}, the training set has "
-            f"{int(have[worst]):,}.",
+            f"The partition {partition!r} wants {int(wanted[worst]):,} samples of class {worst}, but the training set "
+            f"has {int(have[worst]):,}.",
             hint=hint,
         )
     by_class = np.argsort(pool.labels, kind="stable")
@@ -258,20 +258,20 @@ def round_to_total(shares: FloatArray, total: int) -> IntArray:
     return whole
 
 
-def equal_size(who: str, pool: Pool, clients: int, samples: int | None) -> int:
-    """Return the samples per client: as given if they are there, else the most that is equal for all."""
+def equal_size(partition: str, pool: Pool, clients: int, samples: int | None) -> int:
+    """Return the number of samples per client: ``samples``, or the largest number that all clients can have."""
     most = len(pool) // clients
     if samples is None:
         if most == 0:
             raise ScenarioError(
-                f"The partition {who!r} has {clients:,} clients for {len(pool):,} samples: not even one each.",
+                f"The partition {partition!r} has {clients:,} clients for {len(pool):,} samples: not even one each.",
                 hint=f"at most {len(pool):,} clients fit",
             )
         return most
     if samples > most:
         raise ScenarioError(
-            f"The partition {who!r} wants {clients:,} clients x {samples:,} samples = {clients * samples:,}, the "
-            f"training set has {len(pool):,}.",
+            f"The partition {partition!r} wants {clients:,} clients x {samples:,} samples = {clients * samples:,}, but "
+            f"the training set has {len(pool):,}.",
             hint=f"at most {most:,} samples per client fit" if most else f"at most {len(pool):,} clients fit",
         )
     return samples

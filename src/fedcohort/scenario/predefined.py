@@ -1,4 +1,4 @@
-"""Partitions that come with the data: natural writers, and lists of somebody's own.
+"""Partition by what is given: the clients the data name, or explicit lists of samples.
 
 .. [Caldas2018] S. Caldas et al., "LEAF: A Benchmark for Federated Settings".
 """
@@ -20,7 +20,7 @@ from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 @PARTITIONS.register("natural")
 @dataclass(frozen=True, kw_only=True)
 class Natural(Partition):
-    """The clients that the data name: the writers of FEMNIST ([Caldas2018]_), a column of a table of one's own.
+    """The clients that the data name: the writers of FEMNIST ([Caldas2018]_), or a column of your own table.
 
     >>> pool = Pool.of([0, 1, 0, 1, 1], writers=[1, 0, 1, 1, 2])
     >>> Natural(least=1).assign(pool, np.random.default_rng(0)).offsets
@@ -36,7 +36,7 @@ class Natural(Partition):
         """Group the samples by writer."""
         if pool.writers is None:
             raise ScenarioError(
-                "The partition 'natural' needs a dataset that knows whose sample each is; this one does not.",
+                "The partition 'natural' needs a dataset that knows which client each sample belongs to.",
                 hint="name the column with data.client, give an array clients, or use the dataset 'femnist'",
             )
         sizes = np.bincount(pool.writers)
@@ -44,8 +44,8 @@ class Natural(Partition):
         wanted = len(chosen) if self.clients is None else self.clients
         if wanted > len(chosen) or wanted == 0:
             raise ScenarioError(
-                f"The partition 'natural' wants {wanted or 1:,} writers with at least {self.least:,} samples, the "
-                f"dataset has {len(chosen):,} (largest: {int(sizes.max()):,} samples)."
+                f"The partition 'natural' wants {wanted or 1:,} writers with at least {self.least:,} samples, but "
+                f"the dataset has {len(chosen):,} (largest: {int(sizes.max()):,} samples)."
             )
         if wanted < len(chosen):
             chosen = np.sort(rng.permutation(chosen)[:wanted])
@@ -81,7 +81,7 @@ class Custom(Partition):
         return cls(parts=tuple(tuple(np.asarray(part, dtype=np.int64).tolist()) for part in parts))
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Check the positions and take them as they are."""
+        """Check the positions and use them as they are."""
         positions = np.concatenate([np.asarray(part, dtype=np.int64) for part in self.parts])
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in self.parts])]).astype(np.int64)
         end = int(pool.positions.max()) + 1
@@ -92,7 +92,7 @@ class Custom(Partition):
             bad = int(np.argmax(places < 0))
             k = int(np.searchsorted(offsets, bad, side="right")) - 1
             raise ScenarioError(
-                f"The partition 'custom' gives client {k} the sample {int(positions[bad])}, which is not among the "
-                f"{len(pool):,} samples there are (positions below {end:,}, less those the server keeps)."
+                f"The partition 'custom' gives client {k} the sample {int(positions[bad])}, which is not one of the "
+                f"{len(pool):,} available samples (positions below {end:,}, without those the server keeps)."
             )
         return Assignment(places, offsets)

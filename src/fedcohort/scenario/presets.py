@@ -1,4 +1,4 @@
-"""The settings of the five papers, by name: the federation, and how the paper trains on it."""
+"""Name the papers' settings: each federation, and how the paper trains on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PaperTraining:
         Accuracies whose rounds the paper counts.
     aggregator : str
     ours : tuple of str
-        What the paper does not say, so that it is our choice.
+        What the paper does not specify and we chose.
     """
 
     local: Mapping[str, Any]

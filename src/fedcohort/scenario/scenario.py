@@ -1,4 +1,4 @@
-"""A scenario: partition, label noise, latency, availability, failures, deadline, validation, in one value."""
+"""Combine partition, label noise, latency, availability, failures and validation into one scenario."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 
 T = TypeVar("T", bound=Parameterized)
 
-# positions in the data stream; they stay as they are, or every seeded federation changes
+# Positions in the data stream. Never renumber them: every seeded federation would change.
 _SERVER, _PARTITION, _SHUFFLE, _NOISE = 0, 1, 2, 3
 _WHETHER, _WHEN = 0, 1  # positions in the failure stream
 
@@ -83,7 +83,7 @@ class Scenario(Parameterized):
         0, Interval(int, 0, None), "samples of each class kept at the server, taken from the training set"
     )
     attributes: Mapping[str, Any] | None = param(
-        None, Optional(AttributeTable()), "what clients say about themselves, for an operator's rules"
+        None, Optional(AttributeTable()), "what clients report about themselves, for an operator's rules"
     )
 
     def __post_init__(self) -> None:
@@ -150,13 +150,13 @@ class Scenario(Parameterized):
         )
 
     def _server_share(self, pool: Pool, draw: np.random.Generator) -> IntArray:
-        """Return places of ``server_validation`` random samples of every class, sorted."""
+        """Return the sorted positions of ``server_validation`` random samples of every class."""
         if self.server_validation == 0:
             return np.zeros(0, dtype=np.int64)
         if int(pool.counts.min()) < self.server_validation:
             c = int(pool.counts.argmin())
             raise ScenarioError(
-                f"The server is to keep {self.server_validation:,} samples of each class, class {c} has "
+                f"The server is to keep {self.server_validation:,} samples of each class, but class {c} has only "
                 f"{int(pool.counts[c]):,}.",
                 hint=f"server_validation must be at most {int(pool.counts[c])}",
             )
@@ -167,7 +167,7 @@ class Scenario(Parameterized):
         return taken
 
     def _validation_sizes(self, sizes: IntArray) -> IntArray:
-        """Return how many samples each client holds out: its share to the nearest, at least one of two."""
+        """Return how many samples each client holds out: its share, rounded, and at least one if it has two or more."""
         if self.validation == 0:
             return np.zeros(len(sizes), dtype=np.int64)
         nearest_count = np.floor(self.validation * sizes + 0.5).astype(np.int64)
@@ -175,7 +175,7 @@ class Scenario(Parameterized):
         return held
 
     def available(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
-        """Return who can take part in a round (N,)."""
+        """Return which clients can take part in a round (N,)."""
         return self.availability.mask(federation, seed=seed, round=round)
 
     def events(
@@ -213,7 +213,7 @@ class Scenario(Parameterized):
     def client_attributes(
         self, names: tuple[str, ...], *, seed: int, round: int, changing: bool = False
     ) -> dict[str, dict[str, str | float | int | bool]]:
-        """Return what clients say about themselves in a round, by name; empty without ``attributes``.
+        """Return what clients report about themselves in a round, by name; empty without ``attributes``.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class Scenario(Parameterized):
         seed, round : int
             Which experiment, which round.
         changing : bool
-            Whether nothing is returned when it is the same in every round.
+            Return nothing if the attributes are the same in every round.
         """
         if self.attributes is None:
             return {}
@@ -252,8 +252,8 @@ class Scenario(Parameterized):
     def from_dict(cls, table: Mapping[str, Any]) -> Scenario:
         """Build a scenario from a table of names and numbers, as a configuration file has it.
 
-        A part is a name, or a table with ``name`` and parameters. ``preset`` starts from a named scenario, of which
-        the other keys change what they name; a table without ``name`` changes parameters of the preset's part.
+        A part is a name, or a table with ``name`` and parameters. ``preset`` starts from a named scenario, and the
+        other keys change it; a table without ``name`` changes parameters of the preset's part.
 
         Examples
         --------

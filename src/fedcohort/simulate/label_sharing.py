@@ -1,7 +1,7 @@
-"""How a simulated federation's clients tell about their labels, with the time and bytes it takes.
+"""Simulate how clients share information about their labels, and what that costs in time and bytes.
 
-The simulator runs the same code a live federation runs, in memory: keys are made, counts sealed, signed and opened,
-products computed; what it took is booked as the cost of a question before the first round.
+The simulator runs the same code as a live federation, in memory: it creates keys, seals, signs and opens counts, and
+computes products. The cost is charged as a question before the first round.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fedcohort.privacy.rotation import SecretRotation
 
 @dataclass(frozen=True)
 class LabelKnowledge:
-    """What the server got to know about labels, and what it cost.
+    """What the server knows about labels, and what that cost.
 
     Parameters
     ----------
     labels : LabelInfo or None
-        None: nothing.
+        None if it knows nothing.
     seconds : float
-        From the first client's start to the server's knowing.
+        From the first client's start until the server has the result.
     client_seconds : float
-        Compute of all clients together.
+        Compute time of all clients together.
     bytes_up : int
-        From clients to server; keys are brought along with the software.
+        Bytes from clients to the server. Keys are not counted; they come with the software.
     """
 
     labels: LabelInfo | None
@@ -45,13 +45,13 @@ class LabelKnowledge:
 
 
 class LabelSharing(Parameterized, ABC):
-    """One way of telling a server about labels: the section ``[labels]`` of an experiment."""
+    """A way of sharing labels with the server: the section ``[labels]`` of an experiment."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
-        """Return what the server knows of (N, B) label counts."""
+        """Return what the server learns about (N, B) label counts."""
 
 
 LABEL_SHARING: Registry[LabelSharing] = Registry("label sharing")
@@ -60,17 +60,17 @@ LABEL_SHARING: Registry[LabelSharing] = Registry("label sharing")
 @LABEL_SHARING.register("counts")
 @dataclass(frozen=True, kw_only=True)
 class PlainCounts(LabelSharing):
-    """Clients send their label counts as they are."""
+    """Clients send their label counts unchanged."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
-        """Return the counts; they count as known, like the sizes."""
+        """Return the counts; like the sizes, they cost nothing."""
         return LabelKnowledge(LabelCounts(counts))
 
 
 @LABEL_SHARING.register("none")
 @dataclass(frozen=True, kw_only=True)
 class NoLabels(LabelSharing):
-    """Clients say nothing about labels; for selectors that do not ask."""
+    """Clients share nothing about labels; for selectors that do not need it."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return nothing."""
@@ -80,7 +80,7 @@ class NoLabels(LabelSharing):
 @LABEL_SHARING.register("rotated")
 @dataclass(frozen=True, kw_only=True)
 class RotatedCounts(LabelSharing):
-    """Clients rotate their counts with a secret they share; the server gets a factor of S."""
+    """Clients rotate their counts with a shared secret; the server gets a factor of S."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return the factor."""
@@ -91,7 +91,7 @@ class RotatedCounts(LabelSharing):
 @LABEL_SHARING.register("noisy")
 @dataclass(frozen=True, kw_only=True)
 class NoisyCounts(LabelSharing):
-    """Clients add noise to their counts: differential privacy of one release."""
+    """Clients add noise to their counts: one release with differential privacy."""
 
     epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
     mechanism: Literal["geometric", "gaussian"] = param(
@@ -109,10 +109,10 @@ class NoisyCounts(LabelSharing):
 @LABEL_SHARING.register("encrypted")
 @dataclass(frozen=True, kw_only=True)
 class EncryptedCounts(LabelSharing):
-    """Clients seal and sign their counts, a key holder tells S (extra keyholder). Exact."""
+    """Clients seal and sign their counts, and a key holder reveals S exactly (extra keyholder)."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
-        """Return S, as measured here: sealing by all clients at once, then the server and the key holder."""
+        """Return S and its measured cost: clients seal in parallel, then server and key holder work."""
         from fedcohort.privacy.keyholder import KeyHolder
         from fedcohort.privacy.label_decoders import EncryptedLabels
         from fedcohort.privacy.scheme import LARGEST_SIZE, ClientKey, LabelSeal, make_keys, parse_clients

@@ -1,4 +1,4 @@
-"""Is there room? Sizes that no machine could hold become a sentence before anything is allocated."""
+"""Refuse sizes that exceed the machine's memory with a clear error, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from fedcohort.core.errors import InputError
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
-_HINT = "take fewer samples, clients, local steps, or runs in lock-step (run.lockstep)"
+_HINT = "use fewer samples, clients, local steps, or runs in lock-step (run.lockstep)"
 
 
 def memory_limit() -> int | None:
-    """Return how many bytes of memory this process may have at most, or None where the system does not say."""
+    """Return the most memory this process may use, in bytes, or None if the system does not say."""
     found = []
     with contextlib.suppress(ValueError, OSError, AttributeError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -25,22 +25,22 @@ def memory_limit() -> int | None:
 
 
 def check_memory(what: str, size: int, hint: str = _HINT) -> None:
-    """Refuse what needs more bytes than there is memory.
+    """Raise an error if ``size`` bytes exceed the memory.
 
     >>> check_memory("The test samples", 10**30)
     Traceback (most recent call last):
         ...
-    fedcohort.core.errors.InputError: The test samples would take ... of memory, and this machine has ...
+    fedcohort.core.errors.InputError: The test samples would need ... of memory, but this machine has ...
     """
     there = memory_limit()
     if there is not None and size > there:
         raise InputError(
-            f"{what} would take {format_bytes(size)} of memory, and this machine has {format_bytes(there)}.", hint=hint
+            f"{what} would need {format_bytes(size)} of memory, but this machine has {format_bytes(there)}.", hint=hint
         )
 
 
 def format_bytes(size: int) -> str:
-    """Return a number of bytes in words.
+    """Return a number of bytes with a suitable unit.
 
     >>> format_bytes(3 * 10**9), format_bytes(10**30)
     ('3 GB', '1e+12 EB')
@@ -55,13 +55,13 @@ def format_bytes(size: int) -> str:
 
 @contextlib.contextmanager
 def memory_errors() -> Iterator[None]:
-    """Turn the allocators' own errors into a sentence."""
+    """Turn allocation errors of Python and torch into an :class:`InputError`."""
     try:
         yield
     except MemoryError as error:
         raise InputError(f"There is not enough memory: {error or 'none is left'}.", hint=_HINT) from error
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # how torch says it
+        if "can't allocate memory" not in str(error):  # torch's wording
             raise
-        said = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
-        raise InputError(f"There is not enough memory: {said}", hint=_HINT) from error
+        detail = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
+        raise InputError(f"There is not enough memory: {detail}", hint=_HINT) from error

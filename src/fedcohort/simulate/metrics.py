@@ -1,8 +1,8 @@
-"""Metrics of the papers, computed from accuracy curves. Pure NumPy.
+"""Compute the papers' metrics from accuracy curves.
 
 A curve is a pair (rounds, accuracy): the rounds (counted from 0) after which the model was evaluated, and the test
-accuracy there. A round to report is counted as people count: reached *in* round t means after t + 1 rounds of
-training, so "rounds to target" is 1 when the first round suffices.
+accuracy there. Reported rounds are counted from 1: a target reached in round t took t + 1 rounds of training, so
+"rounds to target" is 1 if the first round suffices.
 
 - *Rounds to target* (FedCor, FedACS, Fed-CBS): the first evaluated round at which accuracy reaches the target.
 - *Best accuracy* (Fed-CBS): the maximum of the curve. *Early-stop accuracy* (FLASH, Section 3): the accuracy at the
@@ -31,7 +31,7 @@ _SHARES = ("accuracy", "token-accuracy")
 
 @dataclass(frozen=True)
 class Metric:
-    """What a model is judged by. Curves and leaderboards compute with scores, of which more is always better.
+    """The metric that judges a model. Curves and leaderboards use scores, for which higher is always better.
 
     >>> rmse = Metric.of({"metric": "rmse", "higher_is_better": False})
     >>> rmse.score(0.5), rmse.natural(-0.5), rmse.value(-0.5), rmse.level(-0.5), rmse.difference(0.25)
@@ -46,7 +46,7 @@ class Metric:
 
     @classmethod
     def of(cls, task: object) -> Metric:
-        """Return what the section ``[task]`` of a configuration says; accuracy where there is none."""
+        """Return the metric that the section ``[task]`` of a configuration names; accuracy without one."""
         if not isinstance(task, Mapping) or not isinstance(task.get("metric"), str):
             return cls()
         name = task["metric"]
@@ -58,7 +58,7 @@ class Metric:
         return self.name == "accuracy" and self.share
 
     def score(self, value: Any) -> Any:
-        """Return the metric such that more is better."""
+        """Return the metric as a score, for which higher is better."""
         return value if self.higher else -value
 
     def natural(self, score: Any) -> Any:
@@ -150,7 +150,7 @@ class Curve:
 
 
 def relative_improvement(terminal: float, baseline: float, iid: float | None = None) -> float:
-    """Return the share of the non-IID loss of accuracy that is made good; the plain relative gain without ``iid``.
+    """Return the share of the non-IID loss of accuracy that is recovered; without ``iid``, the plain relative gain.
 
     >>> round(relative_improvement(0.725, 0.697, 0.74), 3)  # FedACS, Table I, low heterogeneity, from rounded figures
     0.651
@@ -182,7 +182,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Spread:
-        """Summarise the values that are there; None and NaN are left out and not counted."""
+        """Summarise the known values; None and NaN are left out and not counted."""
         known = np.array([v for v in values if v is not None and not np.isnan(v)], dtype=np.float64)
         if not len(known):
             return cls(float("nan"), float("nan"), 0)

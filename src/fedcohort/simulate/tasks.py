@@ -1,7 +1,7 @@
-"""What is learnt: a task says what is predicted, which loss is minimised and which metric judges the model.
+"""Define tasks: what is predicted, which loss is minimised, and which metric judges the model.
 
-Classification with cross-entropy is what the fast engines are made for; every other task, loss or metric is trained by
-the plain loop, one client after the other on each core.
+The fast engines handle classification with cross-entropy. Every other task, loss or metric is trained by the plain
+loop, one client after the other.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _WHAT: dict[str, str] = {"class": "a class", "number": "numbers", "token": "a to
 class Task(Parameterized):
     """What is predicted, the loss of a sample, and the metric of a model.
 
-    A subclass of one's own, named as ``file.py:Class``, is a frozen dataclass like those below; it sets ``target`` and
-    the defaults, and may override :meth:`losses`.
+    Your own subclass, named as ``file.py:Class``, is a frozen dataclass like those below. It sets ``target`` and the
+    defaults, and may override :meth:`losses`.
     """
 
     name: ClassVar[str]
@@ -49,14 +49,14 @@ class Task(Parameterized):
         for name in ("loss", "metric"):
             value = getattr(self, name)
             if is_reference(value):
-                object.__setattr__(self, name, resolve_reference(value)[1])  # good from any folder
+                object.__setattr__(self, name, resolve_reference(value)[1])  # valid from any folder
         self._check_loss()
         self._check_metric()
 
     def _check_loss(self) -> None:
         if is_reference(self.loss):
             if not callable(resolve_reference(self.loss)[0]):
-                raise InputError(f"The loss {self.loss!r} is no function of (outputs, targets).")
+                raise InputError(f"The loss {self.loss!r} is not a function of (outputs, targets).")
             return
         import torch.nn.functional as F
 
@@ -71,10 +71,10 @@ class Task(Parameterized):
     def _check_metric(self) -> None:
         if is_reference(self.metric):
             if not callable(resolve_reference(self.metric)[0]):
-                raise InputError(f"The metric {self.metric!r} is no function of (outputs, targets).")
+                raise InputError(f"The metric {self.metric!r} is not a function of (outputs, targets).")
             if self.higher_is_better is None:
                 raise ParameterError(
-                    f"Is more or less better with the metric {self.metric!r}?", hint="set task.higher_is_better"
+                    f"The metric {self.metric!r} needs a direction: is higher better?", hint="set task.higher_is_better"
                 )
             return
         fitting = [name for name, known in _METRICS.items() if self.target in known.targets]
@@ -86,10 +86,13 @@ class Task(Parameterized):
             )
         direction = _METRICS[self.metric].higher
         if self.higher_is_better not in (None, direction):
-            raise ParameterError(f"Of the metric {self.metric!r} {'more' if direction else 'less'} is better.")
+            raise ParameterError(
+                f"For the metric {self.metric!r}, {'higher' if direction else 'lower'} is better; "
+                f"task.higher_is_better is {self.higher_is_better}."
+            )
         object.__setattr__(self, "higher_is_better", direction)
 
-    # -- what others ask -------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def judged_by(self) -> Metric:
@@ -98,7 +101,7 @@ class Task(Parameterized):
 
     @property
     def has_classes(self) -> bool:
-        """Whether every sample has one class: what label counts, label skew and pseudo-labels need."""
+        """Whether every sample has one class, as label counts, label skew and pseudo-labels require."""
         return self.target == "class"
 
     @property
@@ -125,14 +128,14 @@ class Task(Parameterized):
         else:
             import torch.nn.functional as F
 
-            # losses over classes have these in the second place
+            # torch's losses over classes expect the class axis second
             scores = outputs if self.target == "number" else outputs.movedim(-1, 1)
             values = getattr(F, self.loss)(scores, targets, reduction="none")
         if not isinstance(values, torch.Tensor) or not values.ndim or len(values) != len(targets):
             got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
             raise InputError(
                 f"The loss {self.loss!r} must give one number per sample, ({len(targets)}, ...). Got {got}.",
-                hint="a loss of torch does so with reduction='none'",
+                hint="a loss of torch does that with reduction='none'",
             )
         return values.flatten(1).mean(1) if values.ndim > 1 else values
 
@@ -153,7 +156,7 @@ TASKS: Registry[Task] = Registry("task", base=Task)
 @TASKS.register("classification")
 @dataclass(frozen=True, kw_only=True)
 class Classification(Task):
-    """One class per sample; cross-entropy and accuracy unless told otherwise."""
+    """One class per sample; by default cross-entropy and accuracy."""
 
     target = "class"
     loss: str = param("cross_entropy", Text(), _LOSS)
@@ -163,10 +166,10 @@ class Classification(Task):
 @TASKS.register("regression")
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task):
-    """One or several numbers per sample; squared error and its root unless told otherwise.
+    """One or several numbers per sample; by default squared error and its root.
 
-    Models learn targets of mean 0 and deviation 1, so that learning rates do not depend on the targets' unit. What is
-    reported, losses at the test set among it, is in that unit.
+    Models learn targets of mean 0 and deviation 1, so that learning rates do not depend on the targets' unit. All
+    reported numbers, including test losses, are in the original unit.
     """
 
     target = "number"
@@ -178,14 +181,14 @@ class Regression(Task):
 
     @property
     def standardises(self) -> bool:
-        """Whether models learn standardised targets: only with losses that have neither a zero point nor a unit."""
+        """Whether models learn standardised targets, which the loss must allow: no fixed zero point, no fixed unit."""
         return self.standardise and self.loss in ("mse_loss", "l1_loss")
 
 
 @TASKS.register("next-token")
 @dataclass(frozen=True, kw_only=True)
 class NextToken(Task):
-    """A token for every place of a sequence, (n, length) integers in and out; a model gives (n, length, tokens)."""
+    """A token for every place of a sequence: (n, length) integers in and out; a model returns (n, length, tokens)."""
 
     target = "token"
     loss: str = param("cross_entropy", Text(), _LOSS)

@@ -1,9 +1,9 @@
-"""Lock-step groups on a Ray cluster, for sweeps too large for one machine.
+"""Run lock-step groups on a Ray cluster, for sweeps too large for one machine.
 
-The unit is one lock-step group: an actor makes its rounds and every few seconds hands over rows, a checkpoint and the
-runs' journals, which the driver writes exactly as a local experiment does. So results are those of ``--engine local``,
-an experiment begun on Ray can be continued locally and the other way round, and a machine that dies costs its groups no
-more than the rounds since their last hand-over. How many runs make a group is ``run.lockstep``.
+The unit of work is one lock-step group. An actor runs its rounds and every few seconds hands over rows, a checkpoint
+and the journals, which the driver writes exactly as a local experiment does. The results are therefore the same as with
+``--engine local``, an experiment started on Ray can be continued locally and vice versa, and a lost machine costs its
+groups only the rounds since their last hand-over. ``run.lockstep`` sets how many runs form a group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLICE_SECONDS = 5.0  # between two hand-overs
-_ATTEMPTS = 3  # of a group whose machine dies again before it hands anything over
+_ATTEMPTS = 3  # to run a group whose machine keeps dying before it hands anything over
 
 
 class ClusterError(FedcohortError, RuntimeError):
@@ -69,7 +69,7 @@ class GroupHost:
         self._group: Group | None = None
 
     def _open_group(self) -> Group:
-        """Build the group; not in the constructor, whose errors Ray cannot tell from a lost machine."""
+        """Build the group. This is not done in the constructor, because Ray reports its errors as a lost machine."""
         group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
         for name, data in self._journals.items():
             (self._home / name).write_bytes(data)
@@ -77,22 +77,22 @@ class GroupHost:
         return group
 
     def advance(self, seconds: float) -> HandOver:
-        """Make rounds for some seconds, then hand over what came of it."""
+        """Run rounds for some seconds, then hand over the results."""
         group = self._group = self._group or self._open_group()
         end = time.monotonic() + seconds
         while not group.done and not self._stop:
             group.step()
             if time.monotonic() >= end:
                 break
-        made = hand_over(group)
-        return replace(made, journals={path.name: snapshot(path) for path in sorted(self._home.glob("*.sqlite"))})
+        result = hand_over(group)
+        return replace(result, journals={path.name: snapshot(path) for path in sorted(self._home.glob("*.sqlite"))})
 
     def stop(self) -> None:
-        """End the current :meth:`advance` after the round that is going on."""
+        """End the current :meth:`advance` after the current round."""
         self._stop = True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         if self._group is not None:
             self._group.close()
         self._folder.cleanup()
@@ -120,7 +120,7 @@ def connect(address: str | None) -> None:
 
 
 class ClusterDriver:
-    """One attempt to make all unfinished groups."""
+    """Runs all unfinished groups of an experiment on a cluster."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -138,17 +138,18 @@ class ClusterDriver:
         self.seconds = min(_SLICE_SECONDS, options.checkpoint_seconds)
 
     def _check_resources(self) -> None:
-        """Refuse what no machine of the cluster has; Ray would wait for it without end."""
+        """Refuse resources that no machine of the cluster has; Ray would wait for them forever."""
         nodes = [node.get("Resources", {}) for node in self.ray.nodes() if node.get("Alive")]
         if self.resources["num_gpus"] and not any(node.get("GPU", 0) >= 1 for node in nodes):
             raise ClusterError(
-                f"The device {self.simulation.device!r} was asked for, but no machine of the Ray cluster has a GPU.",
+                f"The device {self.simulation.device!r} was requested, but no machine of the Ray cluster has a GPU.",
                 hint="use --device cpu or --device auto",
             )
         most = int(max((node.get("CPU", 0) for node in nodes), default=0))
         if self.workers > most:
             raise ClusterError(
-                f"A group is to use {self.workers} workers, the largest machine of the Ray cluster has {most} CPUs.",
+                f"A group is to use {self.workers} workers, but the largest machine of the Ray cluster has {most} "
+                "CPUs.",
                 hint="lower run.workers",
             )
 
@@ -165,7 +166,7 @@ class ClusterDriver:
         self.pending[actor.advance.remote(self.seconds)] = (number, actor)
 
     def collect(self, future: Any) -> None:
-        """Write what an actor hands over and send it on, or start its group again elsewhere."""
+        """Write what an actor hands over and start its next slice, or restart its group on another machine."""
         number, actor = self.pending.pop(future)
         exceptions = self.ray.exceptions
         try:
@@ -174,14 +175,14 @@ class ClusterDriver:
             cause = error.cause
             raise cause if isinstance(cause, FedcohortError) else error from None
         except (exceptions.RayActorError, exceptions.ObjectLostError) as error:
-            # The machine died while it worked, or with a hand-over that lay there still.
+            # The machine died while it worked, or before its hand-over was collected.
             self.attempts[number] = self.attempts.get(number, 0) + 1
             if self.attempts[number] >= _ATTEMPTS:
                 raise ClusterError(
                     f"The machine of group {number} was lost {_ATTEMPTS} times in a row; the last error was: {error}.",
-                    hint="continue with --resume once the cluster is well again",
+                    hint="continue with --resume once the cluster is healthy again",
                 ) from error
-            log.warning("the machine of group %d was lost; it continues elsewhere from its last checkpoint", number)
+            log.warning("the machine of group %d was lost; another continues from its last checkpoint", number)
             self.launch(number)
             return
         self.attempts.pop(number, None)
@@ -193,7 +194,7 @@ class ClusterDriver:
 
 
 def drive(simulation: Simulation) -> str:
-    """Make all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
+    """Run all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
     connect(simulation.address)
     driver = ClusterDriver(simulation)
     for number in simulation.prepared.groups:
@@ -216,7 +217,7 @@ def write_journals(folder: Path, journals: dict[str, bytes]) -> None:
     """Put handed-over journals in place, each whole or not at all."""
     for name, data in journals.items():
         path = folder / name
-        if path.with_name(f"{name}-wal").exists():  # of a process that was killed, with rounds that must not be lost
+        if path.with_name(f"{name}-wal").exists():  # left by a killed process; its rounds must not be lost
             write_atomically(path, snapshot(path))
             for extra in ("-wal", "-shm"):
                 path.with_name(f"{name}{extra}").unlink(missing_ok=True)

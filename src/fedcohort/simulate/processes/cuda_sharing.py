@@ -1,8 +1,8 @@
-"""A CUDA device that several processes compute on at once.
+"""Let several processes compute on one CUDA device at the same time.
 
-By default a GPU gives its processes time in turns, so that small kernels of one leave most of it idle. NVIDIA's
-Multi-Process Service (MPS) lets them run side by side. Here a service of one's own is started for the time of an
-experiment, where the driver brings it along; without it everything works the same, only slower.
+By default a GPU serves its processes in turns, so small kernels of one process leave most of the GPU idle. NVIDIA's
+Multi-Process Service (MPS) runs them side by side. This module starts such a service for the duration of an experiment,
+if the driver includes it; without it everything works the same, only slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS = 20.0
 
 @contextmanager
 def shared_device(device: str) -> Iterator[dict[str, str]]:
-    """Yield the environment in which processes share a CUDA device; empty where there is nothing to share.
+    """Yield the environment variables with which processes share a CUDA device; empty if there is nothing to share.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def shared_device(device: str) -> Iterator[dict[str, str]]:
         try:
             subprocess.run([control, "-d"], env=environment, check=True, capture_output=True, timeout=_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
-            log.info("processes take turns on the GPU: %s cannot be started: %s", _CONTROL, error)
+            log.info("processes take turns on the GPU, because %s cannot be started: %s", _CONTROL, error)
             yield {}
             return
         try:
@@ -52,4 +52,4 @@ def shared_device(device: str) -> Iterator[dict[str, str]]:
                     [control], input=b"quit\n", env=environment, check=True, capture_output=True, timeout=_SECONDS
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                log.warning("%s in %s did not end: %s", _CONTROL, folder, error)
+                log.warning("%s in %s did not stop: %s", _CONTROL, folder, error)

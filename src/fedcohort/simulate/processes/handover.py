@@ -1,4 +1,4 @@
-"""What a process that makes a lock-step group's rounds hands to the one that writes the experiment's directory."""
+"""Define what a process that runs a lock-step group hands to the process that writes the experiment's directory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class HandOver:
-    """A group's rounds since the last time, and everything that is needed to continue after them.
+    """A group's rounds since the last hand-over, and everything needed to continue after them.
 
     Attributes
     ----------
     rounds : Arrow table
     round : int
-        The next round to make.
+        The next round to run.
     checkpoint : bytes
     infos : list of RunInfo
     done : bool
         Whether every run of the group has ended.
     journals : dict of file name to bytes
-        Where the process that makes the rounds cannot write them in their place.
+        Only if the process that runs the rounds cannot write them to the experiment's directory itself.
     """
 
     rounds: pa.Table
@@ -39,7 +39,7 @@ class HandOver:
 
 
 def hand_over(group: Group) -> HandOver:
-    """Return what came of a group since the last time; its journals are committed up to here."""
+    """Return a group's results since the last hand-over, after committing its journals."""
     point = group.checkpoint()
     rounds = group.drain()
     group.commit()

@@ -1,4 +1,4 @@
-"""Ctrl-C during an experiment: nothing of it is lost."""
+"""Handle Ctrl-C during an experiment without losing finished rounds."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def print_to_stderr(text: str) -> None:
-    """Say something where there is no console."""
+    """Print a message to stderr, where there is no console."""
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def finish_round_on_interrupt(simulation: Simulation, say: Callable[[str], None]) -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM finish the round and write a checkpoint; a second one stops at once.
+    """Finish the round and write a checkpoint on the first SIGINT or SIGTERM; stop at once on the second.
 
     Parameters
     ----------
     simulation : Simulation
     say : callable
-        Takes what the user should know.
+        Receives messages for the user.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
@@ -37,7 +37,7 @@ def finish_round_on_interrupt(simulation: Simulation, say: Callable[[str], None]
         if simulation.stopping:
             raise KeyboardInterrupt
         simulation.stop()
-        say("stopping after this round; once more to stop at once")
+        say("stopping after this round; press Ctrl-C again to stop at once")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,9 +1,9 @@
-"""Lock-step groups in several processes of one machine.
+"""Run lock-step groups in several processes on one machine.
 
-Between two rounds of training a run's host has work: the selector, the journal, the rows. One process does that for one
-run after the other, and a GPU waits meanwhile. So an experiment of many runs is divided into more groups, which
-processes of their own make side by side: while some of them choose, others train. Results are those of one process,
-but for the order in which a GPU adds up. What a process that dies had made since its last hand-over is made again.
+Between two rounds of training a run's host has work to do: the selector, the journal, the rows. One process does that
+for one run after the other, while the GPU waits. An experiment with many runs is therefore split into more groups,
+which separate processes run side by side: while some select, others train. The results are those of a single process,
+except for the order in which a GPU adds numbers. If a process dies, the rounds since its last hand-over are repeated.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ log = logging.getLogger(__name__)
 
 _HAND_OVER_SECONDS = 2.0
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
-_ATTEMPTS = 3  # of a group whose process dies
+_ATTEMPTS = 3  # to run a group whose process keeps dying
 
 
 class WorkerError(FedcohortError, RuntimeError):
-    """A process that makes rounds failed in a way that cannot be repeated here, or keeps dying."""
+    """A worker process keeps dying, or failed with an error that cannot be raised again here."""
 
 
 class Worker:
-    """A process that makes groups, and the connection to it.
+    """A process that runs groups, and the connection to it.
 
     Parameters
     ----------
     assignment : bytes
         The pickled :class:`~fedcohort.simulate.processes.worker.WorkerSetup`.
     threads : int
-        Of torch in that process.
+        Number of torch threads in that process.
     environment : dict of str to str
-        Variables beside this process's own.
+        Environment variables in addition to this process's own.
 
     Attributes
     ----------
     group : int or None
-        What it is making.
+        The group it is running.
     ready : bool
         Whether it has opened the experiment.
     process : subprocess.Popen
@@ -72,24 +72,24 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedcohort.simulate.processes.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a terminal's Ctrl-C is for the driver, which decides
+                start_new_session=True,  # so that Ctrl-C in a terminal reaches only the driver
                 env={**os.environ, **environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             )
         self._assignment = assignment
 
     def send_setup(self) -> None:
-        """Tell it about the experiment; waits until it listens."""
+        """Send the experiment; wait until the process is listening."""
         with self._ignore_disconnect():
             self.connection.send_bytes(self._assignment)
 
     def start_group(self, group: int, saved: bytes | None) -> None:
-        """Let it make a group, from a checkpoint if there is one."""
+        """Start a group, from a checkpoint if there is one."""
         self.group = group
         with self._ignore_disconnect():
             self.connection.send((group, saved))
 
     def stop(self) -> None:
-        """Let it hand over after the round that is going on, and end."""
+        """Ask it to hand over after the current round and exit."""
         with self._ignore_disconnect():
             self.connection.send(STOP)
 
@@ -98,7 +98,7 @@ class Worker:
         return contextlib.suppress(BrokenPipeError, ConnectionResetError)
 
     def receive(self) -> tuple[str, Any]:
-        """Return what it says; "lost" when it is gone."""
+        """Return its next message; "lost" if it has died."""
         try:
             kind, value = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -106,11 +106,11 @@ class Worker:
         return kind, value
 
     def disconnect(self) -> None:
-        """Tell it that nothing more comes."""
+        """Close the connection, so that the process exits."""
         self.connection.close()
 
     def wait(self) -> None:
-        """Wait until it has ended; what does not end is ended."""
+        """Wait until the process has exited; kill it after ten seconds."""
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -119,15 +119,15 @@ class Worker:
 
 
 class LocalDriver:
-    """Gives the groups that are not done to processes, and writes what they hand over.
+    """Distributes the unfinished groups to processes, and writes what they hand over.
 
     Parameters
     ----------
     simulation : Simulation
     count : int
-        How many processes.
+        Number of processes.
     asked : bool
-        Whether somebody asked for that many: then one that cannot open the experiment is an error.
+        Whether the user asked for that many. If so, a process that cannot open the experiment is an error.
     """
 
     def __init__(self, simulation: Simulation, count: int, asked: bool) -> None:
@@ -146,7 +146,7 @@ class LocalDriver:
         self._count = min(count, len(self._todo))
 
     def drive(self) -> bool:
-        """Make all groups, or stop when the simulation is told to; return whether workers can do this at all."""
+        """Run all groups, or stop when the simulation is asked to; return False if workers cannot run it at all."""
         with shared_device(str(choose_device(self.simulation.device))) as self._environment:
             try:
                 return self._drive()
@@ -179,7 +179,7 @@ class LocalDriver:
         return worker
 
     def _handle_message(self, worker: Worker) -> bool:
-        """Take one message; False when a process cannot even open the experiment and nobody asked for processes."""
+        """Handle one message; return False if a process cannot open the experiment and none were asked for."""
         kind, value = worker.receive()
         match kind:
             case "ready":
@@ -188,7 +188,7 @@ class LocalDriver:
                 self._assign_next(worker)
             case "made":
                 assert worker.group is not None
-                log.debug("group %d stands at round %d", worker.group, value.round)
+                log.debug("group %d is at round %d", worker.group, value.round)
                 self.simulation.take_over(worker.group, value)
                 if value.done:
                     worker.group = None
@@ -201,7 +201,7 @@ class LocalDriver:
                     self._continue_without(worker)
                     return True
                 if not worker.ready and not self._asked:
-                    log.warning("one process makes all runs: another one cannot open the experiment: %s", error)
+                    log.warning("using a single process, because another one cannot open the experiment: %s", error)
                     return False
                 raise error
             case "lost":
@@ -209,7 +209,7 @@ class LocalDriver:
         return True
 
     def _assign_next(self, worker: Worker) -> None:
-        """Give a process the next group; without any it is done."""
+        """Give a process the next group, or end it if none is left."""
         if not self._todo or self.simulation.stopping:
             self._end(worker)
             return
@@ -222,9 +222,9 @@ class LocalDriver:
         worker.disconnect()
 
     def _continue_without(self, worker: Worker) -> None:
-        """Go on with one process less, as there is not enough memory for all; its group waits for another."""
+        """Continue with one process less when memory runs out; its group waits for another process."""
         log.warning(
-            "a process ran out of memory; %d others go on, and its runs when one of them is done (run.processes)",
+            "a process ran out of memory; %d others continue and will take over its runs (see run.processes)",
             len(self.workers) - 1,
         )
         if worker.group is not None:
@@ -232,7 +232,7 @@ class LocalDriver:
         self._end(worker)
 
     def _replace(self, worker: Worker, status: int) -> None:
-        """Start another process in place of one that died; its group goes on from the last hand-over."""
+        """Replace a process that died; its group continues from the last hand-over."""
         self._end(worker)
         if self.simulation.stopping:
             return
@@ -240,18 +240,18 @@ class LocalDriver:
         self._attempts[place] = self._attempts.get(place, 0) + 1
         if self._attempts[place] >= _ATTEMPTS:
             raise WorkerError(
-                f"A process that makes rounds died {_ATTEMPTS} times, the last time with status {status}.",
-                hint="is there enough memory? Continue with --resume and fewer of them (run.processes)",
+                f"A worker process died {_ATTEMPTS} times, the last time with status {status}.",
+                hint="is there enough memory? Continue with --resume and fewer processes (run.processes)",
             )
-        log.warning("a process that makes rounds died with status %d; another one continues", status)
+        log.warning("a worker process died with status %d; another one continues", status)
         if worker.group is not None:
             self._todo.appendleft(worker.group)
         self._start().send_setup()
 
 
 def unpack_error(value: bytes | str) -> BaseException:
-    """Return the error that a worker met."""
+    """Return the error that a worker raised."""
     if isinstance(value, str):
-        return WorkerError(f"A process that makes rounds failed:\n{value}")
+        return WorkerError(f"A worker process failed:\n{value}")
     error: BaseException = pickle.loads(value)
     return error

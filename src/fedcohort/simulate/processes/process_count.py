@@ -1,4 +1,4 @@
-"""Into how many processes an experiment is divided."""
+"""Choose how many processes an experiment runs in."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from fedcohort.simulate.engine.modules import usable_cores
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment, RunPlan
 
-_FEWEST_ROUNDS = 5_000  # of all runs together, below which starting processes takes longer than it saves
+_FEWEST_ROUNDS = 5_000  # of all runs together; with fewer, starting processes takes longer than it saves
 _FEWEST_RUNS = 4  # of a group
 _MOST = 12
-_GPU_BYTES = 4 * 2**30  # of a GPU's memory for each process
-_LIGHT = 1e8  # operations that a core does while a run's host does its part of a round, roughly
+_GPU_BYTES = 4 * 2**30  # GPU memory for each process
+_LIGHT = 1e8  # roughly the operations a core can do while a run's host does its part of a round
 
 
 def choose_process_count(experiment: Experiment, device: str, asked: int | None, operations: float) -> int:
-    """Return the number of processes: what was asked for, here or in the configuration, or what pays.
+    """Return the number of processes: the requested one, or the one that is fastest.
 
-    On a GPU several pay whenever there is enough to do. On a CPU training has all cores already; there they pay where
-    the hosts' part of a round, which one process does for one run after the other, is the larger one.
+    On a GPU several processes help whenever there is enough work. On a CPU, training already uses all cores; there
+    several processes help only if a round spends most of its time in the hosts, which one process handles one run after
+    the other.
 
     Parameters
     ----------
     experiment : Experiment
     device : str
     asked : int or None
-        Instead of the configuration's.
+        The requested number; it overrides the configuration.
     operations : float
-        Of training in a run's round, at most; infinite where nobody can say.
+        The most operations of training in one round of a run; infinite if unknown.
     """
     options, runs = experiment.options, len(experiment.plans)
     asked = asked or options.processes
@@ -53,17 +54,17 @@ def choose_process_count(experiment: Experiment, device: str, asked: int | None,
 
 
 def _is_importable(plan: RunPlan) -> bool:
-    """Whether another process can find a run's own parts: not if they are of a notebook or a script."""
+    """Whether another process can import a run's parts; it cannot if they are defined in a notebook or script."""
     parts = (plan.selector, plan.aggregator, plan.filter, plan.task, plan.data.source)
     return all(type(part).__module__ != "__main__" for part in parts)
 
 
 def training_operations(shapes: Sequence[Sequence[int]], samples: float) -> float:
-    """Return the operations of training a network with parameters of these shapes on so many samples.
+    """Return the operations of training a network with parameters of these shapes on ``samples`` samples.
 
     >>> training_operations([(64, 10), (10,)], 100)
     390000.0
     """
-    if any(len(shape) > 2 for shape in shapes):  # a weight of a convolution is used more than once
+    if any(len(shape) > 2 for shape in shapes):  # a convolution uses each weight many times; we do not count those
         return float("inf")
     return 6.0 * samples * sum(int(torch.Size(shape).numel()) for shape in shapes)

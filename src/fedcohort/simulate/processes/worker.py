@@ -1,7 +1,7 @@
-"""A process that makes the rounds of lock-step groups: ``python -m fedcohort.simulate.processes.worker``.
+"""Run the rounds of lock-step groups in a process of their own: ``python -m fedcohort.simulate.processes.worker``.
 
-:mod:`fedcohort.simulate.processes.local` starts it and tells it, over a connection, what to do. It writes journals
-where they belong, and hands over rows and checkpoints. When the connection ends, it ends.
+:mod:`fedcohort.simulate.processes.local` starts the worker and sends it commands over a connection. The worker writes
+the journals itself and hands over rows and checkpoints. It exits when the connection closes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fedcohort.simulate.store.checkpoint import pause_after
 from fedcohort.simulate.store.writer import shared
 
 STOP = "stop"
-_DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)  # what a connection raises whose other end is no more
+_DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)  # raised when the other end of a connection is gone
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerSetup:
-    """What a worker needs to know before its first group: the experiment as it was prepared.
+    """Everything a worker needs before its first group: the prepared experiment.
 
-    Own selectors and models are found again by the directory's configuration, as they are on a resume, so that nothing
-    but data travels.
+    The user's own selectors and models are found through the directory's configuration, as when resuming, so that only
+    data is sent.
     """
 
     out: Path
@@ -44,21 +44,21 @@ class WorkerSetup:
 
     @classmethod
     def of(cls, prepared: Prepared, out: Path, device: str, threads: int, seconds: float) -> WorkerSetup:
-        """Describe a prepared experiment; a worker hands over every ``seconds``."""
+        """Describe a prepared experiment; the worker hands over its results every ``seconds``."""
         fields = {name: value for name, value in vars(prepared).items() if name != "experiment"}
         return cls(out.resolve(), device, threads, seconds, fields)
 
     def open(self) -> Prepared:
-        """Return the experiment as it was prepared."""
+        """Return the prepared experiment."""
         return Prepared(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
 
 
 class Stopped(Exception):
-    """The driver said to stop, or is no more."""
+    """The driver asked the worker to stop."""
 
 
 def _run_group(connection: Connection, work: WorkerSetup, group: Group) -> None:
-    """Make a group's rounds until it is done or the driver says stop."""
+    """Run a group's rounds until it is done or the driver asks to stop."""
     due = time.monotonic() + work.seconds
     stopping = False
     while not stopping:
@@ -78,11 +78,11 @@ def _run_group(connection: Connection, work: WorkerSetup, group: Group) -> None:
 def _stop_requested(connection: Connection) -> bool:
     if not connection.poll():
         return False
-    return bool(connection.recv() == STOP)  # or the end of the connection, which raises
+    return bool(connection.recv() == STOP)  # raises if the driver has gone
 
 
 def serve(connection: Connection) -> None:
-    """Do what the driver says until the connection ends."""
+    """Execute the driver's commands until the connection closes."""
     work: WorkerSetup = connection.recv()
     try:
         prepared = work.open()
@@ -113,7 +113,7 @@ def serve(connection: Connection) -> None:
 
 
 def pack_error(error: BaseException) -> bytes | str:
-    """Return an error as bytes that give it back in another process, or as text where it cannot travel."""
+    """Return an error as bytes that another process can unpack, or as text if it cannot be pickled."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
