@@ -9,20 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort import ClientTable, Cohort, Selector, Session, per_client
-from fedcohort.core.protocol import RoundReport, RoundRequest
-from fedcohort.testing import check_selector
+import fedcohort as fc
 
 
 @dataclass(frozen=True)
 class Turns:
     """How often each client has trained."""
 
-    count: np.ndarray = per_client()  # (N,)
+    count: np.ndarray = fc.per_client()  # (N,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alternating(Selector[Turns]):
+class Alternating(fc.Selector[Turns]):
     """Pick the clients that have trained least; draw lots among equals."""
 
     def init(self, clients, rng):
@@ -34,7 +32,7 @@ class Alternating(Selector[Turns]):
         count = slate.of_candidates(state.count)
         order = np.lexsort((rng.random(len(count)), count))[: slate.size]
         picked = slate.candidates[order]
-        return Cohort(picked, candidates=slate.candidates, score=-count, parts={"trained": count}), state
+        return fc.Cohort(picked, candidates=slate.candidates, score=-count, parts={"trained": count}), state
 
     def update(self, state, outcome):
         """Count the clients that trained."""
@@ -44,9 +42,9 @@ class Alternating(Selector[Turns]):
 
 
 if __name__ == "__main__":
-    check_selector(Alternating(), skip={"documentation": "an example cites no paper"})
-    session = Session(Alternating(), ClientTable(names=["anna", "ben", "cem"]), seed=1)
+    fc.check_selector(Alternating(), skip={"documentation": "an example cites no paper"})
+    session = fc.Session(Alternating(), clients=["anna", "ben", "cem"], seed=1)
     for _ in range(3):
-        cohort = session.ask(RoundRequest(size=1))
-        session.tell(RoundReport(cohort.ticket, cohort.names))
+        cohort = session.ask(1)
+        session.tell(cohort)
         print(session.explain(cohort.round, cohort.names[0]))
