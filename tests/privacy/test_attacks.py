@@ -24,7 +24,7 @@ from fedcohort.privacy.attacks import (
     share_error,
     sybil_counts,
 )
-from fedcohort.privacy.noise import CountNoise
+from fedcohort.privacy.noise import GeometricNoise
 
 
 def dirichlet(n: int, classes: int, seed: int, alpha: float = 0.3) -> Any:
@@ -129,7 +129,7 @@ def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
     """Under epsilon-DP nobody tells two neighbours apart more often than the bound; without it, always."""
     epsilon, trials = 1.0, 1500
     rng = np.random.default_rng(7)
-    noise = CountNoise(epsilon=epsilon)
+    noise = GeometricNoise(epsilon=epsilon)
     a, b = np.array([20, 10, 5]), np.array([19, 11, 5])  # one sample has another label
     sybils = np.array(sybil_counts(3, 30))
     right = plain = 0

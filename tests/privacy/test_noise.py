@@ -23,6 +23,8 @@ from fedcohort.core.errors import BudgetError, InputError, JournalError, Missing
 from fedcohort.privacy.ledger import Ledger
 from fedcohort.privacy.noise import (
     CountNoise,
+    GaussianNoise,
+    GeometricNoise,
     LossNoise,
     Release,
     fit_counts,
@@ -41,10 +43,10 @@ def expected(weights: dict[int, float], draws: list[int]) -> float:
     return float(stats.chisquare(seen, np.array(want) * sum(seen) / sum(want)).pvalue)
 
 
-GEOMETRIC = {"loud": CountNoise(epsilon=4.0), "quiet": CountNoise(epsilon=6 / 7)}
+GEOMETRIC = {"loud": GeometricNoise(epsilon=4.0), "quiet": GeometricNoise(epsilon=6 / 7)}
 GAUSSIAN = {
-    "loud": CountNoise(epsilon=8.0, mechanism="gaussian", delta=1e-2),
-    "quiet": CountNoise(epsilon=1.5, mechanism="gaussian", delta=1e-5),
+    "loud": GaussianNoise(epsilon=8.0, delta=1e-2),
+    "quiet": GaussianNoise(epsilon=1.5, delta=1e-5),
 }
 
 
@@ -75,7 +77,7 @@ def test_gaussian_noise_has_its_distribution(loudness: str, by: str) -> None:
 @pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 7.0])
 def test_opendp_states_the_same_price_as_the_ledger(epsilon: float) -> None:
     """One sample with another label: two counts differ by 1 each, or a loss by the whole bound of 2^20 steps."""
-    counts, loss = CountNoise(epsilon=epsilon), LossNoise(epsilon=epsilon)
+    counts, loss = GeometricNoise(epsilon=epsilon), LossNoise(epsilon=epsilon)
     for noise, distance in ((counts, 2), (loss, 1 << 20)):
         price = total_epsilon([noise.release], 0.0)
         assert price <= epsilon
@@ -86,7 +88,7 @@ def test_a_missing_library_is_named_and_costs_nothing(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     ledger = Ledger(epsilon=3.0, path=tmp_path / "ledger")
     with pytest.raises(MissingExtraError, match=r"fedcohort\[dp\]"):
-        ledger.counts([3, 4], CountNoise())
+        ledger.counts([3, 4], GeometricNoise())
     with pytest.raises(MissingExtraError, match=r"fedcohort\[dp\]"):
         ledger.loss([0.5], LossNoise())
     assert ledger.releases == ()
@@ -114,7 +116,7 @@ def largest_ratio(noise: CountNoise, p: dict[int, float]) -> float:
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 def test_geometric_keeps_its_promise(epsilon: float) -> None:
     """Brute force over all outputs near the counts: no neighbour changes a probability by more than exp(epsilon)."""
-    noise = CountNoise(epsilon=epsilon)
+    noise = GeometricNoise(epsilon=epsilon)
     # The deviation of two-sided geometric noise of ratio q is sqrt(2 q) / (1 - q); solved for q.
     variance = noise.deviation**2
     q = (variance + 1 - math.sqrt(2 * variance + 1)) / variance
@@ -127,7 +129,7 @@ def test_geometric_keeps_its_promise(epsilon: float) -> None:
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (4.0, 1e-6)])
 def test_gaussian_keeps_its_promise(epsilon: float, delta: float) -> None:
     """Brute force: the exact delta of the discrete Gaussian at epsilon is below what is stated."""
-    noise = CountNoise(epsilon=epsilon, mechanism="gaussian", delta=delta)
+    noise = GaussianNoise(epsilon=epsilon, delta=delta)
     variance = noise.deviation**2
     span = np.arange(-int(12 * noise.deviation) - 12, int(12 * noise.deviation) + 13)
     p = np.exp(-(span**2) / (2 * variance))
@@ -174,7 +176,7 @@ def loss_of(weight: Any, span: int) -> dict[float, float]:
 )
 def test_releases_of_geometric_counts_add_up_exactly(epsilon: float, times: int, delta: float, stated: float) -> None:
     """Ten of epsilon 0.25 are 2.08 at delta 1e-5; adding up and zCDP both say 2.50."""
-    found = total_epsilon([CountNoise(epsilon=epsilon).release] * times, delta)
+    found = total_epsilon([GeometricNoise(epsilon=epsilon).release] * times, delta)
     assert found == pytest.approx(stated, abs=0.005)
     half = loss_of(lambda y: math.exp(-abs(y) * epsilon / 2), 400)  # two counts change in each release
     assert exact_delta(half, 2 * times, found) <= delta * (1 + 1e-3)
@@ -183,7 +185,7 @@ def test_releases_of_geometric_counts_add_up_exactly(epsilon: float, times: int,
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_releases_of_gaussian_counts_add_up_exactly(times: int) -> None:
-    noise = CountNoise(epsilon=1.0, mechanism="gaussian", delta=1e-5)
+    noise = GaussianNoise(epsilon=1.0, delta=1e-5)
     found = total_epsilon([noise.release] * times, 1e-5)
     variance = noise.deviation**2
     half = loss_of(lambda y: math.exp(-y * y / (2 * variance)), int(9 * noise.deviation))
@@ -194,7 +196,7 @@ def test_releases_of_gaussian_counts_add_up_exactly(times: int) -> None:
 
 def test_different_releases_add_up_exactly() -> None:
     """Counts and losses together, against all outcomes of both."""
-    counts, loss = CountNoise(epsilon=0.5).release, LossNoise(epsilon=0.25).release
+    counts, loss = GeometricNoise(epsilon=0.5).release, LossNoise(epsilon=0.25).release
     found = total_epsilon([counts] * 3 + [loss] * 4, 1e-3)
     parts = loss_of(lambda y: math.exp(-abs(y) * 0.25), 400)  # six halves of 0.5 and four of at most 0.25, all alike
     assert exact_delta(parts, 10, found) <= 1e-3 * (1 + 1e-3)
@@ -232,7 +234,7 @@ def test_loss_noise_is_clipped_and_stated() -> None:
 def test_ledger_counts_every_release(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(epsilon=2.0, path=path)
-    noise = CountNoise(epsilon=1.0)
+    noise = GeometricNoise(epsilon=1.0)
     first = ledger.counts([30, 10, 0], noise)
     assert first.sum() == pytest.approx(40) and (first >= 0).all()
     assert np.array_equal(ledger.counts([30, 10, 0], noise), first)  # said again: no news, no price
@@ -253,7 +255,7 @@ def test_ledger_counts_every_release(tmp_path: Path) -> None:
 
 def test_an_answer_does_not_tell_whether_the_data_changed(tmp_path: Path) -> None:
     """The same question has the same answer and the same price, whether a label changed in between or not."""
-    noise = CountNoise(epsilon=1.0)
+    noise = GeometricNoise(epsilon=1.0)
     for now in ([30, 10, 0], [29, 11, 0], [0, 0, 40]):
         ledger = Ledger(epsilon=3.0, path=tmp_path / f"{now[0]}.jsonl")
         first = ledger.counts([30, 10, 0], noise)
@@ -262,7 +264,7 @@ def test_an_answer_does_not_tell_whether_the_data_changed(tmp_path: Path) -> Non
         assert len(ledger.releases) == 2
     grown = ledger.counts([30, 10, 5], noise)  # the size is public, and the answer has it
     assert grown.sum() == pytest.approx(45) and len(ledger.releases) == 2
-    ledger.counts([30, 10, 5], CountNoise(epsilon=0.5))  # other noise is another question
+    ledger.counts([30, 10, 5], GeometricNoise(epsilon=0.5))  # other noise is another question
     assert len(ledger.releases) == 3
 
 
@@ -276,8 +278,8 @@ def test_two_objects_share_one_budget(tmp_path: Path) -> None:
         with pytest.raises(BudgetError):
             other.charge(Release.pure("loss", 0.6))
         assert other.spent == pytest.approx(0.6)
-    said = two.counts([3, 4], CountNoise(epsilon=0.4))
-    assert np.array_equal(one.counts([3, 4], CountNoise(epsilon=0.4)), said)
+    said = two.counts([3, 4], GeometricNoise(epsilon=0.4))
+    assert np.array_equal(one.counts([3, 4], GeometricNoise(epsilon=0.4)), said)
 
 
 _SPEND = """
@@ -339,7 +341,7 @@ def test_a_ledger_is_its_users_alone_and_holds_no_secret(tmp_path: Path) -> None
     old = os.umask(0)
     try:
         ledger = Ledger(epsilon=3.0, path=path)
-        ledger.counts([30, 10, 0], CountNoise())
+        ledger.counts([30, 10, 0], GeometricNoise())
     finally:
         os.umask(old)
     assert {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {"ledger": 0o600, "ledger.lock": 0o600}
@@ -347,7 +349,7 @@ def test_a_ledger_is_its_users_alone_and_holds_no_secret(tmp_path: Path) -> None
     files = []
     for counts in ([30, 10, 0], [25, 15, 0]):
         other = tmp_path / f"other{counts[0]}"
-        Ledger(epsilon=3.0, path=other).counts(counts, CountNoise())
+        Ledger(epsilon=3.0, path=other).counts(counts, GeometricNoise())
         files.append(re.sub(r'"noisy": \[[^]]*\]', "", other.read_text()))
     assert files[0] == files[1]
 
@@ -357,7 +359,7 @@ def test_a_release_is_on_disk_before_it_leaves(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = Ledger(epsilon=1.0, path=path)
 
-    class DyingCounts(CountNoise):
+    class DyingCounts(GeometricNoise):
         def noisy(self, counts: Any) -> Any:
             raise KeyboardInterrupt
 
@@ -386,9 +388,9 @@ def test_ledgers_of_version_0_2_are_read_and_lose_their_digests(tmp_path: Path) 
         (1.0, None, 1),
         (None, pytest.approx(1 / 0.03), 2),
     ]
-    assert ledger.counts([30, 10, 0], CountNoise(epsilon=1.0)).tolist() == [31.5, 8.5, 0.0]
+    assert ledger.counts([30, 10, 0], GeometricNoise(epsilon=1.0)).tolist() == [31.5, 8.5, 0.0]
     assert len(ledger.releases) == 2
-    ledger.counts([30, 10, 0], CountNoise(epsilon=0.1), refresh=True)
+    ledger.counts([30, 10, 0], GeometricNoise(epsilon=0.1), refresh=True)
     assert len(Ledger(epsilon=3.0, delta=1e-5, path=path).releases) == 3
 
 
@@ -442,9 +444,9 @@ def test_bad_input() -> None:
     with pytest.raises(InputError):
         Ledger(epsilon=0.0)
     with pytest.raises(InputError, match=r"shape \(2,\) and type float64") as caught:
-        CountNoise().noisy([1.5, 2])
+        GeometricNoise().noisy([1.5, 2])
     assert "1.5" not in str(caught.value)  # what a client raises reaches the server
     with pytest.raises(ParameterError):
-        CountNoise(epsilon=-1.0)
+        GeometricNoise(epsilon=-1.0)
     with pytest.raises(ParameterError):
-        CountNoise(mechanism="laplace")
+        GaussianNoise(delta=1.0)

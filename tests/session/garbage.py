@@ -372,7 +372,8 @@ def private() -> list[Recipe]:
     """What ``fedcohort.privacy`` exports and can be called without a key holder."""
     from fedcohort.audit.choices import verify
     from fedcohort.privacy import (
-        CountNoise,
+        GaussianNoise,
+        GeometricNoise,
         Ledger,
         LossNoise,
         NoisyLabels,
@@ -383,13 +384,14 @@ def private() -> list[Recipe]:
 
     rng = np.random.default_rng
     return [
-        of_class(CountNoise),
+        of_class(GaussianNoise),
+        of_class(GeometricNoise),
         of_class(LossNoise),
         of_class(Ledger, epsilon=lambda: 1.0),
         of_class(NoisyLabels, classes=lambda: 3),
         of_class(RotatedLabels, classes=lambda: 3),
         of_class(SecretRotation, seed=lambda: b"x" * 32, classes=lambda: 3),
-        _method("CountNoise.noisy", CountNoise, "noisy", counts=lambda: [1, 2]),
+        _method("GeometricNoise.noisy", GeometricNoise, "noisy", counts=lambda: [1, 2]),
         _method("LossNoise.noisy_mean", LossNoise, "noisy_mean", losses=lambda: [1.0, 2.0]),
         _method("SecretRotation.rotated", lambda: SecretRotation(b"x" * 32, 3), "rotated", counts=lambda: [1, 2, 3]),
         _method(

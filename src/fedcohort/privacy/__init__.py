@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from fedcohort.privacy.ledger import Ledger
     from fedcohort.privacy.meter import audit
-    from fedcohort.privacy.noise import CountNoise, LossNoise
+    from fedcohort.privacy.noise import CountNoise, GaussianNoise, GeometricNoise, LossNoise
     from fedcohort.privacy.rotation import SecretRotation
     from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, make_keys
     from fedcohort.privacy.service import KeyHolderServer, RemoteKeyHolder
@@ -29,6 +29,8 @@ __all__ = [
     "ClientRefusedError",
     "CountNoise",
     "EncryptedLabels",
+    "GaussianNoise",
+    "GeometricNoise",
     "KeyHolder",
     "KeyHolderServer",
     "LabelDecoder",
@@ -48,7 +50,7 @@ _HOMES = {
     "keyholder": ("KeyHolder",),
     "ledger": ("Ledger",),
     "meter": ("audit",),
-    "noise": ("CountNoise", "LossNoise"),
+    "noise": ("CountNoise", "GaussianNoise", "GeometricNoise", "LossNoise"),
     "label_decoders": ("ClientRefusedError", "EncryptedLabels", "LabelDecoder", "NoisyLabels", "RotatedLabels"),
     "rotation": ("SecretRotation",),
     "scheme": ("ClientKey", "LabelSeal", "PublicKey", "make_keys"),

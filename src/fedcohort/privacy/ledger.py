@@ -73,6 +73,7 @@ class _Book:
             self.releases.append(release)
             if answer is not None:
                 epsilon, mechanism, delta = answer["noise"]
+                delta = 0.0 if mechanism == "geometric" else delta  # early ledgers have a delta here that means nothing
                 noisy = [float(value) for value in answer["noisy"]]
                 self.answers[epsilon, mechanism, delta, len(noisy)] = noisy
         self.lines.append(line)
@@ -200,7 +201,7 @@ class Ledger:
         """
         values = np.asarray(counts)
         noise.check(values)
-        question = (noise.epsilon, noise.mechanism, noise.delta, len(values))
+        question = (*noise.question, len(values))
         with self._opened() as book:
             noisy = None if refresh else book.answers.get(question, book.old_answers.get(len(values)))
             if noisy is None:

@@ -22,7 +22,7 @@ from fedcohort.privacy.attacks import (
     share_error,
     sybil_counts,
 )
-from fedcohort.privacy.noise import CountNoise, fit_counts
+from fedcohort.privacy.noise import GeometricNoise, fit_counts
 from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax
 
 _CLOSE = 0.1  # total variation below which shares count as known
@@ -222,7 +222,7 @@ class _Attacker:
         )
 
     def noisy(self, epsilon: float) -> Exposure:
-        noise = CountNoise(epsilon=epsilon)
+        noise = GeometricNoise(epsilon=epsilon)
         seen = np.array([noise.simulated(row, self.rng) for row in self.truth])
         likely = np.array([fit_counts(row, q) for row, q in zip(seen, self.sizes, strict=True)])
         sybils = np.array(sybil_counts(self.classes, 1))

@@ -14,18 +14,19 @@ every strategy weights by it). One count is then higher by 1 and another lower b
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError, MissingExtraError
-from fedcohort.core.params import Interval, OneOf, Parameterized, param
+from fedcohort.core.params import Interval, Parameterized, param
 
 _CHANGED = 2  # counts that change by 1 each when one sample changes its label
 _FINEST, _LONGEST = 10, 18  # binary logarithms: steps in the smallest release, and in all together
@@ -161,56 +162,35 @@ def _opendp() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountNoise(Parameterized):
-    """Integer noise on each label count.
-
-    ``geometric`` is epsilon-DP (two-sided geometric, ratio exp(-epsilon / 2)); ``gaussian`` is (epsilon, delta)-DP
-    (discrete Gaussian, of the least variance that is).
-
-    Examples
-    --------
-    >>> noise = CountNoise(epsilon=1.0, mechanism="gaussian", delta=1e-5)
-    >>> round(noise.deviation, 2)
-    5.28
-    >>> round(total_epsilon([noise.release], 1e-5), 2)
-    1.0
-    """
+class CountNoise(Parameterized, ABC):
+    """Integer noise on each label count: :class:`GeometricNoise` or :class:`GaussianNoise`."""
 
     epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
-    mechanism: Literal["geometric", "gaussian"] = param(
-        "geometric", OneOf(("geometric", "gaussian")), "which noise; gaussian needs delta, geometric has none"
-    )
-    delta: float = param(1e-5, Interval(float, 0, 1, "neither"), "of one release with gaussian noise (delta)")
     kind: ClassVar[str] = "labels"
 
     @property
-    def _scale(self) -> float:
-        # Rounded up to a multiple of 1/4096, so that the noise is never less than epsilon demands.
-        return math.ceil(4096 * _CHANGED / self.epsilon) / 4096
+    @abstractmethod
+    def question(self) -> tuple[float, str, float]:
+        """Epsilon, mechanism and delta: a ledger gives the same answer to the same question."""
 
     @property
+    @abstractmethod
     def deviation(self) -> float:
         """Standard deviation of the noise on one count."""
-        if self.mechanism == "gaussian":
-            return _least_deviation(self.epsilon, self.delta)
-        q = math.exp(-1 / self._scale)
-        return math.sqrt(2 * q) / (1 - q)
 
     @property
+    @abstractmethod
     def release(self) -> Release:
         """What one release costs."""
-        if self.mechanism == "gaussian":
-            return Release(self.kind, variance=self.deviation**2, parts=_CHANGED)
-        return Release(self.kind, 1 / self._scale, parts=_CHANGED)
 
     @property
+    @abstractmethod
     def measurement(self) -> Any:
         """The mechanism as OpenDP's measurement: from counts, a list of integers, to noisy ones (extra ``dp``)."""
-        dp = _opendp()
-        counts = dp.vector_domain(dp.atom_domain(T="i64"))
-        if self.mechanism == "gaussian":
-            return dp.m.make_gaussian(counts, dp.l2_distance(T="f64"), scale=self.deviation)
-        return dp.m.make_laplace(counts, dp.l1_distance(T="i64"), scale=self._scale)
+
+    @abstractmethod
+    def _simulated(self, size: int, rng: np.random.Generator) -> IntArray:
+        """Return (size,) noise for a simulation."""
 
     @staticmethod
     def check(counts: ArrayLike) -> None:
@@ -241,16 +221,96 @@ class CountNoise(Parameterized):
         """
         self.check(counts)
         values = np.asarray(counts).astype(np.int64)
-        if self.mechanism == "geometric":
-            return values + _simulated_laplace(self._scale, len(values), rng)
+        return values + self._simulated(len(values), rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometricNoise(CountNoise):
+    """Two-sided geometric noise of ratio exp(-epsilon / 2) on each label count: epsilon-DP."""
+
+    @property
+    def _scale(self) -> float:
+        # Rounded up to a multiple of 1/4096, so that the noise is never less than epsilon demands.
+        return math.ceil(4096 * _CHANGED / self.epsilon) / 4096
+
+    @property
+    def question(self) -> tuple[float, str, float]:
+        """Epsilon, mechanism and delta, which is 0."""
+        return self.epsilon, "geometric", 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on one count."""
+        q = math.exp(-1 / self._scale)
+        return math.sqrt(2 * q) / (1 - q)
+
+    @property
+    def release(self) -> Release:
+        """What one release costs."""
+        return Release(self.kind, 1 / self._scale, parts=_CHANGED)
+
+    @property
+    def measurement(self) -> Any:
+        """OpenDP's discrete Laplace mechanism."""
+        dp = _opendp()
+        counts = dp.vector_domain(dp.atom_domain(T="i64"))
+        return dp.m.make_laplace(counts, dp.l1_distance(T="i64"), scale=self._scale)
+
+    def _simulated(self, size: int, rng: np.random.Generator) -> IntArray:
+        return _simulated_laplace(self._scale, size, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise(CountNoise):
+    """Discrete Gaussian noise on each label count, of the least variance that is (epsilon, delta)-DP.
+
+    Examples
+    --------
+    >>> noise = GaussianNoise(epsilon=1.0, delta=1e-5)
+    >>> round(noise.deviation, 2)
+    5.28
+    >>> round(total_epsilon([noise.release], 1e-5), 2)
+    1.0
+    """
+
+    delta: float = param(1e-5, Interval(float, 0, 1, "neither"), "of one release (delta)")
+
+    @property
+    def question(self) -> tuple[float, str, float]:
+        """Epsilon, mechanism and delta."""
+        return self.epsilon, "gaussian", self.delta
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on one count."""
+        return _least_deviation(self.epsilon, self.delta)
+
+    @property
+    def release(self) -> Release:
+        """What one release costs."""
+        return Release(self.kind, variance=self.deviation**2, parts=_CHANGED)
+
+    @property
+    def measurement(self) -> Any:
+        """OpenDP's discrete Gaussian mechanism."""
+        dp = _opendp()
+        counts = dp.vector_domain(dp.atom_domain(T="i64"))
+        return dp.m.make_gaussian(counts, dp.l2_distance(T="f64"), scale=self.deviation)
+
+    def _simulated(self, size: int, rng: np.random.Generator) -> IntArray:
         sigma = self.deviation
         scale = math.floor(sigma) + 1
         draws = np.zeros(0, np.int64)
-        while len(draws) < len(values):  # rejection, [Canonne2020]_, Algorithm 3
-            y = _simulated_laplace(scale, 2 * len(values), rng)
+        while len(draws) < size:  # rejection, [Canonne2020]_, Algorithm 3
+            y = _simulated_laplace(scale, 2 * size, rng)
             chance = np.exp(-((np.abs(y) - sigma**2 / scale) ** 2) / (2 * sigma**2))
             draws = np.append(draws, y[rng.random(len(y)) < chance])
-        return values + draws[: len(values)]
+        return draws[:size]
+
+
+def _simulated_laplace(scale: float, size: int, rng: np.random.Generator) -> IntArray:
+    stop = -math.expm1(-1 / scale)
+    return rng.geometric(stop, size) - rng.geometric(stop, size)
 
 
 def private_numbers(values: ArrayLike) -> AnyArray | None:
@@ -262,16 +322,10 @@ def private_numbers(values: ArrayLike) -> AnyArray | None:
     return found if found.dtype.kind in "biuf" else None
 
 
-def _simulated_laplace(scale: float, size: int, rng: np.random.Generator) -> IntArray:
-    stop = -math.expm1(-1 / scale)
-    return rng.geometric(stop, size) - rng.geometric(stop, size)
-
-
 def fit_counts(noisy: ArrayLike, size: float) -> FloatArray:
     """Return the nonnegative counts with sum ``size`` that are nearest to noisy ones.
 
     This costs no privacy: it uses nothing but the noisy counts and the size, which is public.
-
 
     >>> fit_counts([9, -2, 4], 10)
     array([7.5, 0. , 2.5])

@@ -37,7 +37,7 @@ from fedcohort.privacy import primitives
 from fedcohort.privacy.keyholder import KeyHolder
 from fedcohort.privacy.label_decoders import EncryptedLabels, NoisyLabels, RotatedLabels, pack_noisy_counts
 from fedcohort.privacy.ledger import Ledger
-from fedcohort.privacy.noise import CountNoise, LossNoise
+from fedcohort.privacy.noise import GeometricNoise, LossNoise
 from fedcohort.privacy.rotation import SecretRotation
 from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, SecretKey, make_keys, parse_clients, wrap
 
@@ -403,7 +403,7 @@ def test_noise_and_the_ledger_at_the_client(empty_fleet: Any, kit: Any, tmp_path
         labels = np.repeat(np.arange(3), COUNTS[int(context.node_config["partition-id"])])
         return torch.ones(len(labels), 2), labels
 
-    private = Private(ledger, CountNoise(epsilon=1.0), LossNoise(epsilon=0.5, bound=3.0))
+    private = Private(ledger, GeometricNoise(epsilon=1.0), LossNoise(epsilon=0.5, bound=3.0))
     private_answers = torch_answers(lambda c: torch.nn.Linear(2, 3), data, classes=3, private=private)
     assert private_answers.gradient is None and private_answers.signals == {Signal.LOSS}
     for number in range(6):

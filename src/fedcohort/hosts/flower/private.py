@@ -11,7 +11,7 @@ from flwr.app import Context
 from fedcohort.core.errors import BudgetError
 from fedcohort.privacy.label_decoders import pack_noisy_counts
 from fedcohort.privacy.ledger import Ledger
-from fedcohort.privacy.noise import CountNoise, LossNoise
+from fedcohort.privacy.noise import CountNoise, GeometricNoise, LossNoise
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Private:
         ``ledger(context)`` returns the client's own :class:`~fedcohort.privacy.ledger.Ledger`, in a file that outlives
         the process: a SuperNode starts a new one for every message.
     counts : CountNoise
-        Noise on label counts. They are drawn once and told again at no cost, whatever the data have become since;
-        ``ledger.counts(..., refresh=True)`` draws anew and is charged.
+        Noise on label counts; geometric by default. It is drawn once, and the client repeats its answer at no cost,
+        whatever the data are by then; ``ledger.counts(..., refresh=True)`` draws again and is charged.
     losses : LossNoise, optional
         Noise on every loss that is answered or reported. Default: no losses are told.
     """
 
     ledger: Callable[[Context], Ledger]
-    counts: CountNoise = field(default_factory=CountNoise)
+    counts: CountNoise = field(default_factory=GeometricNoise)
     losses: LossNoise | None = None
 
     def sealed(self, context: Context, client: str, counts: Any) -> bytes:
