@@ -48,7 +48,8 @@ def test_everything_exported_is_called():
     reasons = {
         "compare": "see tests/test_api.py", "run": "the same", "extend": "the same", "load": "the same",
         "check_selector": "takes a selector", "flower": "a module",
-        "Selector": "abstract", "CountNoise": "abstract", "LabelDecoder": "a protocol", "Signal": "an enumeration", "Status": "an enumeration",
+        "Selector": "abstract", "CountNoise": "abstract",
+        "LabelDecoder": "a protocol", "Signal": "an enumeration", "Status": "an enumeration",
         "Slate": "made by sessions, checks nothing", "Outcome": "made by sessions", "Incident": "made by failures",
         "per_client": "takes nothing", "register": "called as get",
         "EncryptedLabels": "needs a key", "LabelSeal": "needs a key", "KeyHolder": "needs a key",

@@ -18,7 +18,7 @@ from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInf
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, OneOf, Parameterized, param
 from fedcohort.core.registry import Registry
-from fedcohort.privacy.noise import GaussianNoise, GeometricNoise, fit_counts
+from fedcohort.privacy.noise import CountNoise, GaussianNoise, GeometricNoise, fit_counts
 from fedcohort.privacy.rotation import SecretRotation
 
 
@@ -101,10 +101,9 @@ class NoisyCounts(LabelSharing):
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return the counts with noise, fitted to their size."""
-        gaussian = self.mechanism == "gaussian"
-        noise = (
-            GaussianNoise(epsilon=self.epsilon, delta=self.delta) if gaussian else GeometricNoise(epsilon=self.epsilon)
-        )
+        noise: CountNoise = GeometricNoise(epsilon=self.epsilon)
+        if self.mechanism == "gaussian":
+            noise = GaussianNoise(epsilon=self.epsilon, delta=self.delta)
         rows = [fit_counts(noise.simulated(row, rng), float(row.sum())) for row in counts]
         return LabelKnowledge(LabelCounts(rows), bytes_up=8 * counts.size)
 
