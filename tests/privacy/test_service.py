@@ -205,7 +205,7 @@ def test_a_folder_whose_clients_are_no_text_is_not_served(tmp_path: Path) -> Non
     lines = [make_client_key(tmp_path / f"{name}.key", name) for name in NAMES[:2]]
     make_folder(tmp_path / "holder", 3, lines, 50)
     (tmp_path / "holder" / "clients.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"clients.txt cannot be read: it is no text"):
+    with pytest.raises(InputError, match=r"clients\.txt"):
         open_folder(tmp_path / "holder")
 
 

@@ -61,7 +61,7 @@ def test_class_bias_that_cannot_be():
     with pytest.raises(ScenarioError, match="multiple of"):
         ClassBiased(share=0.31).mask(federation_of(200), seed=0, round=0)
     few = Federation.of([[k] for k in range(20)], labels=[0] * 19 + [1], classes=2)
-    with pytest.raises(ScenarioError, match="wants 4 clients of class 1, the federation has 1"):
+    with pytest.raises(ScenarioError, match=r"4 clients of class 1\b.* 1\b"):
         ClassBiased(share=0.4, ratio=1).mask(few, seed=0, round=0)
 
 

@@ -57,9 +57,9 @@ def test_client_heterogeneity_redraws_and_gives_up():
     federation = build(ClientHeterogeneity(clients=12, alpha=0.3, least=3), labels, seed=1)
     assert federation.sizes.min() >= 3 and federation.sizes.sum() == 120
     assert "repeated" in federation.remarks[0]
-    with pytest.raises(ScenarioError, match=r"at most \d samples in 4 draws; 10 are wanted"):
+    with pytest.raises(ScenarioError, match=r"\d samples in 4 draws; 10 "):
         build(ClientHeterogeneity(clients=12, alpha=0.05, least=10, redraws=3), labels)
-    with pytest.raises(ScenarioError, match="12 clients x at least 11 samples = 132, the training set has 120"):
+    with pytest.raises(ScenarioError, match=r"= 132\b.* 120"):
         build(ClientHeterogeneity(clients=12, least=11), labels)
 
 
@@ -192,9 +192,9 @@ def test_infeasible_draws_are_redrawn_and_reported():
     labels = np.repeat(np.arange(10), 100)
     remarks = [build(DirichletQp(clients=25, alpha=0.2, redraws=500), labels, seed).remarks for seed in range(8)]
     assert any("no solution of the quadratic programme" in remark for r in remarks for remark in r)
-    with pytest.raises(ScenarioError, match=r"no sizes x >= 1 with Qx = d in 6 draws for 5 clients, alpha 0.2 and 10"):
+    with pytest.raises(ScenarioError, match=r"6 draws for 5 clients, alpha 0\.2 and 10"):
         build(DirichletQp(clients=5, alpha=0.2, redraws=5), labels)
-    with pytest.raises(ScenarioError, match="10 clients x at least 200 samples = 2,000, the training set has 1,000"):
+    with pytest.raises(ScenarioError, match=r"= 2,000\b.* 1,000"):
         build(DirichletQp(clients=10, least=200), labels)
 
 

@@ -328,5 +328,5 @@ def test_mistakes_are_named():
         enumeration.ordered_probabilities(LabelCounts(np.ones((60, 2))), 10, selector.Weighting())
     with pytest.raises(InputError, match="enumerated"):
         enumeration.target_probabilities(LabelCounts(np.ones((60, 2))), 30, selector.Weighting())
-    with pytest.raises(InputError, match="The number of classes must be a whole number from 1"):
+    with pytest.raises(InputError, match=r"number of classes.* from 1"):
         imbalance.group_of(LabelFactor(np.ones((3, 2)), 0), np.ones(3))

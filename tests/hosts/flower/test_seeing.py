@@ -72,7 +72,7 @@ def test_the_end_of_a_run_that_failed_is_on_record(fleet: Any, kit: Any, tmp_pat
     for number in range(6):
         fleet.grid.nodes[fleet.grid.node_of(f"client-{number}")].app = cohort_client(kit.client_app(broken))
     strategy = fleet.strategy("all", FedAvg(), journal=tmp_path / "j", json_log=tmp_path / "run.jsonl")
-    with pytest.raises(RoundError, match="Round 0 brought no model in 3 tries"):
+    with pytest.raises(RoundError, match=r"Round 0.* 3 tries"):
         strategy.start(fleet.grid, kit.model(), num_rounds=2)
     (ended,) = read_journal(tmp_path / "j").events("ended")
     assert ended["state"] == "failed" and ended["reason"].startswith("Round 0 brought no model")

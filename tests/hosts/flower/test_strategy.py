@@ -320,7 +320,7 @@ def test_one_bad_client_spoils_nothing(
 def test_nobody_sound_leaves_the_model_alone(fleet: Any, kit: Any, tmp_path: Path) -> None:
     for node in fleet.grid.nodes.values():
         node.app = cohort_client(kit.client_app(spoil(kit, "nan")), kit.ANSWERS)
-    with pytest.raises(RoundError, match=r"Round 0 brought no model in 3 tries.*client-0: the array 'bias' has NaN"):
+    with pytest.raises(RoundError, match=r"Round 0.* 3 tries.*client-0.*'bias'.*NaN"):
         fleet.strategy("all", FedAvg(), journal=tmp_path / "j").start(fleet.grid, kit.model(7), num_rounds=2)
     assert len(failures(tmp_path / "j")) == 18
     with Session.open(tmp_path / "j") as session:
@@ -342,7 +342,7 @@ def test_too_few_models_leave_the_model_alone(fleet: Any, kit: Any, tmp_path: Pa
 def test_it_waits_for_nodes_and_not_for_ever(empty_fleet: Any, kit: Any) -> None:
     empty_fleet.grid.add(empty_fleet.node(0))
     strategy = empty_fleet.strategy("uniform", FedAvg(min_available_nodes=3), patience=30.0)
-    with pytest.raises(FederationTimeoutError, match=r"Waited 30 s for 3 clients; 1 are there \(client-0\)"):
+    with pytest.raises(FederationTimeoutError, match=r"30 s for 3 clients.* 1 .*client-0"):
         strategy.start(empty_fleet.grid, kit.model())
     assert 30 <= empty_fleet.clock.now < 40
     empty_fleet.clock.at.append((empty_fleet.clock.now + 20, lambda: empty_fleet.fill(3)))
@@ -353,7 +353,7 @@ def test_it_waits_for_nodes_and_not_for_ever(empty_fleet: Any, kit: Any) -> None
 def test_it_does_not_wait_for_ever_when_everybody_is_gone(fleet: Any, kit: Any, tmp_path: Path) -> None:
     fleet.clock.at.append((4.0, lambda: [fleet.grid.remove(n) for n in list(fleet.grid.nodes)]))
     strategy = fleet.strategy("uniform", FedAvg(), patience=50.0, deadline=5.0, journal=tmp_path / "j")
-    with pytest.raises(FederationTimeoutError, match="Nobody has been available for 50 s in round"):
+    with pytest.raises(FederationTimeoutError, match=r"50 s in round"):
         strategy.start(fleet.grid, kit.model(), num_rounds=50)
     assert fleet.clock.now < 80
 

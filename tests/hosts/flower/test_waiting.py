@@ -42,7 +42,7 @@ def test_the_minimum_online_holds_in_every_round(fleet: Any, kit: Any) -> None:
     assert fleet.clock.now > 40
     fleet.clock.at.append((fleet.clock.now + 1, lambda: fleet.grid.remove(fleet.grid.node_of("client-5"))))
     strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, wait_for=6, patience=20.0)
-    with pytest.raises(FederationTimeoutError, match=r"5 of 6 clients have been online for 20 s in round \d"):
+    with pytest.raises(FederationTimeoutError, match=r"5 of 6 clients.* 20 s in round \d"):
         strategy.start(fleet.grid, kit.model(), num_rounds=8)
 
 

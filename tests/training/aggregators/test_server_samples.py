@@ -110,7 +110,7 @@ def test_running_statistics_get_no_gradient(monkeypatch):
 
 
 def test_samples_of_another_shape_are_refused(engine):
-    with pytest.raises(InputError, match=r"must be of shape \(1, 8, 8\), which the model takes. Got \(1, 7, 8\)"):
+    with pytest.raises(InputError, match=r"\(1, 8, 8\).*\(1, 7, 8\)"):
         ServerSamples(engine, torch.zeros(5, 1, 7, 8), None)
 
 
