@@ -25,7 +25,7 @@ from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.journal import read_journal
 from fedcohort.journal.codec import compress, decompress, pack
 from fedcohort.journal.database import Seal
-from fedcohort.journal.reading import Record
+from fedcohort.journal.reading import JournalReader
 from fedcohort.journal.schema import TABLES
 from fedcohort.session.explain import explain_round
 from fedcohort.simulate.store.live import LiveFeed
@@ -76,7 +76,7 @@ def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, dat
     data = bomb(data) if isinstance(data, int) else data
     path = forged(played(tmp_path / "j"), ("INSERT OR REPLACE INTO facts VALUES (0, ?, ?)", (fact, data)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    read = Record.attributes if fact == "attributes" else partial(explain_round, round_=0, client="anna")
+    read = JournalReader.attributes if fact == "attributes" else partial(explain_round, round_=0, client="anna")
     with closing(read_journal(path)) as journal, pytest.raises(JournalError, match=r"bytes that it may|members is for"):
         read(journal)
     found = examine(path)
