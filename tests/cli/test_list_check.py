@@ -110,6 +110,17 @@ def test_help_and_version():
     assert code == 0 and out.count(".") == 2
 
 
+def test_list_says_whose_a_selector_is():
+    _, out, _ = fedcohort("list", "--format", "json")
+    origins = {e["name"]: e["origin"] for e in json.loads(out)}
+    assert {origins[name] for name in ("flash", "fedacs", "fedcbs", "fedcor", "fedcm-ts")} == {"paper"}
+    assert {origins[name] for name in ("oort", "e3cs", "uniform")} == {"baseline"}
+    ours = {"balanced", "bounded", "fedcbs-blind", "flash-advantage", "fedacs-near", "fedcbs-chance", "divfl-by-data"}
+    assert {origins[name] for name in ours} == {"ours"}
+    _, out, _ = fedcohort("list", "selectors", "fedacs-near")
+    assert "from: ours" in out
+
+
 def test_list_says_which_aggregator_makes_a_selector_unbiased():
     _, out, _ = fedcohort("list", "selectors", "gradnorm")
     assert "unbiased with the aggregator: inverse-probability" in out

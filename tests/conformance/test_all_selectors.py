@@ -1,22 +1,68 @@
-"""Every registered selector passes every conformance check."""
+"""Every registered selector passes every conformance check, in all the forms that its class names."""
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
 from fedcohort import create
 from fedcohort.core.errors import InputError
+from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import SELECTORS
-from fedcohort.testing import CHECKS, check_selector, run_check
+from fedcohort.selectors import Uniform
+from fedcohort.testing import CHECKS, ConformanceError, check_selector, checked_forms, run_check
+from fedcohort.testing.conformance import ABOUT_THE_CLASS
 
 # name -> {check: written reason}
 EXCEPTIONS: dict[str, dict[str, str]] = {}
+LONG = {"relabelling", "other-process", "resume"}  # a second or more each
+
+DEFAULTS = [(name, check) for name in SELECTORS.names() for check in CHECKS]
+FORMS = [
+    pytest.param(name, form, check, marks=[pytest.mark.slow] if check in LONG else [])
+    for name in SELECTORS.names()
+    for form in checked_forms(create(name))
+    for check in CHECKS
+    if form != "as given" and check not in ABOUT_THE_CLASS
+]
 
 
-@pytest.mark.parametrize("check", list(CHECKS))
-@pytest.mark.parametrize("name", SELECTORS.names())
+@pytest.mark.parametrize(("name", "check"), DEFAULTS)
 def test_conformance(name, check):
     if check in EXCEPTIONS.get(name, {}):
         pytest.skip(EXCEPTIONS[name][check])
     run_check(check, create(name))
+
+
+@pytest.mark.parametrize(("name", "form", "check"), FORMS)
+def test_conformance_of_other_parameters(name, form, check):
+    run_check(check, checked_forms(create(name))[form])
+
+
+def test_selectors_with_parameters_name_sets_of_them():
+    without = [name for name in SELECTORS.names() if not SELECTORS.get(name).checked_params]
+    assert all(not SELECTORS.create(name).__dataclass_fields__ for name in without), without
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsWhenStrict(Uniform):
+    """Sound by default, and broken with the set of parameters that it names."""
+
+    checked_params: ClassVar = {"strict": {"strictness": 1}}
+
+    strictness: int = param(0, Interval(int, 0, 1), "what it must not be")
+
+    def select(self, state, slate, answer, rng):
+        cohort, state = super().select(state, slate, answer, rng)
+        assert self.strictness == 0
+        return cohort, state
+
+
+def test_check_selector_runs_the_sets_that_a_class_of_ones_own_names():
+    skip = {check: "is not what this is about" for check in CHECKS if check != "nobody-available"}
+    check_selector(Uniform(), skip=skip)
+    with pytest.raises(ConformanceError, match=r"with \{'strictness': 1\} fails the check 'nobody-available'"):
+        check_selector(FailsWhenStrict(), skip=skip)
 
 
 def test_check_selector_runs_all_but_the_skipped():

@@ -79,6 +79,19 @@ def _without_tex(formula: str) -> str:
     return re.sub(r"\\[,;! ]|[{}]", "", plain).replace("\\", "")
 
 
+_ORIGINS = {
+    "fedcohort.selectors.papers": "paper",
+    "fedcohort.selectors.baselines": "baseline",
+    "fedcohort.selectors.ours": "ours",
+}
+"""Where a selector is from, by the package it is in: one of the five papers, a baseline of the literature, or ours."""
+
+
+def _origin(item: Any) -> str:
+    module = str(getattr(item, "__module__", ""))
+    return next((kind for package, kind in _ORIGINS.items() if module.startswith(f"{package}.")), "yours")
+
+
 def _entry(name: str, item: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": name, "summary": _summary(item)}
     if isinstance(item, type):
@@ -92,6 +105,8 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
             }
             for info in parameters(item)
         ]
+        if hasattr(item, "requires"):
+            entry["origin"] = _origin(item)
         if hasattr(item, "requires") and not any(p["required"] for p in entry["parameters"]):
             made = item()
             entry["signals"] = sorted(made.requires)
@@ -140,12 +155,16 @@ def list_(
         return
     console = out()
     if name is None:
-        rows = [(e["name"], e["summary"], ", ".join(e.get("signals", []))) for e in entries]
-        columns = ["name", "what it does", "needs"] if kind is Kind.SELECTORS else ["name", "what it does"]
-        console.print(table(columns, [row[: len(columns)] for row in rows]))
+        if kind is Kind.SELECTORS:
+            rows = [(e["name"], e["origin"], e["summary"], ", ".join(e.get("signals", []))) for e in entries]
+            console.print(table(["name", "from", "what it does", "needs"], rows))
+        else:
+            console.print(table(["name", "what it does"], [(e["name"], e["summary"]) for e in entries]))
         return
     entry = entries[0]
     say(console, f": {entry['summary']}", lead=entry["name"])
+    if entry.get("origin"):
+        say(console, f"from: {entry['origin']}")
     if entry.get("signals"):
         say(console, f"needs: {', '.join(entry['signals'])}")
     if entry.get("aggregator"):

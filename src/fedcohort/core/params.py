@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +29,9 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.text import short_repr
 
 Closed = Literal["both", "left", "right", "neither"]
+
+ParamSets = Mapping[str, Mapping[str, object]]
+"""Values of parameters, by the name of the set."""
 
 
 class Constraint:

@@ -19,7 +19,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, read_only
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
-from fedcohort.core.params import Parameterized
+from fedcohort.core.params import Parameterized, ParamSets
 from fedcohort.core.plots import Picture
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import LOSS_SIGNALS, Signal
@@ -344,6 +344,8 @@ class Selector(Parameterized, ABC, Generic[State]):
     pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
     # Parameters that older versions did not have, with the values under which it chooses as it did then.
     added: ClassVar[Mapping[str, object]] = _EMPTY
+    # Parameters that the conformance suite checks besides the defaults: other forms of a paper, extremes.
+    checked_params: ClassVar[ParamSets] = _EMPTY
     formerly: ClassVar[tuple[str, ...]] = ()  # names that older journals have for it, now those of other selectors
     default_filter: ClassVar[str] = "fedca"  # where no filter is configured and it learns from Signal.KEPT
 

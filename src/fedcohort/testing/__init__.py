@@ -5,7 +5,7 @@
 >>> check_selector(Uniform())
 """
 
-from fedcohort.testing.conformance import CHECKS, ConformanceError, check_selector, run_check
+from fedcohort.testing.conformance import CHECKS, ConformanceError, check_selector, checked_forms, run_check
 from fedcohort.testing.host import ScriptedHost, Trace
 
-__all__ = ["CHECKS", "ConformanceError", "ScriptedHost", "Trace", "check_selector", "run_check"]
+__all__ = ["CHECKS", "ConformanceError", "ScriptedHost", "Trace", "check_selector", "checked_forms", "run_check"]

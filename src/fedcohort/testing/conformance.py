@@ -55,12 +55,28 @@ def _check(name: str) -> Callable[[Check], Check]:
     return decorate
 
 
+ABOUT_THE_CLASS = frozenset({"parameters", "documentation"})
+"""Checks that do not depend on the values of parameters."""
+
+
+def checked_forms(selector: AnySelector) -> dict[str, AnySelector]:
+    """Return a selector as it is given, and with each of the parameter sets that its class names, by name.
+
+    >>> from fedcohort.selectors import Astraea
+    >>> checked_forms(Astraea())
+    {'as given': Astraea(turns=True), 'without turns': Astraea(turns=False)}
+    """
+    kind = type(selector)
+    return {"as given": selector, **{name: kind(**params) for name, params in kind.checked_params.items()}}
+
+
 def check_selector(selector: AnySelector, *, skip: dict[str, str] | None = None) -> None:
-    """Run every conformance check on a selector.
+    """Run every conformance check on a selector, as it is given and with all parameter sets that its class names.
 
     Parameters
     ----------
     selector : Selector
+        Its class may name more parameter sets in ``checked_params``.
     skip : mapping of check name to reason, optional
         Checks that do not apply, each with a written reason.
 
@@ -73,14 +89,18 @@ def check_selector(selector: AnySelector, *, skip: dict[str, str] | None = None)
     for name in skip:
         if name not in CHECKS:
             raise InputError(f"There is no check {name!r}. Known: {', '.join(CHECKS)}.")
-    for name in CHECKS:
-        if name not in skip:
-            run_check(name, selector)
+    for form, one in checked_forms(selector).items():
+        for name in CHECKS:
+            if name not in skip and (form == "as given" or name not in ABOUT_THE_CLASS):
+                run_check(name, one)
 
 
 def run_check(name: str, selector: AnySelector) -> None:
     """Run one check by name; whatever goes wrong is a :class:`ConformanceError` that names selector and check."""
-    who = describe(selector)["class"]
+    spec = describe(selector)
+    default = {info.name: info.default for info in parameters(type(selector))}
+    changed = {key: value for key, value in spec["params"].items() if value != default[key]}
+    who = spec["class"] + (f" with {changed}" if changed else "")
     try:
         CHECKS[name](selector)
     except ConformanceError as error:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
@@ -50,6 +51,12 @@ class ActiveFL(Selector[ActiveState]):
     >>> session.ask(RoundRequest(size=1)).clients
     array([3])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "keep all": {"alpha1": 0.0, "alpha2": 0.0},
+        "sharp": {"alpha2": 50.0},
+        "uniform": {"alpha1": 0.99, "alpha3": 1.0},
+    }
 
     alpha1: float = param(
         0.75, Interval(float, 0, 1, "left"), "fraction of clients dropped for low valuation (alpha_1)"

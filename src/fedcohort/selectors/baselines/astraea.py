@@ -9,12 +9,13 @@ r"""Astraea: greedy class balance from label counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, param
+from fedcohort.core.params import Boolean, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.greedy_balance import GreedyBalance
@@ -61,7 +62,16 @@ class Astraea(Selector[AstraeaState]):
     ('C1', 'C2', 'C3')
     """
 
+    checked_params: ClassVar[ParamSets] = {
+        "without turns": {"turns": False},
+    }
+
     turns: bool = param(True, Boolean(), "whether everybody takes part once before anybody does again")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.turns:
+            object.__setattr__(self, "starves", "without turns the same few well-balanced clients are picked for ever")
 
     @property
     def requires(self) -> frozenset[Signal]:

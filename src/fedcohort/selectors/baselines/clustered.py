@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.groups import angles, ward_groups
@@ -99,6 +100,11 @@ class Clustered(Selector[ClusteredState]):
     >>> [Session(Clustered(), table, seed=seed).ask(RoundRequest(size=3)).names for seed in range(3)]
     [('0', '1', '4'), ('0', '1', '5'), ('0', '1', '4')]
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "by similarity": {"by": "similarity", "average": "mean"},
+        "short memory": {"by": "similarity", "memory": 2},
+    }
 
     starves = "a client with no data is never picked"
 

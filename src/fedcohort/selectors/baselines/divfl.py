@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.groups import distances, scaled
@@ -73,6 +74,11 @@ class DivFL(Selector[DiverseState]):
     >>> kind[cohort.clients], cohort.weights
     (array([0, 1, 2]), array([3., 2., 1.]))
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "sample": {"sample": 1},
+        "short memory": {"memory": 2},
+    }
 
     starves = "a client whose last update another one represents is not asked again"
 

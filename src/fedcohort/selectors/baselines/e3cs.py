@@ -7,12 +7,13 @@ r"""E3CS: exponential weights for clients that finish, and a quota for everybody
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import weighted_sample
@@ -66,11 +67,22 @@ class E3CS(Selector[WeightState]):
     array([0.75, 0.25])
     """
 
+    checked_params: ClassVar[ParamSets] = {
+        "no quota": {"fairness": 0.0, "rate": 50.0},
+        "quota alone": {"fairness": 1.0},
+        "E3CS-inc": {"fairness": 0.0, "until": 3},
+    }
+
     fairness: float = param(0.5, Interval(float, 0, 1), "everybody's least chance as a part of k / K (sigma K / k)")
     rate: float = param(0.5, Interval(float, 0, None, "neither"), "learning rate of the weights (eta)")
     until: int | None = param(
         None, Optional(Interval(int, 0, None)), "rounds after which all chances are equal (E3CS-inc); None: never"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fairness == 0 and self.until is None:
+            object.__setattr__(self, "starves", "without a quota a client that does not finish is asked less and less")
 
     @property
     def requires(self) -> frozenset[Signal]:

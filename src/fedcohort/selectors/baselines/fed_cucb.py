@@ -9,12 +9,13 @@ r"""Fed-cucb: greedy class balance from estimated label shares, with a combinato
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.greedy_balance import GreedyBalance, divergence_from_uniform
@@ -68,6 +69,11 @@ class FedCucb(Selector[CucbState]):
     >>> sorted(c // 2 for c in session.ask(RoundRequest(size=2)).clients.tolist())
     [0, 1]
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "greedy": {"exploration": 0.0, "forgetting": 1.0},
+        "last estimate": {"forgetting": 0.01, "temperature": 0.001},
+    }
 
     exploration: float = param(0.2, Interval(float, 0, None), "weight of rarely seen clients (alpha)")
     forgetting: float = param(0.99, Interval(float, 0, 1, "right"), "weight of an estimate against the next (rho)")

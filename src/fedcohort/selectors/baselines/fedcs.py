@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.running import expected_seconds, moved
@@ -64,6 +65,12 @@ class FedCS(Selector[DurationState]):
     >>> session.ask(RoundRequest(size=4)).clients  # client 3 takes seven seconds
     array([0, 1, 2])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "deadline": {"deadline": 5.0, "upload": 0.5},
+        "nobody fits": {"deadline": 1e-09, "asked": 1.0},
+        "shared channel": {"asked": 50.0, "upload": 1.0},
+    }
 
     deadline: float | None = param(
         None, Optional(Interval(float, 0, None, "neither")), "seconds a round may take (T_round); None: no limit"

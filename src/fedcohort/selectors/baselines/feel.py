@@ -8,13 +8,14 @@ r"""FEEL: scheduling with importance and channel awareness.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
 
 from fedcohort.core.arrays import FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, OneOf, param
+from fedcohort.core.params import Boolean, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import weighted_sample
@@ -68,6 +69,12 @@ class Feel(Selector[FeelState]):
     >>> session.ask(RoundRequest(size=1)).score.round(3)  # by norm
     array([0.2, 0.2, 0.6])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "variance alone": {"rho": 0.0},
+        "time above all": {"rho": 0.999, "unbiased": False},
+        "updates": {"importance": "update-norm"},
+    }
 
     rho: float = param(0.5, Interval(float, 0, 1, "left"), "weight of time against variance (rho)")
     importance: str = param(

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import systematic_sample
@@ -70,6 +71,11 @@ class GradNorm(Selector[NormState]):
     >>> cohort.clients[0], cohort.weights, cohort.score
     (np.int64(0), array([1., 2.]), array([1. , 0.5, 0.5]))
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "norms alone": {"floor": 1e-09},
+        "uniform": {"floor": 1.0},
+    }
 
     floor: float = param(
         0.1, Interval(float, 0, 1, "right"), "least norm, as a share of the mean; limits the weights of rare clients"

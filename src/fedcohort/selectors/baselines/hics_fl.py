@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Either, Interval, OneOf, Optional, param
+from fedcohort.core.params import Either, Interval, OneOf, Optional, ParamSets, param
 from fedcohort.core.plots import Intervals, Picture, SelectorRun, number_text
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
@@ -102,6 +102,13 @@ class HicsFL(Selector[HicsState]):
     >>> sorted(session.ask(RoundRequest(size=2)).names)
     ['0', '1']
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "the paper's temperature": {"temperature": 0.0025},
+        "one cluster": {"clusters": 1, "entropy_weight": 0.0},
+        "no preference": {"preference": 0.0, "rounds": 1},
+        "short memory": {"memory": 2},
+    }
 
     pictures = (Picture("hics-entropy", "HiCS-FL: how balanced it takes clients to be", "entropy", _entropies),)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Slate, register
 from fedcohort.selectors.papers.flash.context import ContextState
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
@@ -82,6 +82,12 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     >>> session.ask(RoundRequest(size=2)).clients < 3
     array([ True,  True])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "smallest": {"width": 1, "memory": 1, "interval": 1, "rate": 10.0},
+        "untrained": {"steps": 0, "exploration": 0.0, "first_round": "asked"},
+        "next model": {"reward": "validation-decrease"},
+    }
 
     starves = "a client whose context promises little reward is not picked while others promise more"
 

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
@@ -39,6 +40,11 @@ class PowerOfChoice(Selector[NoState]):
     >>> session.ask(request, Answer(query, {Signal.LOSS: losses})).clients
     array([3])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "one": {"d": 1},
+        "all": {"d": 10_000},
+    }
 
     d: int | None = param(
         None, Optional(Interval(int, 1, None)), "clients asked per round (d); None is twice the cohort"

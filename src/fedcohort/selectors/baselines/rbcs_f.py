@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 
@@ -73,6 +74,12 @@ class RbcsF(Selector[QueueState]):
     >>> picked.count(2) < min(picked.count(0), picked.count(1))
     True
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "fairness alone": {"fairness": 1.0, "speed": 0.0},
+        "speed alone": {"fairness": 0.0, "speed": 100.0, "exploration": 0.0},
+        "stiff": {"ridge": 1000000.0},
+    }
 
     fairness: float = param(0.5, Interval(float, 0, 1), "guaranteed share of the rounds as a part of an equal one")
     speed: float = param(1.0, Interval(float, 0, None), "weight of the round's duration against the queues (V)")

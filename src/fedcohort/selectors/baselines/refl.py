@@ -7,12 +7,13 @@ r"""REFL: first those who will be gone soon.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
@@ -62,6 +63,11 @@ class Refl(Selector[PresenceState]):
     >>> cohort.clients, cohort.parts["forecast"].round(2)
     (array([2]), array([0.87, 0.87, 0.2 ]))
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "no hold-off": {"hold_off": 0, "memory": 1},
+        "long hold-off": {"hold_off": 1000},
+    }
 
     hold_off: int = param(5, Interval(int, 0, None), "rounds for which a client that was taken holds off")
     memory: int = param(50, Interval(int, 1, None), "rounds the counts of staying and leaving remember")

@@ -11,13 +11,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import ndtri
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Slate, register
 from fedcohort.selectors.papers.flash.context import ContextState
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
@@ -85,6 +86,12 @@ class RestlessBandit(ContextualBandit[RestlessState]):
     >>> session.ask(RoundRequest(size=2)).clients < 3
     array([ True,  True])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "one state": {"states": 1, "exploration": 0.0},
+        "many states": {"states": 32, "exploration": 100.0, "first_round": "asked"},
+        "next model": {"reward": "validation-decrease"},
+    }
 
     starves = "a client whose context promises little reward is left to the rounds that explore"
 

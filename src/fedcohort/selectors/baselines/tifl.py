@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, Optional, param
+from fedcohort.core.params import Boolean, Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
@@ -69,6 +70,12 @@ class TiFL(Selector[TierState]):
     >>> sorted(session.ask(RoundRequest(size=2)).clients.tolist()) in ([0, 1], [2, 3])
     True
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "static": {"adaptive": False, "credits": None},
+        "one tier": {"tiers": 1, "interval": 1},
+        "a tier each": {"tiers": 1000, "credits": 1, "profile": 3},
+    }
 
     tiers: int = param(5, Interval(int, 1, None), "number of tiers (T)")
     interval: int = param(10, Interval(int, 1, None), "rounds after which probabilities are looked at again (I)")

@@ -12,6 +12,9 @@ from fedcohort.core.top import top_k
 _SUM_BLOCK = 1024
 
 
+_LEAST_WEIGHT = 1e-300  # a smaller one counts as none: divided by it, a key would be infinite
+
+
 def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> IntArray:
     """Draw ``k`` positions without replacement, each next one with probability proportional to its weight.
 
@@ -25,7 +28,7 @@ def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> In
     array([1])
     """
     keys = rng.standard_exponential(len(weights))
-    positive = weights > 0
+    positive = weights > _LEAST_WEIGHT
     if positive.all():
         keys = keys / weights
     else:

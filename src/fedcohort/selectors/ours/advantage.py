@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.params import Either, Interval, OneOf, Optional, param
+from fedcohort.core.params import Either, Interval, OneOf, Optional, ParamSets, param
 from fedcohort.core.protocol import register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
@@ -45,6 +45,13 @@ OUR_READINGS = {
 @dataclass(frozen=True, kw_only=True)
 class Advantage(ContextualBandit[State]):
     """The reward, the draw and the contexts that the variants of this module share; see :class:`FlashAdvantage`."""
+
+    checked_params: ClassVar[ParamSets] = {
+        "the paper's draw": {"pool": "top", "uniform_share": 0.0},
+        "the paper's reward": {"reward": "robust-change", "contexts": "fresh", "first_round_limit": None},
+        "signed": {"reward": "pseudo-decrease", "pool": 0.0},
+        "uniform": {"uniform_share": 1.0, "reward": "robust-decrease", "first_round": "asked"},
+    }
 
     readings = OUR_READINGS
     starves = "a client whose context promises no reward is left to the few places that are drawn from everybody"

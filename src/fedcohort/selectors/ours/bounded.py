@@ -18,7 +18,7 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelGram, LabelInfo
 from fedcohort.core.errors import ParameterError
-from fedcohort.core.params import Constraint, Interval, Optional, Text, param, parameters
+from fedcohort.core.params import Constraint, Interval, Optional, ParamSets, Text, param, parameters
 from fedcohort.core.protocol import (
     SELECTORS,
     Answer,
@@ -104,6 +104,13 @@ class Bounded(Selector[Any]):
     >>> session.ask(RoundRequest(size=2)).notes["doubted"]
     '10'
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "around fedcor": {"of": "fedcor", "params": {"warmup": 2, "interval": 2, "steps": 2}},
+        "around flash": {"of": "flash"},
+        "no limit": {"of": "fedcbs", "most": None},
+        "tight": {"of": "oort", "tail": 0.49, "most": 1.0},
+    }
 
     of: str = param("power-of-choice", Text(), "the selector that chooses, by its name")
     params: Mapping[str, Any] | None = param(None, Optional(_Table()), "its parameters")

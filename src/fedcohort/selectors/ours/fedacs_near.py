@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray
-from fedcohort.core.params import OneOf, param
+from fedcohort.core.params import OneOf, ParamSets, param
 from fedcohort.core.protocol import Outcome, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState
@@ -49,6 +50,12 @@ class FedAcsNear(FedAcs):
     >>> session.state.wins
     array([0., 0.])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "all duels": {"duels": "all"},
+        "samples": {"mean": "samples"},
+        "updates": {"mean": "samples", "insight": "update", "duels": "all"},
+    }
 
     formerly = ("fedacs",)
 

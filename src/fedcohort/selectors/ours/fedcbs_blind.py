@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable, LabelCounts
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.class_balance import group_of
@@ -65,6 +66,11 @@ class BlindFedCBS(Selector[BlindState]):
     >>> [sorted(c // 2 for c in session.ask(RoundRequest(size=2)).clients.tolist()) for _ in range(2)]
     [[0, 1], [0, 1]]
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "sharp": {"temperature": 1e-06, "exploration": 0.0},
+        "flat": {"temperature": 1000000.0, "floor": 0.5},
+    }
 
     temperature: float = param(
         0.5, Interval(float, 0, None, "neither"), "of the softmax, as a multiple of the cohort's typical update (T)"

@@ -7,12 +7,12 @@ r"""Fed-CBS with a floor that chance sets, and cohorts that can be moved towards
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray
-from fedcohort.core.params import Either, Interval, OneOf, param
+from fedcohort.core.params import Either, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import register
 from fedcohort.selectors.numerics.class_balance import ClassBalance
 from fedcohort.selectors.papers.fedcbs.selector import Draw, FedCBS, Weighting, draw_group
@@ -51,6 +51,11 @@ class FedCBSChance(FedCBS):
     >>> bool(abs(cohort.score[0] - cohort.score[1]) < 1e-9), bool(cohort.score[2] < cohort.score[1])
     (True, True)
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "swaps": {"swaps": 7},
+        "the paper's floor": {"floor": 1e-20},
+    }
 
     formerly = ("fedcbs",)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, param
+from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, ParamSets, param
 from fedcohort.core.plots import Lines, Picture, SelectorRun, number_text
 from fedcohort.core.protocol import Outcome, Slate, per_client
 from fedcohort.core.signals import Signal
@@ -58,6 +58,13 @@ class Choice(NamedTuple):
 class Guidance(Parameterized):
     """Parameters of Oort's ranking, and what they do."""
 
+    checked_params: ClassVar[ParamSets] = {
+        "exploit": {"exploration": 0.0, "least_exploration": 0.0, "cut_off": 0.0, "blacklist": None},
+        "explore": {"least_exploration": 1.0, "window": 1, "blacklist": 1},
+        "losses alone": {"penalty": 0.0, "clip": 1.0, "normalise": True},
+        "fixed step": {"step": 1e-06, "penalty": 50.0},
+    }
+
     exploration: float = param(0.9, Interval(float, 0, 1), "share of unexplored clients in the first cohort (epsilon)")
     decay: float = param(0.98, Interval(float, 0, 1, "right"), "factor of epsilon per round")
     least_exploration: float = param(0.2, Interval(float, 0, 1), "epsilon does not fall below this")
@@ -76,6 +83,11 @@ class Guidance(Parameterized):
     normalise: bool = param(
         False, Boolean(), "whether utilities are divided by their cap, so that the bonus for the overlooked matters"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.exploration == self.least_exploration == 0:
+            object.__setattr__(self, "starves", "without exploration a client that was never picked is not looked for")
 
     @property
     def requires(self) -> frozenset[Signal]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.clients import ClientTable, LabelCounts, label_rows
-from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.class_balance import (
@@ -110,6 +111,13 @@ class Balanced(Selector[BalanceState]):
     ['1', '3'] 0.0
     ['0', '2'] 0.0
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "labels": {"balance": "labels", "past": 0.0},
+        "directions": {"balance": "directions", "slack": 1.0},
+        "nothing": {"balance": "nothing", "coverage": 0.0},
+        "time": {"time": 10.0, "coverage": 100.0, "past": 0.99},
+    }
 
     past: float = param(
         0.5, Interval(float, 0, 1, "left"), "how much a round counts in the balance of the next (lambda)"

@@ -7,12 +7,13 @@ r"""FedACS: prefer clients whose data is not skewed, found out by letting their 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.thompson import beta_draws
@@ -77,6 +78,12 @@ class FedAcs(Selector[FedAcsState]):
     >>> int(cohort.clients[0]) in (0, 2)
     True
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "update": {"insight": "update"},
+        "smallest pool": {"pool_share": 1e-06, "eta": 100.0},
+        "everybody": {"pool_share": 1.0, "eta": 1e-06},
+    }
 
     starves = "a client that keeps losing its duels stays out of the pool on purpose"
 

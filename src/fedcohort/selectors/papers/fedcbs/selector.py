@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import InputError
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.class_balance import RESOLUTION, ClassBalance, group_of
@@ -72,9 +72,19 @@ class FedCBS(Selector[BalancedState]):
     (['0', '2'], 0.0)
     """
 
+    checked_params: ClassVar[ParamSets] = {
+        "no exploration": {"exploration": 0.0, "beta": 50.0},
+        "high floor": {"floor": 0.5, "exploration": 1000000.0},
+    }
+
     exploration: float = param(10.0, Interval(float, 0, None), "weight of rarely selected clients (lambda)")
     beta: float = param(1.0, Interval(float, 0, None, "neither"), "growth of the exponents, beta_m = beta * m (beta_m)")
     floor: float = param(1e-20, Interval(float, 0, 1, "neither"), "least value of QCID (L_b)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.exploration == 0:
+            object.__setattr__(self, "starves", "without exploration the best-balanced clients lead every cohort")
 
     @property
     def requires(self) -> frozenset[Signal]:

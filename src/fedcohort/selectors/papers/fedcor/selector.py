@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray, sealed
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, OneOf, Optional, param
+from fedcohort.core.params import Interval, OneOf, Optional, ParamSets, param
 from fedcohort.core.protocol import (
     Answer,
     Cohort,
@@ -105,6 +105,13 @@ class FedCor(Selector[CorrelationState]):
     >>> cohort.notes["phase"], sorted(kinds[cohort.clients].tolist())
     ('process', [0, 1])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "CIFAR-10": {"warmup": 20, "interval": 50, "discount": 0.99, "annealing": 0.9},
+        "rounds as samples": {"warmup": 2, "interval": 2, "samples": "round", "steps": 5},
+        "trials": {"warmup": 0, "interval": 1, "trials": 3, "dimension": 1, "steps": 1},
+        "never again": {"warmup": 1, "interval": None, "old_warmup": 0, "old": 0, "noise": 1e-06},
+    }
 
     starves: ClassVar[str | None] = (
         "after warm-up the clients with the largest expected drop are taken; one whose losses move against the others' "

@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, param
+from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Slate, per_client, register
 from fedcohort.selectors.papers.flash.context import ContextState, contexts
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
@@ -94,6 +95,14 @@ class Flash(ContextualBandit[FlashState]):
     >>> session.ask(RoundRequest(size=2)).clients < 3
     array([ True,  True])
     """
+
+    checked_params: ClassVar[ParamSets] = {
+        "ablation": {"context": ("duration",), "contexts": "last", "first_round": "asked"},
+        "sentence": {"reward": "pseudo-change", "first_round_limit": 3},
+        "algorithm": {"reward": "validation-decrease"},
+        "greedy": {"exploration": 0.0, "ridge": 1e-06},
+        "early stop": {"patience": 50},
+    }
 
     starves = "a client whose context promises little reward is not picked while others promise more"
 
