@@ -16,8 +16,8 @@ from fedcohort.core.signals import (
     TABLE_SIGNALS,
     UNAIDED_SIGNALS,
     Known,
+    LossMeasure,
     LossOf,
-    Measure,
     Party,
     Pass,
     Signal,
@@ -68,7 +68,7 @@ def test_costs_follow_from_how_it_is_computed() -> None:
 
 
 def test_the_new_signals_say_everything_about_themselves() -> None:
-    assert Signal.LOSS_RMS.how == LossOf(Measure(mean="root-mean-square"))
+    assert Signal.LOSS_RMS.how == LossOf(LossMeasure(mean="root-mean-square"))
     assert (Signal.LOSS_RMS.by, Signal.LOSS_RMS.known, Signal.LOSS_RMS.width) == (Party.CLIENT, Known.REPORT, None)
     assert Signal.OUTPUT_BIAS_UPDATE.how == VectorOf("update", "output-bias")
     assert (Signal.OUTPUT_BIAS_UPDATE.by, Signal.OUTPUT_BIAS_UPDATE.width) == (Party.SERVER, "classes")

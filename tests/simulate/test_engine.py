@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedcohort.core.errors import DeviceError, InputError, ParameterError
-from fedcohort.core.signals import Measure
+from fedcohort.core.signals import LossMeasure
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, train_plain
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.library import load_compiled
@@ -240,7 +240,9 @@ def test_bit_identical_twice_and_threads_agree(model, means):
         with build(data, clients, model, LOCALS["epochs"], workers=workers) as engine:
             models = engine.init(1)[None]
             trained = engine.train(models, jobs)
-            losses = engine.measure(models, jobs.run, jobs.federation, jobs.client, [Measure(), Measure("validation")])
+            losses = engine.measure(
+                models, jobs.run, jobs.federation, jobs.client, [LossMeasure(), LossMeasure("validation")]
+            )
             gradients = engine.client_gradients(models, jobs.run, jobs.federation, jobs.client)
             results.append((trained.params, *losses.values(), gradients, *engine.evaluate(trained.params)))
     once, twice, threaded = results
@@ -298,7 +300,7 @@ def test_a_run_does_not_depend_on_its_company(model):
         run, client = np.repeat(np.arange(12), 2), np.tile([0, 2], 12)
         together = engine.train(models, jobs_of(client, run=run)).params
         # A sum that is vectorised over samples, such as torch's logsumexp, ends otherwise in a longer vector.
-        losses = engine.measure(models, run, 0 * run, client, [Measure(), Measure("train", "robust")])
+        losses = engine.measure(models, run, 0 * run, client, [LossMeasure(), LossMeasure("train", "robust")])
         for own in range(12):
             alone = engine.train(models[own : own + 1], jobs_of([0, 2])).params
             assert torch.equal(together[run == own], alone)
@@ -347,7 +349,7 @@ def check_evaluation(model, device):
         models = torch.stack([engine.init(1), engine.init(2)])
         run, client = np.array([0, 1, 1, 0]), np.array([0, 2, 4, 3])
         zeros = np.zeros(4, np.int64)
-        measures = [Measure(part, loss, mean) for part in PARTS for loss in LOSSES for mean in MEANS]
+        measures = [LossMeasure(part, loss, mean) for part in PARTS for loss in LOSSES for mean in MEANS]
         got = engine.measure(models, run, zeros, client, measures, pseudo_models=models.flip(0))
         assert list(got) == measures
         gradients = engine.client_gradients(models, run, zeros, client)
@@ -446,7 +448,9 @@ def test_no_jobs_at_all():
     with build(data, clients, "mlp", LOCALS["steps"]) as engine:
         trained = engine.train(engine.init(1)[None], jobs_of(np.zeros(0, np.int64)))
         assert trained.params.shape == (0, engine.n_params)
-        assert engine.measure(engine.init(1)[None], *(np.zeros(0, np.int64),) * 3, [Measure()])[Measure()].shape == (0,)
+        assert engine.measure(engine.init(1)[None], *(np.zeros(0, np.int64),) * 3, [LossMeasure()])[
+            LossMeasure()
+        ].shape == (0,)
 
 
 def test_a_client_without_samples_returns_the_global_model():
@@ -456,7 +460,7 @@ def test_a_client_without_samples_returns_the_global_model():
         trained = engine.train(models, jobs_of([0, 1, 2]))
         assert torch.equal(trained.params[1], models[0])
         assert torch.equal(trained.params[2], models[0])
-        training, held = Measure(), Measure("validation")
+        training, held = LossMeasure(), LossMeasure("validation")
         losses = engine.measure(models, *(np.zeros(2, np.int64),) * 2, np.array([1, 2]), [training, held])
         assert np.isnan(losses[training]).all()
         assert np.isfinite(losses[held]).tolist() == [False, True]

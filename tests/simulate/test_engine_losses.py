@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcohort.core.signals import Measure
+from fedcohort.core.signals import LossMeasure
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
@@ -28,7 +28,9 @@ def test_many_models_in_one_batch(model, monkeypatch):
         models = torch.stack([engine.init(seed) for seed in range(5)])
         teachers = torch.stack([engine.init(seed + 50) for seed in range(5)])
         everyone, zeros = np.arange(5), np.zeros(5, np.int64)
-        measures = [Measure(part, loss) for part in ("train", "validation") for loss in ("label", "robust", "pseudo")]
+        measures = [
+            LossMeasure(part, loss) for part in ("train", "validation") for loss in ("label", "robust", "pseudo")
+        ]
         net = stack(FlatModel(build_model(model, engine.sample, 10)), engine.sample)
         device = DeviceProgram(net, engine.store, engine.local, classes=10, device=engine.device)
         # Each its own model: all in one batch. All the same model: one pass over all clients.

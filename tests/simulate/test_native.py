@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcohort.core.signals import Measure
+from fedcohort.core.signals import LossMeasure
 from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
@@ -145,7 +145,7 @@ def test_the_number_of_threads_changes_nothing(loss):
             assert isinstance(one.backend, NativeBackend)
             models = torch.stack([one.init(0), one.init(1)])
             trained = one.train(models, jobs)
-            measures = [Measure(part, loss) for part in ("train", "validation") for loss in ("label", "robust")]
+            measures = [LossMeasure(part, loss) for part in ("train", "validation") for loss in ("label", "robust")]
             numbers = one.measure(models, everyone % 2, 0 * everyone, everyone, measures)
             gradients = one.client_gradients(models, everyone % 2, 0 * everyone, everyone)
             found.append([trained.params, gradients, *numbers.values(), *one.evaluate(models)])
@@ -165,7 +165,7 @@ def test_one_bad_model_does_not_spoil_the_losses_of_the_others():
     with engine(2) as one:
         models = torch.stack([one.init(0), torch.full((one.n_params,), torch.nan)])
         run, client = np.array([0, 1, 0]), np.array([3, 4, 5])
-        measures = [Measure(), Measure("validation")]
+        measures = [LossMeasure(), LossMeasure("validation")]
         mixed = one.measure(models, run, 0 * run, client, measures)
         alone = one.measure(models[:1], 0 * run, 0 * run, client, measures)
     for measure in measures:

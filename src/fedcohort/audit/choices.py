@@ -117,7 +117,7 @@ def verify(
     seed : int, optional
         The seed that was agreed on, if it was: for example from a public beacon.
     receipts : mapping of commitment to where it is from, optional
-        Commitments that somebody kept while the session ran, alone or as the server told them; each must be a link of
+        Commitments that somebody kept while the session ran, alone or as the server sent them; each must be a link of
         the chain.
     public : str, optional
         The public key of whoever must have signed the journal, in hexadecimal.
@@ -275,8 +275,8 @@ class _Audit(Replay):
 
     def _check_receipts(self, receipts: Mapping[str, str], seen: set[str], public: str | None) -> None:
         for line, where in receipts.items():
-            kept, _, said = line.partition(" ")  # as the server told it, or the commitment alone
-            source = f"{said}; {where}" if said else where
+            kept, _, source_text = line.partition(" ")  # as the server sent it, or the commitment alone
+            source = f"{source_text}; {where}" if source_text else where
             if kept.lower() not in seen:
                 raise DoesNotFollow(
                     f"The commitment {kept} ({source}) is not in this journal: it is not the one shown then."
@@ -383,7 +383,7 @@ class _Audit(Replay):
     # -- could the server have had its way? --------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count who could be picked, who was, whom rules excluded, and where nothing was left to choose."""
+        """Count how often each client was a candidate, picked and excluded, and the draws without a real choice."""
         changes = [(int(body.get("ticket", 0)), Rules.recorded(body["rules"])) for body in self.journal.events(CHANGED)]
         rules = Rules()
         for ticket, row in self.cohorts.items():
@@ -406,7 +406,7 @@ class _Audit(Replay):
                 self.narrow.append(ticket)
 
     def _explained(self, ticket: int) -> bool:
-        """Whether somebody failed on record in a draw that was abandoned; who had not answered yet has not failed."""
+        """Whether a client failed on record in an abandoned draw; one that had not answered yet has not failed."""
         if ticket in self.failed:
             return True
         fine = (Status.OK, Status.MISSING)

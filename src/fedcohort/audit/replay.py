@@ -81,7 +81,7 @@ class Replay:
         row, session = self.cohorts[ticket], self.playing
         candidates = self.journal.candidates(ticket, session.table.n)
         if candidates is None:
-            raise DoesNotFollow(f"Round {row.round}: who could be picked is no longer on record, it was pruned.")
+            raise DoesNotFollow(f"Round {row.round}: its candidates are no longer on record; they were pruned.")
         request = RoundRequest(size=row.wanted, available=candidates)
         try:
             query = session.query(request)
@@ -128,7 +128,7 @@ class Replay:
                 self.playing.abandon(ticket, given_up)
         except FedcohortError as error:
             round_ = self.cohorts[ticket].round
-            raise DoesNotFollow(f"Round {round_}: the reports on record cannot be told: {error.message}") from error
+            raise DoesNotFollow(f"Round {round_}: the reports on record are refused: {error.message}") from error
 
     def change_rules(self, body: Mapping[str, Any]) -> None:
         """Let the rules of an event hold from here on."""
@@ -212,10 +212,10 @@ def _obstacle(journal: Journal) -> str | None:
     if journal.events(FACTS):
         return "facts about clients were replaced, and the earlier ones are not on record (audit=True keeps them)"
     if journal.attributes():
-        return "rules go by what clients say about themselves, and when they said it is not on record (audit=True)"
+        return "rules use attributes that clients report, and when they did is not on record (audit=True keeps it)"
     rows = journal.cohorts()
     if any(journal.candidates(row.ticket, 0) is None for row in rows):
-        return "who could be picked in old rounds was pruned"
+        return "the candidates of old rounds were pruned"
     if any(b.asked_at < a.asked_at for a, b in pairwise(rows)) or any(
         row.told_at is not None and row.told_at < row.asked_at for row in rows
     ):

@@ -21,7 +21,7 @@ from fedcohort.journal.opening import open_unchecked
 from fedcohort.journal.schema import SCHEMA_VERSION
 from fedcohort.session.resume import next_round
 
-_SHOWN = 5  # problems of one kind that are told, of however many
+_SHOWN = 5  # problems of one kind that are named, of however many
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
         yield Finding("contents", False, f"cannot be read: {type(error).__name__}: {error}")
 
 
-def _told(problems: Iterable[str]) -> str:
+def _listed(problems: Iterable[str]) -> str:
     found = list(problems)
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return "; ".join(found[:_SHOWN]) + more
 
 
 def _file(database: Database, version: int) -> Iterator[Finding]:
-    wrong = _told(file_problems(database.connection, version))
+    wrong = _listed(file_problems(database.connection, version))
     ((pages,),), ((size,),) = database.fetch("PRAGMA page_count"), database.fetch("PRAGMA page_size")
     yield Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
 
@@ -121,7 +121,7 @@ def _rows(database: Database, version: int) -> Iterator[Finding]:
             "rows", None, f"version {version} has no checksums; a session that continues the journal adds them"
         )
         return
-    wrong = _told(row_problems(database.connection, version))
+    wrong = _listed(row_problems(database.connection, version))
     if wrong:
         yield Finding("rows", False, wrong)
     else:
@@ -163,8 +163,8 @@ def _rules(journal: Journal) -> Iterator[Finding]:
     if proof.rules is not None:
         broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
         broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
-        # Rules that were tightened are nothing wrong with the record; that it proves less is said.
-        yield Finding("rules", proof.kept, _told(broken) or proof.verdict.removeprefix("The rules ").rstrip("."))
+        # A record may be sound although its rules were tightened; the finding then says what it proves.
+        yield Finding("rules", proof.kept, _listed(broken) or proof.verdict.removeprefix("The rules ").rstrip("."))
 
 
 def _again(journal: Journal) -> Finding:

@@ -345,7 +345,7 @@ class ClientTable:
         return read_only(found)
 
     def differing(self, other: ClientTable) -> IntArray:
-        """Return the clients about whom two tables of one federation say different things."""
+        """Return the clients for which two tables of one federation hold different facts."""
         instance(other, ClientTable, "'other'")
         differ = np.full(self.n, self.signals != other.signals)
         if self._sizes is not None and other._sizes is not None:

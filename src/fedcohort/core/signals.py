@@ -47,7 +47,7 @@ class Party(Enum):
 
 
 @dataclass(frozen=True)
-class Measure:
+class LossMeasure:
     """One number of a model on a client's samples: a mean of a loss, without any training.
 
     Parameters
@@ -70,7 +70,7 @@ class Measure:
 class LossOf:
     """How a loss is computed: what is measured, and of which model. Pseudo-labels come from the received one."""
 
-    measure: Measure = Measure()
+    measure: LossMeasure = LossMeasure()
     model: Model = "received"
 
 
@@ -272,7 +272,7 @@ class Signal(str):
         return self.numbers(classes) if self.by is Party.CLIENT and self.known is not Known.TABLE else 0
 
     @property
-    def measure(self) -> Measure | None:
+    def measure(self) -> LossMeasure | None:
         """What is measured, where it is a loss."""
         return self.how.measure if isinstance(self.how, LossOf) else None
 
@@ -335,32 +335,32 @@ Signal.LOSS_AFTER = Signal(
 Signal.LOSS_RMS = Signal(
     "loss-rms",
     meaning="root of the mean squared loss of the samples, received global model on the client's data",
-    how=LossOf(Measure(mean="root-mean-square")),
+    how=LossOf(LossMeasure(mean="root-mean-square")),
 )
 Signal.VALIDATION_LOSS = Signal(
     "validation-loss",
     meaning="loss of the received global model on the client's held-out data",
-    how=LossOf(Measure(part="validation")),
+    how=LossOf(LossMeasure(part="validation")),
 )
 Signal.ROBUST_LOSS = Signal(
     "robust-loss",
     meaning="noise-robust loss of the received global model on the client's data",
-    how=LossOf(Measure(loss="robust")),
+    how=LossOf(LossMeasure(loss="robust")),
 )
 Signal.ROBUST_LOSS_AFTER = Signal(
     "robust-loss-after",
     meaning="noise-robust loss of the client's own model after local training",
-    how=LossOf(Measure(loss="robust"), "own"),
+    how=LossOf(LossMeasure(loss="robust"), "own"),
 )
 Signal.PSEUDO_LOSS = Signal(
     "pseudo-loss",
     meaning="cross-entropy of the received global model against its own pseudo-labels",
-    how=LossOf(Measure(loss="pseudo")),
+    how=LossOf(LossMeasure(loss="pseudo")),
 )
 Signal.PSEUDO_LOSS_AFTER = Signal(
     "pseudo-loss-after",
     meaning="cross-entropy of the client's own model after training against the received model's pseudo-labels",
-    how=LossOf(Measure(loss="pseudo"), "own"),
+    how=LossOf(LossMeasure(loss="pseudo"), "own"),
 )
 Signal.UPDATE_NORM = Signal(
     "update-norm",
@@ -447,7 +447,7 @@ UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIEN
 _BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}
 
 
-def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, Measure]:
+def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, LossMeasure]:
     """Return those of ``signals`` that are losses of ``model``, with what is measured."""
     return {s: s.how.measure for s in signals if isinstance(s.how, LossOf) and s.how.model == model}
 

@@ -1,4 +1,4 @@
-"""A session: who is asked, what came back, under which rules, all of it on record."""
+"""A session chooses cohorts for one federation, learns from reports, keeps rules, and records all of it."""
 
 from fedcohort.session.session import Session
 

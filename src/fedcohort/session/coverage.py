@@ -146,7 +146,7 @@ class Tally:
         return max(FEWEST_ROUNDS, math.ceil(TURNS * len(self._last) * len(self._sizes) / picks))
 
     def coverage(self, active: BoolArray | None = None) -> Coverage:
-        """Return who carried the training.
+        """Return how many clients carried the training.
 
         Parameters
         ----------
@@ -212,12 +212,12 @@ class CoverageMonitor:
         self._tally.grow(clients)
 
     def coverage(self, active: BoolArray) -> Coverage:
-        """Return who carried the training so far, among the members."""
+        """Return how many of the members carried the training so far."""
         return self._tally.coverage(active)
 
 
 def sentences(runs: Iterable[tuple[str, Coverage]]) -> list[str]:
-    """Return one sentence for each label some of whose runs are badly covered, the first such run's.
+    """Return a sentence for each label that has badly covered runs: that of the first such run.
 
     >>> bad, good = Coverage(50, 10, 5, 40.0, 45, 1.0, 99), Coverage(50, 10, 41, 40.0, 0, 1.0, 99)
     >>> sentences([("flash", good), ("flash", bad), ("uniform", good)])

@@ -67,7 +67,7 @@ class Explanation:
     rows : recorded scores, best first; only the client's own when one was asked about
     threshold : the lowest score among the picked
     status : what became of the client, when it was picked and has reported
-    failures : by name, what became of those picked whose model did not enter the average, and why
+    failures : by name, what became of picked clients that brought no sound model, and why
     shadows : by shadow selector, the names it would have picked (or a note why it could not)
     notes : what the selector noted about the choice
     coverage : a warning when few clients carried the training up to this round, else None
@@ -95,7 +95,7 @@ class Explanation:
         """What became of the client when it was picked, and why; else why it was not picked."""
         if not self.picked:
             return self.reason
-        return self.failures.get(self.name or "", self.status or "not told yet")
+        return self.failures.get(self.name or "", self.status or "not reported yet")
 
 
 def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
@@ -172,7 +172,7 @@ def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[s
 
 
 def reasons_of(journal: Journal) -> dict[int, dict[str, str]]:
-    """Return by ticket and name why clients brought no sound model, as far as the host said why."""
+    """Return by ticket and name why clients brought no sound model, where the host gave a reason."""
     found: dict[int, dict[str, str]] = {}
     for body in journal.events(FAILURES):
         if "ticket" in body:

@@ -2,7 +2,7 @@
 
 A condition compares attributes with constants: ``battery >= 30 and network in ("wifi", "ethernet")``. Only comparisons,
 ``and``, ``or``, ``not`` and constants are understood; anything else in the text is refused when it is read. A client
-that has not said what a condition asks for does not meet it.
+that does not report an attribute fails every condition on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 class _UnknownAttributeError(Exception):
-    """A client has not said what is asked for."""
+    """A client does not report an attribute that a condition names."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Condition:
     >>> condition.unmet({"battery": 12, "region": "north"})
     'it does not meet battery >= 30'
     >>> condition.unmet({"battery": 80})
-    'it has not said its region'
+    'it does not report its region'
     >>> Condition.read("__import__('os').system('ls')")
     Traceback (most recent call last):
         ...
@@ -92,7 +92,7 @@ class Condition:
                     return f"it does not meet {clause}"
             except _UnknownAttributeError:
                 missing = sorted(name for name in asked if name not in known)
-                return f"it has not said its {', '.join(missing)}"
+                return f"it does not report its {', '.join(missing)}"
             except TypeError:  # a text where a number is asked for
                 return f"it does not meet {clause}"
         return None

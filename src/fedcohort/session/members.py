@@ -27,8 +27,8 @@ class Membership:
     Examples
     --------
     >>> members = Membership.of(ClientTable(names=["anna", "ben"]))
-    >>> after, who = members.changed(["anna"], member=False)
-    >>> after.active.tolist(), who.tolist(), members.active.tolist()
+    >>> after, indices = members.changed(["anna"], member=False)
+    >>> after.active.tolist(), indices.tolist(), members.active.tolist()
     ([False, True], [0], [True, True])
     """
 
@@ -62,10 +62,10 @@ class Membership:
 
     def changed(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:
         """Return the federation after clients left or came back, and their indices."""
-        who = self.table.indices(clients)
+        indices = self.table.indices(clients)
         active = self.active.copy()
-        active[who] = member
-        return Membership(self.table, active), who
+        active[indices] = member
+        return Membership(self.table, active), indices
 
     def candidates(self, request: RoundRequest, training: Sequence[IntArray]) -> IntArray:
         """Return the clients that can be picked: available, a member, and in none of the cohorts that still train."""

@@ -1,4 +1,4 @@
-"""Applies an operator's rules to one federation: who may be picked for a cohort, and who must be in it."""
+"""Applies an operator's rules to one federation: which clients a cohort may have, and which it must have."""
 
 from __future__ import annotations
 

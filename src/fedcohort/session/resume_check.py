@@ -1,7 +1,7 @@
-"""Does a host that says "continue or start" mean the session that is on record? What it brings must be what was given.
+"""Checks that a host which continues a journal brings the seed, clients and signals that the journal began with.
 
-A federation changes while its session lives, and a host may bring the table it started with or the one it has now; both
-are its own. So the journal keeps a digest of every fact it began with.
+A federation changes during a session, and a host may bring the table it started with or the one it has now. Both are
+right, so the journal keeps a digest of every fact it began with.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _named(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
 
 
 def _other_names(journal: Journal, ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
-    """Yield whom two tables do not share; a host may or may not have those who were forgotten or joined later."""
+    """Yield clients that only one of two tables has; either may lack clients that were forgotten or joined later."""
     forgotten = {ours.name(int(body["client"])) for body in journal.events(FORGOTTEN)}
     first = min((int(body["first"]) for body in journal.events(JOINED)), default=ours.n)
     lacking = sorted(set(ours.names[:first]) - set(theirs.names) - forgotten)

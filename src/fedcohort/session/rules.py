@@ -1,9 +1,9 @@
-"""Rules an operator sets: who may be picked at all, who must be, and how often.
+"""Rules an operator sets: which clients may be picked, which must be, and how often.
 
-A session holds its rules before any selector sees a slate: whom they exclude is no candidate, whom they demand is taken
-first, and quotas are mended afterwards. Every exclusion is recorded with its reason. A cohort that was abandoned counts
-for nothing, except that who answered it with a failure has failed once more. The words, for a round r and a client's
-participations P (the earlier rounds whose cohorts it was in):
+A session applies its rules before a selector sees a slate: a client that they exclude is no candidate, one that they
+demand is in the cohort, and quotas are filled afterwards. Every exclusion is recorded with its reason. An abandoned
+cohort does not count, except that a client that answered it with a failure has failed once more. In detail, for a round
+r and a client's participations P (the earlier rounds in which it was in the cohort):
 
 - ``paused`` until u: not while r < u;
 - ``min_separation`` b: no p in P with r - p < b;
@@ -13,11 +13,11 @@ participations P (the earlier rounds whose cohorts it was in):
 - ``min_in_window`` x of ``window`` w: every w rounds in a row, from when it joined, hold x participations, as long as
   it is available and there is room;
 - ``cool_off`` c after ``failures`` f: not in the c cohorts after the last of f failures in a row. Cohorts that were
-  abandoned count here, so that a round that is tried again and again lets nobody cool off for ever.
+  abandoned count here, so that nobody cools off for ever while a round is repeated.
 
 ``min_separation`` and ``max_participations`` are the participation rules of DP-FTRL: its guarantee needs no sampling,
-only that nobody takes part more often or at shorter distance than these say ([Xu2023]_). Any selector can be used
-under them, and :func:`fedcohort.audit.participation.verify` proves from a journal that they held.
+only that no client takes part more often, or sooner again, than these allow ([Xu2023]_). They work with any selector,
+and :func:`fedcohort.audit.participation.verify` proves from a journal that they held.
 
 .. [Xu2023] Z. Xu et al., "Federated Learning of Gboard Language Models with Differential Privacy", arXiv 2305.18465.
 """
@@ -192,7 +192,7 @@ class Rules(Parameterized):
 
     @property
     def trusts_clients(self) -> bool:
-        """Whether these are rules of version 0.2 whose quotas hold for every value that a client invents."""
+        """Whether these rules of version 0.2 have quotas for every value that a client invents."""
         return any(not isinstance(claims, Mapping) for claims in (self.quotas or {}).values())
 
     def renamed(self, name: Callable[[str], str]) -> Rules:
@@ -205,7 +205,7 @@ class Rules(Parameterized):
 
     @property
     def by_name(self) -> bool:
-        """Whether anything in them is about who somebody is, and not only about what it says of itself."""
+        """Whether they depend on the identity of clients, and not only on the attributes that clients report."""
         return bool(self.to_dict().keys() - {"eligible", "quotas", "failures"})
 
     def check_feasible(self, clients: Iterable[str], size: int, rounds: int) -> None:

@@ -148,7 +148,7 @@ class Session:
         )
         check_signals(selector, clients, supplied)
         for name, shadow in watching.items():
-            check_signals(shadow, clients, None, who=f"shadow {name!r}")
+            check_signals(shadow, clients, None, f"shadow {name!r}")
         own = StatefulSelector.initial(selector, clients, turn.seed)
         running = {name: StatefulSelector.initial(s, clients, turn.seed, name) for name, s in watching.items()}
         meta = {
@@ -316,7 +316,7 @@ class Session:
         for name, shadow in (wanted or {}).items():
             if name in self._shadows.running:
                 continue
-            check_signals(shadow, self.table, None, who=f"shadow {name!r}")
+            check_signals(shadow, self.table, None, f"shadow {name!r}")
             try:
                 self.add_shadow(name, shadow)
             except Exception as error:  # one that failed before fails again while it learns from the journal
@@ -500,7 +500,7 @@ class Session:
         Parameters
         ----------
         request : int, None or RoundRequest
-            How many clients; None asks for everybody available. A RoundRequest also says who is available.
+            How many clients; None asks for everybody available. A RoundRequest also names the available clients.
         answer : Answer, optional
             The answer to what :meth:`query` returned for the same request.
         **answers
@@ -674,7 +674,8 @@ class Session:
         """
         if text(kind, "'kind'") in SESSION_EVENTS:
             raise InputError(
-                f"Notes of the kind {kind!r} are the session's own.", hint="give the note a kind that says whose it is"
+                f"Notes of the kind {kind!r} are the session's own.",
+                hint="choose another kind for a host's note",
             )
         self._recorder.note(kind, mapping(body, "'body'"))
 
@@ -796,7 +797,7 @@ class Session:
     def change_selector(self, selector: Selector[Any] | str) -> None:
         """Let another selector choose from the next round on; it starts from the outcomes the journal holds.
 
-        Rounds whose reports lack a signal it needs are passed over. What the one before has learned is given up.
+        Rounds whose reports lack a signal it needs are passed over. What the previous one learned is dropped.
         """
         selector = as_selector(selector).adapted(self.table.signals | (self._signals or frozenset()))
         check_signals(selector, self.table, self._signals)
@@ -810,7 +811,7 @@ class Session:
         shadow = as_shadows({text(name, "'name'"): shadow})[name]
         if name in self._shadows.running:
             raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
-        check_signals(shadow, self.table, None, who=f"shadow {name!r}")
+        check_signals(shadow, self.table, None, f"shadow {name!r}")
         rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)
         running = StatefulSelector.from_outcomes(shadow, self.table, self.journal, rng, name)
         shadows = self._shadows.with_one(running)

@@ -181,7 +181,7 @@ def check_size(size: int | None, n: int) -> int | None:
 
 
 def check_signals(
-    selector: Selector[Any], clients: ClientTable, signals: frozenset[Signal] | None, who: str | None = None
+    selector: Selector[Any], clients: ClientTable, signals: frozenset[Signal] | None, label: str = "selector"
 ) -> None:
     """Refuse a selector whose required signals the table or the host cannot supply.
 
@@ -191,15 +191,15 @@ def check_signals(
     clients : ClientTable
     signals : frozenset of Signal or None
         What the host supplies in reports and answers; None trusts it to supply what is required.
-    who : str, optional
-        How to name the selector in the error.
+    label : str
+        What to call the selector in the error.
     """
     for signal in sorted(selector.requires):
         supplied = signal in clients.signals if signal.known is Known.TABLE else signals is None or signal in signals
         if not supplied:
             kind = "client table" if signal.known is Known.TABLE else "host"
             raise SignalError(
-                f"The {who or 'selector'} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
+                f"The {label} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
                 f"which the {kind} does not supply.",
                 hint=signal.supplied_by,
             )
@@ -208,44 +208,46 @@ def check_signals(
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
     """Refuse a cohort that breaks the protocol."""
     picked = cohort.clients
-    who = selector_name(selector)
+    name = selector_name(selector)
     if picked.ndim != 1:
-        raise SelectorError(f"The selector {who} must return a list of clients. Got shape {picked.shape}.")
+        raise SelectorError(f"The selector {name} must return a list of clients. Got shape {picked.shape}.")
     if len(picked) > slate.size:
-        raise SelectorError(f"The selector {who} picked {len(picked)} clients where {slate.size} were asked for.")
+        raise SelectorError(f"The selector {name} picked {len(picked)} clients where {slate.size} were asked for.")
     # A set is the faster way to see it among few, sorting among many.
     if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
-        raise SelectorError(f"The selector {who} picked a client more than once: {picked.tolist()}.")
+        raise SelectorError(f"The selector {name} picked a client more than once: {picked.tolist()}.")
     at = np.searchsorted(slate.candidates, picked)
     inside = at < len(slate.candidates)
     if not inside.all() or not np.array_equal(slate.candidates[at], picked):
-        raise SelectorError(f"The selector {who} picked clients that are no candidates: {picked.tolist()}.")
+        raise SelectorError(f"The selector {name} picked clients that are no candidates: {picked.tolist()}.")
     if not len(picked) and cohort.stop is None:
-        raise SelectorError(f"The selector {who} picked nobody out of {len(slate.candidates)} and gave no stop reason.")
-    for name in ("weights", "work"):
-        values = getattr(cohort, name)
+        raise SelectorError(
+            f"The selector {name} picked nobody out of {len(slate.candidates)} and gave no stop reason."
+        )
+    for field in ("weights", "work"):
+        values = getattr(cohort, field)
         if values is not None and (values.shape != picked.shape or not np.isfinite(values).all() or (values < 0).any()):
             raise SelectorError(
-                f"The selector {who} must give one finite '{name}' of at least 0 per picked client. Got {values!r}."
+                f"The selector {name} must give one finite '{field}' of at least 0 per picked client. Got {values!r}."
             )
     if cohort.work is not None and (cohort.work > MOST_WORK).any():
         raise SelectorError(
-            f"The selector {who} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
+            f"The selector {name} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
         )
     if cohort.stop is not None and not isinstance(cohort.stop, str):
-        raise SelectorError(f"The selector {who} must say in words why it stops. Got {short_repr(cohort.stop)}.")
+        raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
     lengths = {"score": cohort.score, **cohort.parts}
-    for name, values in lengths.items():
+    for part, values in lengths.items():
         if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
             raise SelectorError(
-                f"The selector {who} must give '{name}' for each of the cohort's candidates.",
-                hint="say whom they are about: Cohort(..., candidates=slate.candidates, score=...)",
+                f"The selector {name} must give '{part}' for each of the cohort's candidates.",
+                hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
             )
 
 
 def check_query(selector: Selector[Any], query: object, n: int) -> None:
     """Refuse a question that no host could answer, or that asks about clients there are not."""
-    who = selector_name(selector)
+    name = selector_name(selector)
     asked: tuple[IntArray, ...]
     match query:
         case None:
@@ -256,18 +258,18 @@ def check_query(selector: Selector[Any], query: object, n: int) -> None:
             asked = query.cohorts
         case _:
             raise SelectorError(
-                f"The selector {who} must ask with Losses or Trial, or nothing. Got {short_repr(query)}."
+                f"The selector {name} must ask with Losses or Trial, or nothing. Got {short_repr(query)}."
             )
     if not asked:
-        raise SelectorError(f"The selector {who} asks to try no cohort at all.")
+        raise SelectorError(f"The selector {name} asks to try no cohort at all.")
     for clients in asked:
         if len(clients) and not 0 <= clients.min() <= clients.max() < n:
             raise SelectorError(
-                f"The selector {who} asks about clients that are not in [0, {n}): {short_repr(clients.tolist())}."
+                f"The selector {name} asks about clients that are not in [0, {n}): {short_repr(clients.tolist())}."
             )
         if len(np.unique(clients)) != len(clients):
             raise SelectorError(
-                f"The selector {who} asks about a client more than once: {short_repr(clients.tolist())}."
+                f"The selector {name} asks about a client more than once: {short_repr(clients.tolist())}."
             )
 
 

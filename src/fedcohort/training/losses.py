@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from fedcohort.core.signals import Measure
+from fedcohort.core.signals import LossMeasure
 from fedcohort.training.local import LocalTraining
 
 
@@ -46,7 +46,7 @@ def reduce_losses(
     by_label: torch.Tensor,
     by_pseudo: torch.Tensor | None,
     lengths: torch.Tensor,
-    measures: Sequence[Measure],
+    measures: Sequence[LossMeasure],
     local: LocalTraining | None,
 ) -> torch.Tensor:
     """Return the measures (len(measures), q) of q clients.
@@ -58,7 +58,7 @@ def reduce_losses(
         when no measure is made of it.
     lengths : torch.Tensor
         (q,) samples of each client, at least one.
-    measures : sequence of Measure
+    measures : sequence of LossMeasure
     local : LocalTraining or None
         The weights of the robust loss; not needed where no measure is made of it.
     """

@@ -13,7 +13,7 @@ from torch import nn
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import DeviceError, InputError, ParameterError
-from fedcohort.core.signals import Measure
+from fedcohort.core.signals import LossMeasure
 from fedcohort.simulate.engine.crops import crop_table
 from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
@@ -225,10 +225,10 @@ class Engine:
         run: IntArray,
         federation: IntArray,
         client: IntArray,
-        measures: Collection[Measure],
+        measures: Collection[LossMeasure],
         *,
         pseudo_models: torch.Tensor | None = None,
-    ) -> dict[Measure, FloatArray]:
+    ) -> dict[LossMeasure, FloatArray]:
         """Return numbers of models on clients, each of shape (Q,); NaN for a client without samples of that part.
 
         Parameters
@@ -237,7 +237,7 @@ class Engine:
             (R, P).
         run, federation, client : array of int
             (Q,) which model on which client.
-        measures : collection of Measure
+        measures : collection of LossMeasure
             What to measure.
         pseudo_models : torch.Tensor, optional
             (R, P) models that give the pseudo-labels; default ``models``.
@@ -245,7 +245,7 @@ class Engine:
         self._check_models(models)
         if pseudo_models is not None:
             self._check_models(pseudo_models)
-        found: dict[Measure, FloatArray] = {}
+        found: dict[LossMeasure, FloatArray] = {}
         for part in ("train", "validation"):
             asked = [measure for measure in dict.fromkeys(measures) if measure.part == part]
             if not asked:

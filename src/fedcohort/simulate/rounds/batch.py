@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.signals import Measure, Signal, VectorOf
+from fedcohort.core.signals import LossMeasure, Signal, VectorOf
 from fedcohort.core.vectors import vector_signal
 from fedcohort.scenario import Federation
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, TrainingResult
@@ -43,8 +43,8 @@ class Batch:
         rows: Sequence[int],
         runs: Sequence[Run],
         clients: Sequence[IntArray],
-        measures: Collection[Measure],
-    ) -> dict[Measure, list[FloatArray]]:
+        measures: Collection[LossMeasure],
+    ) -> dict[LossMeasure, list[FloatArray]]:
         """Measure ``models[rows[i]]`` on ``clients[i]`` of ``runs[i]``, a list entry per i, all in one batch."""
         lengths = [len(part) for part in clients]
         values = self.engine.measure(
@@ -179,9 +179,9 @@ class Batch:
             at += part.numel()
 
 
-def _alike(wanted: Sequence[Mapping[Signal, Measure]]) -> dict[frozenset[Measure], list[int]]:
+def _alike(wanted: Sequence[Mapping[Signal, LossMeasure]]) -> dict[frozenset[LossMeasure], list[int]]:
     """Return the places of equal, not empty sets of measures."""
-    found: dict[frozenset[Measure], list[int]] = {}
+    found: dict[frozenset[LossMeasure], list[int]] = {}
     for i, measures in enumerate(wanted):
         if measures:
             found.setdefault(frozenset(measures.values()), []).append(i)
