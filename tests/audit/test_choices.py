@@ -346,9 +346,8 @@ def test_a_selector_of_the_servers_own_is_not_confirmed_unread(tmp_path: Path) -
     (tmp_path / "friends.py").write_text(OWN)
     code = (
         "from fedcohort import *\n"
-        "s = Session(create('uniform'), ClientTable(n=12), seed=1, journal='run.sqlite', audit=True)\n"
-        "def play():\n    c = s.ask(RoundRequest(3)); s.tell(RoundReport(c.ticket, c.clients))\n"
-        "play(); s.change_selector(SELECTORS.create('friends.py:Friends')); play(); s.close()"
+        "s = Session('uniform', 12, seed=1, journal='run.sqlite', audit=True)\n"
+        "s.tell(s.ask(3)); s.change_selector('friends.py:Friends'); s.tell(s.ask(3)); s.close()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     found = verify(tmp_path / "run.sqlite")
