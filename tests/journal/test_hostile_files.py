@@ -226,10 +226,7 @@ def test_a_shadow_from_a_file_is_neither_imported_nor_lost(evil: Path) -> None:
 
 def test_what_the_caller_names_is_imported(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(EVIL.replace("FedACS", "Uniform").replace("Evil", "Own"))
-    code = (
-        "from fedcohort import *\n"
-        "s = Session(create('own.py:Own'), list('abcd'), journal='j'); s.ask(2); s.close()"
-    )
+    code = "from fedcohort import *\ns = Session(create('own.py:Own'), list('abcd'), journal='j'); s.ask(2); s.close()"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     (tmp_path / "it-ran").unlink()
     (tmp_path / "elsewhere").mkdir()
