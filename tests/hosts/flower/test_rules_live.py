@@ -57,7 +57,7 @@ def test_rules_that_name_nobody_are_noticed(fleet: Any, kit: Any, caplog: Any) -
 def test_rules_that_admit_nobody_end_the_wait_with_their_reason(fleet: Any, kit: Any) -> None:
     rules = Rules(eligible="battery >= 30")
     strategy = fleet.strategy("uniform", FedAvg(), cohort_size=2, rules=rules, patience=20.0)
-    with pytest.raises(FederationTimeoutError, match="it does not report its battery"):
+    with pytest.raises(FederationTimeoutError, match=r"rules.*battery"):
         strategy.start(fleet.grid, kit.model(), num_rounds=1)
 
 
