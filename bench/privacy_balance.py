@@ -97,11 +97,12 @@ def picture(found: dict[str, Any], path: Path) -> None:
                 axes.axhline(np.mean(labels[label][place]), color=colour, linestyle=style, label=label)
     for axes in (balance, accuracy):
         axes.set_xscale("log")
-        axes.set_xticks(EPSILONS, [str(e) for e in EPSILONS], minor=False)
+        axes.set_xticks(EPSILONS, [str(e) for e in EPSILONS])
+        axes.xaxis.minorticks_off()
         axes.set_xlabel("epsilon")
     balance.set_title("QCID of the cohorts (lower is better)")
     balance.set_yscale("log")
-    balance.legend()
+    figure.legend(*balance.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     accuracy.set_title("accuracy")
     figure.savefig(path, dpi=200)
 
