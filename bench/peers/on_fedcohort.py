@@ -62,7 +62,7 @@ class Peer:
                 "scenario": {"partition": {"name": "custom", "parts": [part.tolist() for part in job.parts]}},
                 "model": {"name": f"{__file__}:start_model"},
                 "local": {"steps": job.steps, "batch_size": job.batch, "lr": job.lr, "weight_decay": job.decay},
-                "aggregator": {"name": "size-mean"},
+                "aggregator": {"name": "fedavg"},
                 "run": {"rounds": len(cohorts), "cohort": len(cohorts[0]), "eval_every": len(cohorts)},
                 "selectors": {"given": {"name": f"{__file__}:Given"}},
             }

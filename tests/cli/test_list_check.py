@@ -127,7 +127,7 @@ def test_list_says_which_aggregator_makes_a_selector_unbiased():
     _, out, _ = fedcohort("list", "--format", "json")
     paired = {e["name"]: e["aggregator"] for e in json.loads(out) if "aggregator" in e}
     assert paired == {
-        "clustered": "size-mean",
+        "clustered": "fedavg",
         "divfl": "mean",
         "feel": "inverse-probability",
         "gradnorm": "inverse-probability",

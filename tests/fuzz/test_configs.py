@@ -21,7 +21,7 @@ WHOLE = {
     "scenario": {"partition": {"name": "shards", "clients": 20}, "availability": {"name": "bernoulli"}},
     "model": {"name": "mlp"},
     "local": {"batch_size": 64, "steps": 20, "lr": 0.005},
-    "aggregator": {"name": "size-mean"},
+    "aggregator": {"name": "fedavg"},
     "filter": {"name": "keep-all"},
     "labels": {"name": "counts"},
     "rules": {"min_separation": 2},

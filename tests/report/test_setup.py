@@ -59,7 +59,7 @@ def test_everything_that_matters_is_stated(page):
         "Held out": ["10% of each client's data"],
         "Model": ["logistic"],
         "Local training": ["steps 3", "batch_size 8", "lr 0.125"],
-        "Aggregation": ["size-mean"],
+        "Aggregation": ["fedavg"],
         "Rounds and cohort": ["4 rounds, 3 clients per round"],
         "Selectors": ["uniform; mine = power-of-choice"],
         "Seeds": ["2: 3 and 5"],

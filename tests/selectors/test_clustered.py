@@ -101,7 +101,7 @@ def test_both_conditions_hold_whatever_is_known(heard):
 
 
 @pytest.mark.parametrize("by", ["size", "similarity"])
-@pytest.mark.parametrize("average", ["mean", "size-mean"])
+@pytest.mark.parametrize("average", ["mean", "fedavg"])
 def test_the_average_is_unbiased_and_varies_less_than_drawing_by_size(by, average):
     """A client's weight in the aggregator's average is p_i in expectation; its variance is no larger than by size."""
     sizes = np.array([5.0, 5, 5, 10, 10, 20, 20, 25])
@@ -114,7 +114,7 @@ def test_the_average_is_unbiased_and_varies_less_than_drawing_by_size(by, averag
     weight = np.zeros((draws, n))
     for row in weight:
         cohort, _ = Clustered(by=by, average=average).select(state, slate, None, rng)
-        raw = cohort.weights * (sizes[cohort.clients] if average == "size-mean" else 1.0)
+        raw = cohort.weights * (sizes[cohort.clients] if average == "fedavg" else 1.0)
         row[cohort.clients] = raw / raw.sum()
     assert weight.mean(axis=0) == pytest.approx(p, abs=0.012)
     by_size_alone = p * (1 - p) / m

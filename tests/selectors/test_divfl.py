@@ -13,7 +13,7 @@ from fedcohort.selectors.baselines.divfl import DiverseState, DivFL, lazy_greedy
 from fedcohort.selectors.numerics.groups import distances
 from fedcohort.selectors.ours.divfl_by_data import DivFLByData
 from fedcohort.session import Session
-from fedcohort.training.aggregators import Members, SizeMean
+from fedcohort.training.aggregators import FedAvg, Members
 
 
 def total(apart, chosen):
@@ -79,7 +79,7 @@ def test_weights_are_the_numbers_represented():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_members_count_by_the_data_of_those_they_represent(seed):
-    """Under size-mean each member has the share of the data whose nearest member it is, by brute force."""
+    """Under fedavg each member has the share of the data whose nearest member it is, by brute force."""
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(3.0, 2.0, 15).round() + 1
     vectors = rng.normal(size=(15, SKETCH_WIDTH))
@@ -90,7 +90,7 @@ def test_members_count_by_the_data_of_those_they_represent(seed):
     for client in range(15):
         data[min(data, key=lambda member: np.linalg.norm(vectors[client] - vectors[member]))] += sizes[client]
     members = Members(cohort.clients, (sizes / sizes.sum())[cohort.clients], np.ones(4), 15, cohort.weights)
-    assert SizeMean().mix(members).weights == pytest.approx(np.array(list(data.values())) / sizes.sum())
+    assert FedAvg().mix(members).weights == pytest.approx(np.array(list(data.values())) / sizes.sum())
 
 
 def test_equal_updates_and_members_without_data_lose_no_data():

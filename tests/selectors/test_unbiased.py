@@ -76,16 +76,16 @@ def test_the_average_is_that_of_all_clients(label, sizes):
     found = aggregates(plan_of(label), sizes)
     error = found.std(ddof=1) / np.sqrt(len(found))
     assert abs(found.mean() - (OLD + 1.0)) < 3 * error
-    assert error < 0.02  # the bias of size-mean is several times that
+    assert error < 0.02  # the bias of fedavg is several times that
 
 
 @pytest.mark.parametrize("label", ["gradnorm", "feel", "size-weighted"])
 def test_size_mean_is_biased_and_the_configuration_says_so(label):
     """What the note warns of is true: sizes count twice, or large updates too much."""
-    experiment = Experiment.from_dict({"selectors": {label: {}}, "aggregator": "size-mean"})
-    assert experiment.plans[0].aggregator.name == "size-mean"
+    experiment = Experiment.from_dict({"selectors": {label: {}}, "aggregator": "fedavg"})
+    assert experiment.plans[0].aggregator.name == "fedavg"
     (note,) = experiment.notes
-    assert label in note and "'size-mean'" in note and repr(experiment.plans[0].selector.aggregator) in note
+    assert label in note and "'fedavg'" in note and repr(experiment.plans[0].selector.aggregator) in note
     found = aggregates(experiment.plans[0], UNEQUAL)
     assert abs(found.mean() - (OLD + 1.0)) > 4 * found.std(ddof=1) / np.sqrt(len(found))
 
@@ -95,9 +95,9 @@ def test_where_no_aggregator_is_configured_each_selector_has_its_own():
     experiment = Experiment.from_dict(table)
     names = {plan.label: plan.aggregator.name for plan in experiment.plans}
     assert names == {
-        "uniform": "size-mean",
+        "uniform": "fedavg",
         "gradnorm": "inverse-probability",
-        "feel": "size-mean",
+        "feel": "fedavg",
         "bounded": "inverse-probability",
     }
     assert any("gradnorm comes with the aggregator 'inverse-probability'" in note for note in experiment.notes)
@@ -115,7 +115,7 @@ def test_an_aggregator_of_one_setting_leaves_the_other_settings_alone():
         names = {(plan.setting_name, plan.label): plan.aggregator.name for plan in built.plans}
         assert names == {
             ("plain", "gradnorm"): "inverse-probability",
-            ("plain", "uniform"): "size-mean",
+            ("plain", "uniform"): "fedavg",
             ("adam", "gradnorm"): "fedadam",
             ("adam", "uniform"): "fedadam",
         }

@@ -60,3 +60,10 @@ def test_a_journal_of_the_papers_form_goes_on_with_it_and_not_with_the_variant(t
         assert session.round == 0
     with Session.open(tmp_path / "a.sqlite") as session:
         assert session.selector == FlashAdvantage(pool=0.5)
+
+
+@pytest.mark.parametrize("params", [{"average": "size-mean"}, {"by": "size", "speed": 3.0}])
+def test_a_journal_with_parameters_that_are_gone_is_refused_by_name(params):
+    spec = {"name": "clustered", "class": "fedcohort.selectors:Old", "reference": None, "params": params}
+    with pytest.raises(JournalError, match=r"had the parameter (average='size-mean'|speed=3\.0)"):
+        rebuild_selector(spec, None, None)

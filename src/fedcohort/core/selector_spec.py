@@ -121,12 +121,17 @@ def rebuild_selector(spec: Mapping[str, Any], given: Selector[Any] | None, path:
 
 
 def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path | None) -> None:
-    """Refuse a description with parameters that the selector of this version no longer has."""
-    gone = sorted(set(spec["params"]) - {info.name for info in parameters(cls)})
+    """Refuse a description with parameters, or values of them, that the selector of this version no longer has."""
+    constraints = {info.name: info.constraint for info in parameters(cls)}
+    gone = [
+        f"{name}={value!r}"
+        for name, value in sorted(spec["params"].items())
+        if name not in constraints or not constraints[name].admits(value)
+    ]
     if gone:
         raise JournalError(
             f"The journal {path} was written with {spec['name'] or spec['class']!r} of another version of fedcohort, "
-            f"which had the parameter {gone[0]!r}; this version cannot continue it.",
+            f"which had the parameter {gone[0]}; this version cannot continue it.",
             hint="finish it with the version that wrote it, or start a new journal",
         )
 

@@ -42,7 +42,7 @@ class PaperTraining:
     local: Mapping[str, Any]
     rounds: int
     targets: tuple[float, ...] = ()
-    aggregator: str = "size-mean"
+    aggregator: str = "fedavg"
     ours: tuple[str, ...] = ()
 
 

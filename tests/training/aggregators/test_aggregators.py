@@ -9,7 +9,7 @@ from fedcohort.training.aggregators import (
     AGGREGATORS,
     Aggregator,
     ControlVariates,
-    FedAvg,
+    FedAvgWithAbsent,
     FedNova,
     FedPdp,
     FedProx,
@@ -26,11 +26,11 @@ def combined(aggregator, **changes):
 
 
 def test_size_mean():
-    np.testing.assert_allclose(combined(AGGREGATORS.create("size-mean")), 0.25 * MODELS[0] + 0.75 * MODELS[1])
+    np.testing.assert_allclose(combined(AGGREGATORS.create("fedavg")), 0.25 * MODELS[0] + 0.75 * MODELS[1])
 
 
 def test_size_mean_of_empty_clients_is_the_plain_mean():
-    np.testing.assert_allclose(combined(AGGREGATORS.create("size-mean"), share=(0.0, 0.0)), MODELS.mean(0))
+    np.testing.assert_allclose(combined(AGGREGATORS.create("fedavg"), share=(0.0, 0.0)), MODELS.mean(0))
 
 
 def test_mean_counts_multiplicities():
@@ -39,11 +39,11 @@ def test_mean_counts_multiplicities():
 
 
 def test_fedavg_absent_clients_keep_the_old_model():
-    np.testing.assert_allclose(combined(FedAvg()), 0.6 * OLD + 0.1 * MODELS[0] + 0.3 * MODELS[1])
+    np.testing.assert_allclose(combined(FedAvgWithAbsent()), 0.6 * OLD + 0.1 * MODELS[0] + 0.3 * MODELS[1])
 
 
 def test_fedavg_never_gives_the_old_model_a_negative_weight():
-    mix = FedAvg().mix(members(share=(0.5, 0.5), multiplicity=(2.0, 1.0)))
+    mix = FedAvgWithAbsent().mix(members(share=(0.5, 0.5), multiplicity=(2.0, 1.0)))
     assert mix.old == 0.0
     np.testing.assert_allclose(mix.weights, [2 / 3, 1 / 3])
 
@@ -69,7 +69,7 @@ def test_fednova_normalises_updates_by_steps():
 
 def test_fednova_equals_size_mean_when_everybody_makes_the_same_steps():
     same = combined(FedNova(), steps=(5.0, 5.0))
-    np.testing.assert_allclose(same, combined(AGGREGATORS.create("size-mean")))
+    np.testing.assert_allclose(same, combined(AGGREGATORS.create("fedavg")))
 
 
 def test_fednova_momentum_normaliser_by_summing_the_weights():

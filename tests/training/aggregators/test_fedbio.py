@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcohort.training.aggregators import Cleaning, FedBio, SizeMean
+from fedcohort.training.aggregators import Cleaning, FedAvg, FedBio
 from fedcohort.training.aggregators.fedbio import sigmoid
 
 from .problems import MODELS, OLD, LinearServer, members
@@ -90,7 +90,7 @@ def test_a_direction_worse_than_none_starts_again():
 def test_without_an_upper_rate_it_is_the_mean_by_size():
     rule = FedBio(upper_rate=0.0)
     result = rule.combine(OLD, MODELS, members(), rule.memory(10, OLD), BOWL)
-    np.testing.assert_allclose(result.model, SizeMean().combine(OLD, MODELS, members()).model)
+    np.testing.assert_allclose(result.model, FedAvg().combine(OLD, MODELS, members()).model)
 
 
 def test_a_client_that_pulls_the_wrong_way_loses_its_weight():

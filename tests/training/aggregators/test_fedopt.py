@@ -28,7 +28,7 @@ def test_fedavgm_two_rounds():
 
 
 def test_fedavgm_without_momentum_is_the_mean_by_size():
-    mean = AGGREGATORS.create("size-mean").combine(OLD, MODELS, members()).model
+    mean = AGGREGATORS.create("fedavg").combine(OLD, MODELS, members()).model
     np.testing.assert_allclose(two_rounds(FedAvgM(beta=0.0))[0], mean)
     equal = two_rounds(FedAvgM(beta=0.0, weighting="count"))[0]
     np.testing.assert_allclose(equal, OLD + BY_COUNT)

@@ -211,7 +211,7 @@ class CohortStrategy(Strategy):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
         if wanted(levels(self.strategy), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
-        if self.selector.aggregator not in (None, "size-mean"):  # what Flower's strategies are
+        if self.selector.aggregator not in (None, "fedavg"):  # what Flower's strategies are
             log.warning(
                 "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
                 "takes a mean by size of its weights, and the average may be biased",

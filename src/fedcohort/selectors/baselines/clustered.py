@@ -79,7 +79,7 @@ class Clustered(Selector[ClusteredState]):
 
     A client drawn from several distributions trains once and counts that often, so cohorts may be smaller than asked
     for. **The weights** (``Cohort.weights``) make the average unbiased under the aggregator named by ``average``: the
-    number of draws under ``mean``, which is the paper's, and draws divided by the client's size under ``size-mean``,
+    number of draws under ``mean``, which is the paper's, and draws divided by the client's size under ``fedavg``,
     the library's default, which multiplies by sizes itself. That aggregator is taken where none is configured.
 
     Deviations: angles are those of a random projection of the updates to 64 numbers (they are off by about 0.1 rad),
@@ -110,7 +110,7 @@ class Clustered(Selector[ClusteredState]):
 
     by: str = param("size", OneOf(("size", "similarity")), "what distributions are made of: Algorithm 1 or 2")
     average: str = param(
-        "size-mean", OneOf(("size-mean", "mean")), "the aggregator that the weights are made for; the paper's is mean"
+        "fedavg", OneOf(("fedavg", "mean")), "the aggregator that the weights are made for; the paper's is mean"
     )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
@@ -155,7 +155,7 @@ class Clustered(Selector[ClusteredState]):
             notes["groups"] = int(group.max()) + 1
             notes["clients of which nothing is known"] = int((group < 0).sum())
         weights = counts.astype(np.float64)
-        if self.average == "size-mean":
+        if self.average == "fedavg":
             weights = weights * sizes.mean() / sizes[drawn]
         cohort = Cohort(
             slate.candidates[drawn],

@@ -55,7 +55,7 @@ class Feel(Selector[FeelState]):
     norm counts for at least a hundredth of the mean one. For several clients the paper's own estimate is replaced by
     Raj's. Where all candidates are taken each counts once.
 
-    **Aggregator**: ``inverse-probability``, which is taken where none is configured. ``size-mean`` and others that
+    **Aggregator**: ``inverse-probability``, which is taken where none is configured. ``fedavg`` and others that
     divide by the sum of the weights are biased towards clients with large gradients.
 
     Examples

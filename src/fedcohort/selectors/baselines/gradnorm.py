@@ -54,7 +54,7 @@ class GradNorm(Selector[NormState]):
     clients are drawn, with the probabilities above (systematically, in random order), where the paper decides about
     each client by itself and gets m on average.
 
-    **Aggregator**: ``inverse-probability``, the paper's, which is taken where none is configured. ``size-mean`` and
+    **Aggregator**: ``inverse-probability``, the paper's, which is taken where none is configured. ``fedavg`` and
     others that divide by the sum of the weights are biased towards clients with large updates.
 
     Examples

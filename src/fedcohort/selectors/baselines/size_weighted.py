@@ -26,7 +26,7 @@ class SizeWeighted(Selector[NoState]):
     are drawn only when nobody has any.
 
     **Aggregator**: ``mean`` (or ``fedprox``), with which the average is unbiased; it is taken where none is configured.
-    Under ``size-mean`` sizes count twice.
+    Under ``fedavg`` sizes count twice.
 
     Examples
     --------

@@ -20,7 +20,7 @@
     lr = 0.005
 
     [aggregator]
-    name = "size-mean"
+    name = "fedavg"
 
     [run]
     rounds = 200
@@ -185,7 +185,7 @@ _SECTIONS: dict[str, type[Any]] = {
 _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
 _TOP = ["name", "seeds", "data", "task", *_SECTIONS, "scenario", *_NAMED, "selectors", "sweep", "settings"]
 _PER_SELECTOR = ["local", *_NAMED]
-_DEFAULTS = {"aggregator": "size-mean", "filter": "keep-all", "labels": "counts"}
+_DEFAULTS = {"aggregator": "fedavg", "filter": "keep-all", "labels": "counts"}
 
 
 # -- reading ---------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def _base(
         "data": {"name": data},
         "model": {"name": "lenet" if data == "cifar10" else "mlp-64"},
         "local": _LOCAL,
-        "aggregator": {"name": "size-mean" if data == "cifar10" else "fednova"},
+        "aggregator": {"name": "fedavg" if data == "cifar10" else "fednova"},
         "run": {
             "rounds": rounds,
             "cohort": 10,
@@ -104,7 +104,7 @@ def _figure_1() -> Study:
     )
     part = _base("fashion-mnist", settings, {"all": {}, "uniform": {}, "fedcbs": {}}, 200)
     part["local"] = {"batch_size": 50, "epochs": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}
-    part["aggregator"] = {"name": "size-mean"}
+    part["aggregator"] = {"name": "fedavg"}
     names = {"all": "All", "uniform": "Random", "fedcbs": "Class Balanced"}
     return Study(
         "fedcbs-figure-1", {"all": part}, 3, names, "uniform",

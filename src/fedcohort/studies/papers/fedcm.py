@@ -76,7 +76,7 @@ _NAMES = {
 }
 _PROX = {"aggregator": {"name": "fedprox"}, "name": "size-weighted"}
 _EVERY: dict[str, Any] = {
-    "fedavg": {"name": "uniform", "aggregator": {"name": "fedavg"}},
+    "fedavg": {"name": "uniform", "aggregator": {"name": "fedavg-with-absent"}},
     "fedprox": _PROX,
     "fedprox-dirac": _filtered("accuracy", **_PROX),
     "fedprox-loss": _filtered("loss", **_PROX),

@@ -170,7 +170,7 @@ def _grid(data: str) -> Study:
     combinations: dict[str, Any] = {
         f"{selector}+{aggregator}": {
             "name": selector,
-            "aggregator": {"name": "size-mean" if aggregator == "fedavg" else aggregator},
+            "aggregator": {"name": aggregator},
         }
         for selector in ROWS
         for aggregator in AGGREGATORS

@@ -27,7 +27,7 @@ STUDY = Study(
             "data": {"name": "fashion-mnist"},
             "model": {"name": "mlp"},
             "local": {"batch_size": 64, "epochs": 2, "lr": 0.01},
-            "aggregator": {"name": "size-mean"},
+            "aggregator": {"name": "fedavg"},
             "run": {"rounds": 500, "cohort": 5, "targets": [0.75], "terminal": 50, "baseline": "uniform"},
             "selectors": {
                 "uniform": {},

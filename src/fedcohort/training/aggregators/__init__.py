@@ -1,9 +1,9 @@
 """Aggregators: how the kept models become the next global model, found by name in :data:`AGGREGATORS`.
 
 =======================  ===============================================================================================
-``size-mean``            the default, and what most people call FedAvg: weights n_k over the kept cohort, summing to 1
+``fedavg``               the default: weights n_k over the kept cohort, summing to 1
 ``mean``                 plain mean of the kept models (FedCor Eq. 4)
-``fedavg``               FedCM Table 1's FedAvg: everybody who is absent keeps the old global model
+``fedavg-with-absent``   FedCM Table 1's FedAvg: everybody who is absent keeps the old global model
 ``inverse-probability``  w plus the sum of p_k m_k (w_k - w): unbiased for selectors that declare probabilities
 ``fedprox``              plain (or size-weighted) mean, with a proximal term in local training
 ``fedpdp``               FedAvg with partial device participation, p_k N / n(S); FedCA's Eq. 5 when a filter is used
@@ -38,7 +38,7 @@ from fedcohort.training.aggregators.distillation import FedDf, Rhfl
 from fedcohort.training.aggregators.fedbio import Cleaning, FedBio
 from fedcohort.training.aggregators.fednova import FedNova
 from fedcohort.training.aggregators.fedopt import FedAdam, FedAvgM, FedYogi, Moments
-from fedcohort.training.aggregators.linear import FedAvg, FedPdp, FedProx, InverseProbability, Mean, SizeMean
+from fedcohort.training.aggregators.linear import FedAvg, FedAvgWithAbsent, FedPdp, FedProx, InverseProbability, Mean
 from fedcohort.training.aggregators.robust import Krum, Median, MultiKrum, TrimmedMean
 from fedcohort.training.aggregators.scaffold import ControlVariates, Scaffold
 
@@ -52,6 +52,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedAvgWithAbsent",
     "FedBio",
     "FedDf",
     "FedNova",
@@ -70,7 +71,6 @@ __all__ = [
     "Rhfl",
     "Scaffold",
     "Server",
-    "SizeMean",
     "TrimmedMean",
     "WeightedSum",
     "fitting",

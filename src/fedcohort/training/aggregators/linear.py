@@ -21,17 +21,17 @@ from fedcohort.core.params import Boolean, Interval, OneOf, Optional, param
 from fedcohort.training.aggregators.base import AGGREGATORS, Members, Mix, WeightedSum
 
 
-@AGGREGATORS.register("size-mean")
+@AGGREGATORS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
-class SizeMean(WeightedSum):
+class FedAvg(WeightedSum):
     r"""Mean by size over the kept cohort, :math:`\sum_{k \in S^t} p_k m_k w_k / \sum_{k \in S^t} p_k m_k`.
 
-    The default. It is what most software calls FedAvg ([McMahan2017]_), and what FedPdp becomes when its weights are
-    normalised.
+    The default: FedAvg ([McMahan2017]_) with weights over the cohort, as most software has it, and what FedPdp becomes
+    when its weights are normalised.
 
     >>> import numpy as np
     >>> members = Members(np.array([4, 7]), np.array([0.1, 0.3]), np.array([5., 5.]), 10, np.ones(2))
-    >>> SizeMean().mix(members).weights
+    >>> FedAvg().mix(members).weights
     array([0.25, 0.75])
     """
 
@@ -50,13 +50,13 @@ class Mean(WeightedSum):
         return Mix(members.by_count)
 
 
-@AGGREGATORS.register("fedavg")
+@AGGREGATORS.register("fedavg-with-absent")
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(WeightedSum):
+class FedAvgWithAbsent(WeightedSum):
     r"""FedAvg as FedCM's Table 1 writes it ([Kim2020]_, Eq. 3).
 
     :math:`\sum_{k \notin S^t} p_k w + \sum_{k \in S^t} p_k w_k`. Absent clients keep the old global model, so a
-    small cohort moves it little. For the usual weights over the cohort alone see ``size-mean``. Deviation: where
+    small cohort moves it little. For the usual weights over the cohort alone see ``fedavg``. Deviation: where
     multiplicities carry the cohort's weight past 1 it is scaled back to 1, because the old model would get a
     negative weight.
     """
@@ -130,7 +130,7 @@ class FedPdp(WeightedSum):
 
     With a filter, S^t are the kept models: FedCA's Eq. 5 ([Kim2020]_). The paper's weights do not sum to 1 when
     client sizes differ, and the scale of the model then drifts up and down from round to round; ``normalise=True``,
-    the default, divides by their sum (a deviation from the paper, which becomes ``size-mean``). ``normalise=False``
+    the default, divides by their sum (a deviation from the paper, which becomes ``fedavg``). ``normalise=False``
     is the paper's formula.
     """
 
