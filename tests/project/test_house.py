@@ -1,4 +1,4 @@
-"""A rule no linter knows: tests use what is public."""
+"""A lint rule that ruff does not have: tests use only public names, so that private code can change freely."""
 
 import ast
 from collections.abc import Iterator

@@ -63,10 +63,12 @@ def test_commands_work_as_printed_in_order(tmp_path):
 def test_every_other_line_is_known():
     """What is installed by hand or run by continuous integration names things that exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    makefile = (ROOT / "Makefile").read_text()
     for line in LINES:
         if line.startswith("make "):
-            assert re.search(rf"^{line.split()[1]}:", makefile, re.M)
+            done = subprocess.run(
+                ["make", "-n", line.split()[1]], cwd=ROOT, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
         elif line.startswith("pip install"):
             (named,) = re.findall(r"\[([a-z,]+)\]", line)
             assert set(named.split(",")) <= set(extras)

@@ -29,15 +29,12 @@ def test_citation_has_what_readers_of_it_demand():
     assert citation["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
 
 
-def test_workflow_and_hooks_parse_and_name_what_exists():
+def test_continuous_integration_runs_on_declared_versions_of_python():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]
-    assert len(matrix["os"]) == len(matrix["python"]) == 3
     supported = {f"Programming Language :: Python :: {version}" for version in matrix["python"]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert supported <= set(project["classifiers"])
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert [hook["id"] for hook in hooks] == ["ruff", "format", "imports", "mypy"]
 
 
 def test_a_source_distribution_is_complete(tmp_path):

@@ -400,7 +400,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, kind):
     target = tmp_path / "was-run"
     bad = {"call": _Evil(target), "codec": _Compressed(), "object": Dataset}[kind]
     (folder / "data_batch_1").write_bytes(pickle.dumps({b"data": bad, b"labels": []}, protocol=2))
-    with pytest.raises(DataError, match=r"has no need of|wants the codec"):
+    with pytest.raises(DataError, match=r"which a batch|codec"):
         load_dataset("cifar10", folder=folder)
     assert not target.exists()
 
@@ -479,7 +479,7 @@ def test_downloads_go_to_the_environments_folder_or_the_cache(tmp_path, monkeypa
 def test_a_wrong_download_leaves_nothing_behind(tmp_path, server):
     folder, url = server
     (folder / "a").write_bytes(b"something else")
-    with pytest.raises(DataError, match="has the sum md5:"):
+    with pytest.raises(DataError, match="checksum md5:"):
         fetch(Resource("a", f"{url}/a", "md5:" + "0" * 32), tmp_path / "d")
     assert list((tmp_path / "d").iterdir()) == []
 

@@ -105,7 +105,7 @@ def test_bad_tables(tmp_path):
     with pytest.raises(InputError, match="it is the label or the client"):
         read(good, features=("a", "town"))
     (tmp_path / "odd.txt").write_text("a")
-    with pytest.raises(DataError, match="no data file fedcohort reads"):
+    with pytest.raises(DataError, match="not a data file"):
         read(str(tmp_path / "odd.txt"), client=None)
 
 

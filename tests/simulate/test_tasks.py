@@ -230,7 +230,7 @@ def test_numbers_that_are_none():
     with pytest.raises(InputError, match="must be integers"):
         from_arrays(np.zeros((10, 2)), np.linspace(0, 1, 10))
     good = numbers()
-    with pytest.raises(InputError, match="must be alike in training and testing"):
+    with pytest.raises(InputError, match="training and testing"):
         Dataset("x", good.x_train, good.y_train, good.x_test, np.hstack([good.y_test] * 2), 0, ())
 
 

@@ -411,7 +411,7 @@ def test_a_record_keeps_what_has_more_seeds_or_rounds(tmp_path):
     read.add(more)
     assert read.values("x", "a", "rounds") == [3, 4]
     assert read.values("y", "a", "rounds") == [5, 6]
-    with pytest.raises(RecordError, match="no record of the study"):
+    with pytest.raises(RecordError, match="record of the study"):
         StudyRecord.read(path, STUDIES["hicsfl-fmnist"])
 
 

@@ -1,4 +1,4 @@
-"""``fedcohort demo``: the built-in comparison, a report of it, what it shows, and what to do next."""
+"""``fedcohort demo``: run the built-in comparison, write its report, and suggest what to do next."""
 
 from __future__ import annotations
 

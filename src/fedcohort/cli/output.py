@@ -1,4 +1,4 @@
-"""How every command speaks: data on stdout, messages on stderr, JSON for machines, errors with a hint."""
+"""Print for all commands: data on stdout, messages on stderr, JSON for machines, errors with a hint."""
 
 from __future__ import annotations
 

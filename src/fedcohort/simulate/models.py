@@ -1,4 +1,4 @@
-"""Models of the papers by name, and any ``nn.Module`` the user names as ``file.py:Class`` or ``module:Class``.
+"""Build the papers' models by name, or any ``nn.Module`` the user names as ``file.py:Class`` or ``module:Class``.
 
 The built-in ones are plain ``nn.Sequential`` stacks without dropout or other hidden state (``vgg11-bn`` alone has
 running statistics, which travel with its parameters), so that a model is a vector and nothing else, and many of them

@@ -15,7 +15,7 @@ from fedcohort.core.signals import Signal
 
 @dataclass(frozen=True)
 class LossTrend:
-    """What was seen so far: the last losses, and for how many rounds in a row they have moved apart."""
+    """The last losses, and for how many rounds in a row they have diverged."""
 
     training: float = math.nan
     validation: float = math.nan
@@ -26,8 +26,8 @@ class LossTrend:
 class EarlyStop(Parameterized):
     """Stop when the validation loss rose while the training loss fell, ``patience`` rounds in a row ([Chang2024]_).
 
-    Deviations from the paper: none. What it leaves open: a round whose losses are not known, or did not both move,
-    begins the count again.
+    Deviations from the paper: none. The paper leaves open what happens in a round whose losses are unknown or did not
+    both change; here it restarts the count.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class EarlyStop(Parameterized):
     patience: int = param(5, Interval(int, 1, None), "rounds in a row (N; the paper: 0.5% to 1% of all rounds)")
 
     def after_round(self, watch: LossTrend, training: float, validation: float) -> tuple[LossTrend, str | None]:
-        """Take the losses after a round; return what to remember, and why to stop or None.
+        """Process the losses of a round; return the new trend, and the reason to stop or None.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The losses of a model, their derivatives by the logits (..., C), and how a client's become one number."""
+"""Compute losses, their derivatives with respect to the logits (..., C), and a client's summary of them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def reduce_losses(
                 assert local is not None
                 values = robust_from_cross_entropies(by_label, values, local)
         square = measure.mean == "root-mean-square"
-        # By segments, one after the other: the same whatever stands beside them, and the same twice on a GPU.
+        # Sum by segments, in order: the result does not depend on the other clients, and is reproducible on a GPU.
         mean = (
             torch.segment_reduce(values.square() if square else values, "sum", lengths=lengths, unsafe=True) / lengths
         )

@@ -1,4 +1,4 @@
-"""A dataset in memory, and how to make one from arrays."""
+"""Hold a dataset in memory, and make one from arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Dataset:
     Attributes
     ----------
     name : str
-        What it is called.
+        Its name.
     x_train, x_test : (n, ...) arrays
         Samples: images as uint8 (n, H, W) or (n, H, W, channels), tokens and categories as int64 (n, length), which a
         model gets as whole numbers, anything else as float32.
@@ -35,15 +35,15 @@ class Dataset:
     classes : int
         How many classes (or tokens) there are; 0 where numbers are predicted.
     class_names : tuple of str
-        What they are called.
+        Their names.
     writers, writers_test : (n,) int64 or None
-        Whose sample each is, where it is known; the partition "natural" makes a client of each.
+        The writer of each sample, if known; the partition "natural" makes one client of each writer.
     writer_names : tuple of str or None
         Names of writers 0, 1, ...
     source : str
         Where it came from.
     remarks : tuple of str
-        What a reader should know: labels that were numbered, samples that were held out.
+        Notes for the user: labels that were numbered, samples that were held out.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Dataset:
             most = int(self.writers.max(initial=-1))
             if most >= len(self.writer_names):
                 raise InputError(
-                    f"The dataset {self.name!r} names {len(self.writer_names)} writers, one of its samples is by "
+                    f"The dataset {self.name!r} names {len(self.writer_names)} writers, but one of its samples is by "
                     f"writer {most}."
                 )
 
@@ -108,8 +108,8 @@ class Dataset:
             )
         if y.dtype.kind != self.y_train.dtype.kind or y.shape[1:] != self.y_train.shape[1:]:
             raise InputError(
-                f"What {self.name!r} predicts must be alike in training and testing. Got {self.y_train.dtype} "
-                f"{self.y_train.shape} and {y.dtype} {y.shape}."
+                f"The targets of {self.name!r} must have one type and shape in training and testing. Got "
+                f"{self.y_train.dtype} {self.y_train.shape} and {y.dtype} {y.shape}."
             )
         for what, array in (("samples", x), ("targets", y)):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -123,7 +123,7 @@ class Dataset:
             )
 
     def __deepcopy__(self, memo: object) -> Dataset:
-        """Return itself: nobody changes a dataset, and it may be large."""
+        """Return itself: a dataset is immutable and may be large."""
         return self
 
     def __repr__(self) -> str:
@@ -334,9 +334,9 @@ def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
     ]
     if missing:
         raise InputError(
-            f"The {what} is missing in {len(missing):,} of {len(listed):,} samples of {name!r} (the first has the "
-            f"number {missing[0]}).",
-            hint="complete these samples or take them out",
+            f"The {what} is missing in {len(missing):,} of {len(listed):,} samples of {name!r} (first: sample "
+            f"{missing[0]}).",
+            hint="complete or remove these samples",
         )
     kinds = {type(value) for value in listed}
     if kinds == {str} or (kinds and all(issubclass(kind, (int, np.integer)) for kind in kinds)):

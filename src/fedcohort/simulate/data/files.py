@@ -1,7 +1,7 @@
-"""Reading the file formats datasets come in. A file that is damaged or not what it should be is a DataError.
+"""Read the file formats that datasets come in; a damaged or unexpected file raises DataError.
 
-Nothing here runs code from a file: archives of NumPy are read without pickles, and CIFAR's python batches, which are
-pickles, with an unpickler that knows arrays, bytes, strings, numbers, lists and dicts and nothing else.
+Nothing here runs code from a file. NumPy archives are read without pickles. CIFAR's python batches, which are pickles,
+are read with an unpickler that accepts only arrays, bytes, strings, numbers, lists and dicts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fedcohort.core.errors import DataError
 
 T = TypeVar("T")
 
-# what damaged files make the standard readers raise
+# errors that the standard readers raise on damaged files
 _DAMAGE = (*DAMAGE, IndexError, AttributeError, tarfile.TarError, pickle.UnpicklingError)
 
 
 def read_or_explain(path: Path, what: str, read: Callable[[], T]) -> T:
-    """Run ``read``; whatever a damaged file raises becomes a DataError that names the file and the problem."""
+    """Run ``read``; turn any error of a damaged file into a DataError that names the file and the problem."""
     try:
         return read()
     except DataError:
@@ -39,13 +39,13 @@ def read_or_explain(path: Path, what: str, read: Callable[[], T]) -> T:
         detail = str(error) or type(error).__name__
         raise DataError(
             f"The file {path} cannot be read as {what}: {detail}.",
-            hint="it is truncated or damaged, or something else; fetch it again",
+            hint="the file is truncated, damaged or another format; fetch it again",
         ) from error
 
 
 def content_error(path: Path, problem: str) -> DataError:
-    """Return the error for a file that can be read but is not what it should be."""
-    return DataError(f"The file {path} is not what it should be: {problem}.", hint="fetch it again")
+    """Return the error for a file that can be read but has the wrong content."""
+    return DataError(f"The file {path} has unexpected content: {problem}.", hint="fetch it again")
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
@@ -114,7 +114,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     """Builds arrays and plain containers only; any other name in the pickle is refused.
 
     A pickle is a program, and the usual unpickler runs whatever function it names. CIFAR's batches are published in no
-    other python format, so they are read, with the three names that NumPy's arrays need.
+    other Python format, so this reads them and allows only the names that NumPy's arrays need.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -126,7 +126,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             return np.dtype
         if module == "_codecs" and name == "encode":
             return _latin_bytes
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which a batch of images has no need of")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which a batch of images does not need")
 
 
 def _empty_array(kind: type, shape: tuple[int, ...], dtype: Any) -> AnyArray:

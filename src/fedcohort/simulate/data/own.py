@@ -1,4 +1,4 @@
-"""Data of one's own: a table (CSV, Parquet), an npz archive, a folder of arrays, a name of flwr_datasets, memory."""
+"""Load the user's own data: a table (CSV, Parquet), an npz archive, a folder of arrays, flwr_datasets, or memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 
 def data_section(name: str) -> dict[str, str]:
-    """Return the section ``[data]`` that a name, a path or ``flwr:NAME`` stands for.
+    """Return the section ``[data]`` for a name, a path or ``flwr:NAME``.
 
     >>> data_section("digits"), data_section("flwr:ylecun/mnist")
     ({'name': 'digits'}, {'name': 'flwr', 'dataset': 'ylecun/mnist'})
@@ -47,7 +47,7 @@ def data_section(name: str) -> dict[str, str]:
 
 
 class InMemory(Source):
-    """A dataset that is there already; an experiment keeps a copy of it in its directory."""
+    """A dataset in memory; an experiment keeps a copy of it in its directory."""
 
     name: ClassVar[str] = "memory"
 
@@ -58,7 +58,7 @@ class InMemory(Source):
         self.dataset = dataset
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether it says whose sample each is."""
+        """Whether it names the client of each sample."""
         return self.dataset.writers is not None
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
@@ -87,11 +87,11 @@ def to_npz(dataset: Dataset) -> bytes:
 @DATASETS.register("file")
 @dataclass(frozen=True, kw_only=True)
 class OwnFile(Source):
-    """Data of one's own: a CSV or Parquet file, an npz archive, or a folder of x_train.npy, y_train.npy, ...
+    """Your own data: a CSV or Parquet file, an npz archive, or a folder of x_train.npy, y_train.npy, ...
 
-    A table has a row per sample: one column is the label, one may say which client a sample belongs to, all others are
+    A table has one row per sample: one column is the label, one may name the client of a sample, and all others are
     features. An archive or folder has ``x_train`` and ``y_train``, and may have ``x_test`` and ``y_test``, ``clients``
-    (whose training sample each is), ``client_names`` and ``class_names``.
+    (the client of each training sample), ``client_names`` and ``class_names``.
     """
 
     path: str = param(dataclasses.MISSING, Text(), "the file or folder; data.folder, or the current one, if relative")
@@ -123,12 +123,12 @@ class OwnFile(Source):
         here = self.with_absolute_paths(folder)
         path = Path(here.path)
         if not path.exists():
-            raise DataError(f"There is no file or folder {path}, which the data are to come from.")
+            raise DataError(f"There is no file or folder {path} to load data from.")
         dataset = here._table(path) if path.suffix in _TABLES else here._arrays(path)
         return dataclasses.replace(dataset, source=str(path))
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the file says whose sample each is; False where it cannot be read, which loading will say."""
+        """Whether the file names the client of each sample; False if it cannot be read, which loading will report."""
         path = Path(self.with_absolute_paths(folder).path)
         if path.suffix in _TABLES:
             return self.client is not None
@@ -145,8 +145,8 @@ class OwnFile(Source):
         unused = [key for key in ("test", "client", "features") if getattr(self, key)]
         if unused:
             raise InputError(
-                f"'data.{unused[0]}' is for tables, {path} holds arrays.",
-                hint="arrays have x_test and y_test for testing, and clients for whose sample each is",
+                f"'data.{unused[0]}' is for tables, but {path} holds arrays.",
+                hint="with arrays, use x_test and y_test for testing, and 'clients' for the client of each sample",
             )
         arrays = _read_folder(path) if path.is_dir() else _read_npz(path)
         missing = [key for key in ("x_train", "y_train") if key not in arrays]
@@ -159,10 +159,10 @@ class OwnFile(Source):
         if extra:
             near = nearest(extra[0], [key for key in _ARRAYS if key not in arrays])
             raise DataError(
-                f"{path} has {extra[0]!r}, which is no array of a dataset. Known: {', '.join(_ARRAYS)}.",
+                f"{path} has an array {extra[0]!r}, which a dataset does not have. Known: {', '.join(_ARRAYS)}.",
                 hint=f"did you mean {near!r}?"
                 if near
-                else "whose sample each is stands in 'clients'; leave others out",
+                else "the client of each sample goes into 'clients'; remove other arrays",
             )
         names = {key: arrays[key].tolist() if key in arrays else None for key in ("class_names", "client_names")}
         y, y_test, classes = arrays["y_train"], arrays.get("y_test"), names["class_names"]
@@ -292,10 +292,10 @@ def _dataset_from_tables(
     for column in features:
         if column in (label, client):
             raise InputError(
-                f"The column {column!r} of {first.said} cannot be a feature: it is the label or the client."
+                f"The column {column!r} of {first.said} cannot be a feature, because it is the label or the client."
             )
     if not features:
-        raise DataError(f"{first.said} has no column to learn from beside {label!r}.")
+        raise DataError(f"{first.said} has no column to learn from except {label!r}.")
     x = [np.stack([table.numbers(column) for column in features], axis=1) for table in tables]
     remark: tuple[str, ...] = ()
     names = None
@@ -359,7 +359,7 @@ def _number_labels(
 def _read_npz(path: Path) -> dict[str, AnyArray]:
     if path.suffix != ".npz":
         raise DataError(
-            f"{path} is no data file fedcohort reads.",
+            f"{path} is not a data file that fedcohort can read.",
             hint=f"name the class in that file: {path.name}:CLASS"
             if path.suffix == ".py"
             else "it reads .csv, .parquet, .npz and folders of .npy",
@@ -483,7 +483,7 @@ class _Table:
             raise InputError(
                 f"The column {name!r} of {self.said} {what} in {len(rows):,} of {len(bad):,} rows (row {shown}, the "
                 "first after the header being 1).",
-                hint=hint or "complete these rows or take them out",
+                hint=hint or "complete or remove these rows",
             )
 
     def numbers(self, name: str) -> AnyArray:

@@ -1,4 +1,4 @@
-"""Datasets that somebody else has divided: any partitioner of flwr_datasets."""
+"""Use data that are already partitioned, by any partitioner of flwr_datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcohort.simulate.data.dataset import Dataset, from_arrays
 
 
 class Partitioner(Protocol):
-    """What is used of a partitioner of flwr_datasets, or of anything like it."""
+    """The part of flwr_datasets' partitioner interface that is used here."""
 
     @property
     def num_partitions(self) -> int:
@@ -37,7 +37,7 @@ def from_flwr_partitioner(
     classes: int | None = None,
     name: str = "flwr",
 ) -> tuple[Dataset, Custom]:
-    """Take a partitioner's clients as they are.
+    """Make a dataset and a partition with a partitioner's clients.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where datasets are looked for, and how they are fetched."""
+"""Find datasets on disk, and download them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Resource:
-    """A published file: its name, where it is, and the sum it is known by.
+    """A published file: its name, its address and its checksum.
 
     Attributes
     ----------
     sum : str
-        ``md5:...`` or ``sha256:...`` of the file, or ``unpacked-sha256:...`` of what a ``.gz`` holds, which stays the
-        same whoever packed it.
+        ``md5:...`` or ``sha256:...`` of the file, or ``unpacked-sha256:...`` of the contents of a ``.gz``, which does
+        not depend on how it was compressed.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Resource:
 
 
 def user_folder() -> Path:
-    """Return the folder downloads go to when no other is named."""
+    """Return the default folder for downloads."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fedcohort"
 
@@ -65,14 +65,14 @@ def download_folder(folder: str | os.PathLike[str] | None) -> Path:
 
 
 def fetch(resource: Resource, folder: Path) -> Path:
-    """Download a file, check it, and only then give it its name; an existing file with the right sum is kept.
+    """Download a file, verify its checksum, then move it into place; keep an existing file with the right checksum.
 
     Parameters
     ----------
     resource : Resource
         What to fetch.
     folder : Path
-        Where to put it; made where it is missing.
+        Where to put it; created if missing.
     """
     target = folder / resource.name
     try:
@@ -89,10 +89,10 @@ def fetch(resource: Resource, folder: Path) -> Path:
                 file.write(block)
         if (found := _sum(Path(temporary), resource.sum)) != resource.sum:
             raise DataError(
-                f"The download of {resource.url} has the sum {found}, not {resource.sum}.",
+                f"The download of {resource.url} has the checksum {found}, not {resource.sum}.",
                 hint="try again, or put the file into a data folder by hand",
             )
-        os.chmod(temporary, 0o644)  # mkstemp makes it readable for the owner alone
+        os.chmod(temporary, 0o644)  # mkstemp makes it readable only for the owner
         os.replace(temporary, target)
     except urllib.error.URLError as error:
         raise DataError(

@@ -1,4 +1,4 @@
-"""The datasets, by name: embedded, synthetic, and the ones in files."""
+"""Load datasets by name: built-in, synthetic, or from files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class Source(Parameterized):
-    """Something a dataset is loaded from: frozen parameters and one function."""
+    """A source of a dataset: frozen parameters and one function."""
 
     name: ClassVar[str]
 
@@ -42,7 +42,7 @@ class Source(Parameterized):
         raise NotImplementedError(type(self).__name__)
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the user's data say whose sample each is; then these are the clients, unless a partition is given."""
+        """Whether the user's data name the client of each sample; these are the clients, unless a partition is set."""
         return False
 
 
@@ -208,12 +208,12 @@ class _FileSource(Source):
         raise NotImplementedError(type(self).__name__)
 
     def expected_files(self) -> str:
-        """Say which files are looked for."""
+        """Name the files that are looked for."""
         raise NotImplementedError(type(self).__name__)
 
 
 def _complete(folder: Path, names: list[str]) -> list[Path] | None:
-    """Return the paths if all are there, None if none is; some of them is an error."""
+    """Return the paths if all exist, None if none does; if only some exist, raise an error."""
     paths = [folder / name for name in names]
     there = [path.is_file() for path in paths]
     if not any(there):

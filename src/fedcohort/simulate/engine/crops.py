@@ -1,4 +1,4 @@
-"""Cropped and mirrored images: one table of where each pixel comes from, which all backends read."""
+"""Crop and mirror images with one table, read by all backends, of where each pixel comes from."""
 
 from __future__ import annotations
 

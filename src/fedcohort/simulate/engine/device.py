@@ -1,8 +1,7 @@
-"""Training and evaluation on one device, all jobs of a call as one stack; on CUDA, each step replayed as a graph.
+"""Train and evaluate on one device, with all jobs of a call as one stack; on CUDA the steps are replayed as a graph.
 
-All steps of a round (or, of a long one, as many as fit) are captured as one graph that reads its batches from tables on
-the device; a round is then a small upload and one launch, and nothing waits for the device until somebody looks at a
-result.
+All steps of a round (or as many as fit) are captured as one graph that reads its batches from tables on the device. A
+round is then a small upload and one launch, and nothing waits for the device until a result is read.
 """
 
 from __future__ import annotations

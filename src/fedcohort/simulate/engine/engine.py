@@ -34,7 +34,7 @@ _COMPILED, _STACKED, _PLAIN = "compiled code", "stacked models", "plain loop"
 
 
 class Backend(Protocol):
-    """What computes: machine code, a stack of models on a device, or the plain loop. The engine checks the input."""
+    """What computes: compiled code, a stack of models on a device, or the plain loop. The engine checks the input."""
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
@@ -60,7 +60,7 @@ class Backend(Protocol):
         """Return logits (M, V, C) on training samples."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 class Engine:
@@ -137,7 +137,7 @@ class Engine:
         if workers is not None and workers < 1:
             raise ParameterError(f"The 'workers' parameter of Engine must be None or at least 1. Got {workers!r}.")
         if local.augment:
-            crop_table(self.sample)  # refuses what is no image
+            crop_table(self.sample)  # raises an error if the samples are not images
         self.classes = classes
         self.local = local
         self.model = model
@@ -163,9 +163,7 @@ class Engine:
             return DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device, tf32=tf32)
         reason = stacking_obstacle(flat, self.sample) if fast else None
         if reason is not None:
-            log.warning(
-                "the model %r cannot be batched, its clients are trained one after the other: %s", self.model, reason
-            )
+            log.warning("the model %r cannot be batched, so its clients are trained one by one: %s", self.model, reason)
         return ModuleBackend(
             flat.module,
             self.store,

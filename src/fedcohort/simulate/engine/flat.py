@@ -1,4 +1,4 @@
-"""A model as one flat vector: parameters first, then floating-point buffers (running statistics), if any."""
+"""Represent a model as one flat vector: parameters first, then floating-point buffers (running statistics), if any."""
 
 from __future__ import annotations
 

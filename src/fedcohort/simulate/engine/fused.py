@@ -1,4 +1,4 @@
-"""A convolution with its bias, ReLU and max-pooling in one kernel, for all models of a stack; CUDA, through Triton.
+"""Fuse a convolution, its bias, ReLU and max-pooling into one Triton kernel for all models of a stack (CUDA only).
 
 Unfolded patches are many times the size of the images they come from, and writing and reading them takes longer than
 multiplying them. Here each program gathers the patches of its own tile from the images, so that only images, pooled and

@@ -1,4 +1,4 @@
-"""What convolutional networks do between their matrix products, in torch, for channels-last images (N, H, W, C)."""
+"""Implement what convolutional networks do between matrix products, for channels-last images (N, H, W, C)."""
 
 from __future__ import annotations
 

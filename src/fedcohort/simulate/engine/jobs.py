@@ -1,4 +1,4 @@
-"""Jobs made ready for a backend: which rows of the data each of them uses in each step, and with which rate."""
+"""Prepare jobs for a backend: which rows of the data each job uses in each step, and with which learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a ``nn.Sequential`` of well-known layers into a list that hand-written programs are made from."""
+"""Read a ``nn.Sequential`` of well-known layers into a list, from which the fast backends are built."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
         if not name or "." in name:
             continue  # the module itself, and what is inside its layers
         if next(layer.parameters(), None) is not None and f"{name}.weight" not in slots:
-            return None  # it has stood before
+            return None  # a layer with weights appears twice
         if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             if layers and len(shape) == 3:
                 layers.append(Flatten((shape[0], shape[1], shape[2])))

@@ -1,11 +1,11 @@
-"""C sources of this package, compiled for this machine when they are first needed.
+"""Compile this package's C sources when they are first needed.
 
-A C compiler is all it wants: the one ``FEDCOHORT_CC`` names, else cc, gcc or clang, else that of the package
+This needs only a C compiler: the one ``FEDCOHORT_CC`` names, else cc, gcc or clang, else the one in the package
 ``ziglang``, which pip installs anywhere (``pip install "fedcohort[compiler]"``). A library is kept in the user's cache
-folder under a name that changes with its sources, the compiler and the processor, and holds a hash of the library. A
-fresh one is kept only if it passes its trial, which compares it with numpy or torch. Where there is no compiler, or
-anything of that fails, a warning says so once and the same work is done without it; ``FEDCOHORT_CC`` set to nothing
-asks for that.
+folder under a name that depends on its sources, the compiler and the processor, and includes a hash of the library. A
+new library is kept only if it passes a trial that compares it with numpy or torch. If there is no compiler, or any of
+this fails, one warning is logged and the same work is done without compiled code. Setting ``FEDCOHORT_CC`` to the empty
+string asks for that.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _TRIALS = {
 
 @functools.cache
 def load_compiled(name: str) -> ctypes.CDLL | None:
-    """Return the library made of ``csrc/NAME.c``, compiling it if need be; None where it can't be had."""
+    """Return the library built from ``csrc/NAME.c``, compiling it if necessary; None if that is impossible."""
     if os.environ.get("FEDCOHORT_CC") == "":
-        log.info("the engine does without machine code, as FEDCOHORT_CC asks")
+        log.info("the engine uses no compiled code, because FEDCOHORT_CC is empty")
         return None
     try:
         compiler, sources, folder = find_compiler(), read_sources(), cache_folder()

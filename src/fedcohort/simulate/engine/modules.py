@@ -1,4 +1,4 @@
-"""Any module, with autograd: one client after the other, on the CPU with torch's own threads, or on a CUDA device."""
+"""Train any module with autograd, one client after the other, on the CPU with torch's threads or on a CUDA device."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModuleBackend:
         self._give_back = torch_threads(self, threads if device.type == "cpu" else None)
 
     def close(self) -> None:
-        """Give torch the threads it had."""
+        """Restore torch's number of threads."""
         self._give_back()
 
     def train(
@@ -159,7 +159,7 @@ class ModuleBackend:
 
     @contextlib.contextmanager
     def _seeded(self, table: JobTable, job: int) -> Iterator[None]:
-        """Let a module that draws (dropout) do so from a stream of the job, never from the caller's generator."""
+        """Seed torch for a module that draws random numbers (dropout), without touching the caller's generator."""
         if not self._draws:
             yield
             return
@@ -185,9 +185,9 @@ def usable_cores() -> int:
 
 
 def torch_threads(owner: object, count: int | None) -> Callable[[], object]:
-    """Let torch compute with so many threads, or as many as it has; return what gives it back those it had.
+    """Set torch's number of threads, unless ``count`` is None; return a function that restores it.
 
-    That is done when ``owner`` goes, at the latest.
+    It is restored at the latest when ``owner`` is garbage-collected.
     """
     before = torch.get_num_threads()
     if count is None or count == before:

@@ -1,4 +1,4 @@
-"""Training in machine code: chains of convolutions and dense layers, a client per thread (``csrc/train.c``)."""
+"""Train chains of convolutions and dense layers in compiled code, one client per thread (``csrc/train.c``)."""
 
 from __future__ import annotations
 

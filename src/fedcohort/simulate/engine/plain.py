@@ -1,7 +1,7 @@
-"""Local training as everybody would write it: one model, one loop, ``torch.optim.SGD``.
+"""Train locally in the obvious way: one model, one loop, ``torch.optim.SGD``.
 
-This is the definition the other backends are tested against, the way models that cannot be batched are trained, and
-what a client of a live federation runs.
+The other backends are tested against this definition. It also trains models that cannot be batched, and runs on the
+clients of a live federation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch plans drawn in machine code: exactly those of :func:`~fedcohort.training.local.batch_plan`, sooner."""
+"""Draw batch plans in compiled code: the same as :func:`~fedcohort.training.local.batch_plan`, but faster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _draw(
     library: ctypes.CDLL, seed: int, round: int, client: int, n: int, local: LocalTraining, steps: int
 ) -> BatchPlan:
     width = min(local.batch_size, n)
-    # The key, the indices and room for one epoch in one array: allocating is what is left of the cost.
+    # Put the key, the indices and space for one epoch into one array: allocation is most of the remaining cost.
     room = np.empty(3 + steps * width + n, dtype=np.int64)
     room[:3] = _STREAM, round, client
     key = address(room)

@@ -1,4 +1,4 @@
-"""Networks with a leading axis of models: J parameter vectors, J batches, one program.
+"""Compute many networks at once, with a leading axis of models: J parameter vectors, J batches, one program.
 
 A :class:`StackedNet` computes logits and, from the derivative by the logits, the gradient of all J models at once.
 Dense layers and convolutions are written out by hand as batched matrix products; images are channels-last, so that the

@@ -1,4 +1,4 @@
-"""The data of an engine: one tensor of samples, and the clients of every federation as slots that point into it."""
+"""Hold an engine's data: one tensor of samples, and the clients of every federation as slots that point into it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.types import ClientData, Spans
 
-_LARGE = 1 << 24  # bytes from which on large pages are asked for
-_CHUNK = 4096  # samples converted at a time, so that building the tensor needs little beside it
+_LARGE = 1 << 24  # bytes from which large pages are requested
+_CHUNK = 4096  # samples converted at a time, so that building the tensor needs little extra memory
 
 
 class Store:
@@ -78,7 +78,7 @@ class Store:
         return result
 
     def to_target_units(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return what a model says of samples in the unit of what is to be predicted."""
+        """Convert a model's outputs to the unit of the targets."""
         return outputs if self.unit is None else outputs * self.unit[1] + self.unit[0]
 
     def targets_of(self, first: int, count: int) -> torch.Tensor:
@@ -103,8 +103,8 @@ class Store:
 def allocate_samples(count: int, features: int) -> torch.Tensor:
     """Return an uninitialised matrix for samples, in large pages where the system has them.
 
-    The samples of a batch lie anywhere in it, each on a page of its own; to find a small page may take the processor as
-    long as to fetch the sample, because so many of them are not at hand.
+    The samples of a batch are scattered over the matrix, each on another page. With small pages, looking one up can
+    take the processor as long as fetching the sample, because its cache of pages (TLB) is too small for so many.
     """
     size = 4 * count * features
     if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):

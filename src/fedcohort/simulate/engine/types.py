@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: clients as index slices, jobs as arrays."""
+"""Define the engine's inputs and outputs: clients as index slices, jobs as arrays."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What J jobs came back with."""
+    """The results of J jobs."""
 
     params: torch.Tensor  # (J, P) on the engine's device
     steps: IntArray  # (J,) SGD steps done

@@ -25,14 +25,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.benchmark", description=__doc__)
     parser.add_argument("--data", choices=DATASETS, default="digits")
-    parser.add_argument("--selectors", default="", help="names separated by commas; default: every one that chooses")
+    parser.add_argument("--selectors", default="", help="names separated by commas; default: all")
     parser.add_argument("--seeds", default="report", help="report, tuning, or a list such as 1,2")
-    parser.add_argument("--settings", default="", help="only these, separated by commas")
-    parser.add_argument("--quick", action="store_true", help="one seed and 20 rounds: does everything run?")
-    parser.add_argument("--out", type=Path, help="a new folder, or one to continue; needed for a run")
+    parser.add_argument("--settings", default="", help="only these settings, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="check that everything runs: one seed, 20 rounds")
+    parser.add_argument("--out", type=Path, help="a new folder, or one to continue; required for a run")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--processes", type=int, help="that make the runs side by side")
-    parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
+    parser.add_argument("--processes", type=int, help="number of processes that run in parallel")
+    parser.add_argument(
+        "--minutes", type=float, help="stop cleanly after this many minutes; the same command continues"
+    )
     parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--merge", type=Path, nargs="+", help="score these finished pieces together, nothing else")
     parser.add_argument("--page", type=Path, help="print the tables of a bench.json as Markdown, nothing else")
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with finish_round_on_interrupt(simulation, print_to_stderr):
                 state = simulation.run()
             if state != "finished":
-                print_to_stderr("stopped; the same command goes on where it stopped")
+                print_to_stderr("stopped; run the same command to continue")
                 return STOPPED
             scores = write_scores(given.out)
     except FedcohortError as error:

@@ -1,4 +1,4 @@
-"""What the two ways to start a benchmark share: which selectors and seeds, and writing the scores."""
+"""Choose the selectors and seeds of a benchmark, and write its scores; shared by both ways to start one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def every_selector() -> list[str]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that a word or a list means.
+    """Return the seeds that a word or a list stands for.
 
     >>> parse_seeds("report"), parse_seeds("1,2")
     ([100, 101, 102, 103, 104], [1, 2])
@@ -34,7 +34,7 @@ def parse_seeds(text: str) -> list[int]:
     try:
         return [int(item) for item in text.split(",")]
     except ValueError:
-        raise InputError(f"Seeds are 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
+        raise InputError(f"Seeds must be 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
 
 
 def write_scores(*folders: Path) -> Scores:
@@ -53,6 +53,6 @@ def read_scores(path: Path) -> Scores:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{path} holds no scores of the benchmark ({type(error).__name__}: {error}).",
+            f"{path} does not hold scores of the benchmark ({type(error).__name__}: {error}).",
             hint="name a bench.json, as 'fedcohort bench' writes it beside the results",
         ) from error

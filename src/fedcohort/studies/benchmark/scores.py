@@ -1,4 +1,4 @@
-"""What the benchmark makes of its runs: gains over uniform, their mean, the worst of them, and ranks."""
+"""Score the benchmark's runs: gains over uniform, their mean, the worst of them, and ranks."""
 
 from __future__ import annotations
 
@@ -310,14 +310,14 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
 def horizon(board: Leaderboard, measure: str) -> float:
     """Return how long every run of a setting was watched, in rounds, seconds or megabytes; NaN where that is unknown.
 
-    A run that diverged or failed was watched for good: it does not arrive any more.
+    Runs that diverged or failed do not shorten it, because they will never reach the target.
     """
     ends = [_cost_to_target(seed, measure)[1] for row in board.rows for seed in row.seeds if seed.state not in LOST]
     return float(min(ends)) if ends else math.nan
 
 
 def restricted_mean(row: LeaderRow, measure: str, limit: float) -> float:
-    """Return the mean time to the target, in which nobody takes more than ``limit``: who does not arrive takes that.
+    """Return the mean time to the target, counting at most ``limit``, also for runs that never reach it.
 
     This is the restricted mean time of survival analysis, for runs that are all censored at the same moment.
     """

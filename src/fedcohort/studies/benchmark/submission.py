@@ -1,4 +1,4 @@
-"""A submission: the configuration of a benchmark and its scores, checked against the suite and against themselves."""
+"""Check a submission: a benchmark's configuration and scores, against the suite and against each other."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NOT_SELECTION = ("aggregator", "filter", "labels", "local")
 
 
 class SubmissionError(FedcohortError, ValueError):
-    """Files that are no submission, or that do not agree with the suite or with each other."""
+    """The files are not a submission, or contradict the suite or each other."""
 
 
 def check_submission(config: Path, scores: Path) -> dict[str, Any]:
-    """Return the scores of a submission, if nothing speaks against them.
+    """Return the scores of a submission after checking them.
 
     The configuration must be the suite's of this version, on all its settings, with its training and on seeds for
     reports; the scores must be of that configuration and follow from the gains they list. Whether the gains were
-    measured is not checked: whoever doubts them runs the configuration.
+    measured is not checked: to verify them, run the configuration.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def check_submission(config: Path, scores: Path) -> dict[str, Any]:
         raise SubmissionError(f"{config} and {scores} cannot be read: {error}.") from error
     problems = [*_configuration(wanted), *_scores(found), *_agree(wanted, found)]
     if problems:
-        raise SubmissionError(f"{config} and {scores} are no submission: {'; '.join(problems)}.")
+        raise SubmissionError(f"{config} and {scores} are not a valid submission: {'; '.join(problems)}.")
     return dict(found)
 
 
@@ -82,7 +82,7 @@ def _scores(found: Mapping[str, Any]) -> list[str]:
         if found["benchmark"] != VERSION:
             problems.append(f"the scores are of version {found['benchmark']} of the benchmark, not {VERSION}")
         if not found["complete"]:
-            problems.append("not all runs had ended")
+            problems.append("not all runs have finished")
         if found["purpose"] != "report":
             problems.append(f"its purpose is {found['purpose']!r}, not 'report'")
         if found["rounds"] != rounds_of(found["data"]):

@@ -1,4 +1,4 @@
-"""What the benchmark runs: settings, seeds, training. A change of anything here is a new version."""
+"""Define what the benchmark runs: settings, seeds, training. Any change here makes a new version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcohort.core.registry import nearest
 VERSION = 1
 TUNING_SEEDS = (0, 1, 2, 3, 4)
 REPORT_SEEDS = (100, 101, 102, 103, 104)
-"""Parameters are chosen on the first, results shown on the second; a result says which it used."""
+"""Choose parameters on the tuning seeds and report results on the report seeds; a result states which it used."""
 
 _THIRTY = {"name": "uniform-share", "share": 0.3}
 _SLOW = {"name": "shifted-exponential", "straggling": 1.0, "spread": 1.0}
@@ -25,7 +25,7 @@ class BenchmarkSetting:
     Attributes
     ----------
     name, source, meaning : str
-        What it is called, whose it is, and what is hard about it.
+        Its name, the paper it comes from, and what makes it hard.
     scenario : dict
         The section ``[scenario]``.
     run : dict
@@ -158,9 +158,9 @@ def suite(data: str) -> tuple[BenchmarkSetting, ...]:
 
 
 def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Group settings that differ in nothing but how long clients take: they are one kind where accuracy counts.
+    """Group settings that differ only in how long clients take: for accuracy they are one kind.
 
-    Whoever does not look at the time does the same in all of them, and would be counted twice.
+    A selector that ignores time does the same in all of them, and would be counted twice.
 
     >>> kinds("digits", ["noise", "skew-noise", "skew-noise-slow"])
     (('noise',), ('skew-noise', 'skew-noise-slow'))
@@ -269,7 +269,7 @@ def _size(data: str) -> _Size:
 
 
 def _iid(clients: int) -> dict[str, Any]:
-    # Dealt out at random: exactly equal class counts would let noise itself show in them.
+    # Deal samples at random: with exactly equal class counts, label noise would show in the counts.
     return {"name": "iid", "clients": clients}
 
 

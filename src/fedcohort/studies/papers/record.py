@@ -1,4 +1,4 @@
-"""What a study's runs came to: a record that is kept as JSON, put together from pieces."""
+"""Keep the results of a study's runs as JSON, merged from several experiments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POINTS = 40  # of a curve that is kept
 
 
 class RecordError(FedcohortError, ValueError):
-    """A record cannot be read, or is not of the study it is taken for."""
+    """A record cannot be read, or belongs to another study."""
 
 
 class StudyRecord:
@@ -57,7 +57,7 @@ class StudyRecord:
             raise RecordError(f"{path} cannot be read: {error}.") from error
         if not isinstance(found, dict) or found.get("study") != study.name or found.get("format") != FORMAT:
             raise RecordError(
-                f"{path} is no record of the study {study.name!r} in format {FORMAT}.",
+                f"{path} is not a record of the study {study.name!r} in format {FORMAT}.",
                 hint="name another folder with --out",
             )
         return cls(study.name, found["settings"])
@@ -68,9 +68,9 @@ class StudyRecord:
         write_atomically(path, (_short(json.dumps(value, indent=1)) + "\n").encode())
 
     def add(self, other: StudyRecord) -> None:
-        """Take another record's settings in place of those of the same name that have fewer rounds or seeds.
+        """Replace settings that have fewer rounds or seeds than another record's settings of the same name.
 
-        Where both have the same, the labels that are new come to those that are there.
+        If both have equally many, only add the labels that are missing here.
         """
         for name, found in other.settings.items():
             mine = self.settings.get(name)
@@ -92,7 +92,7 @@ class StudyRecord:
         return [None if None in seed else sum(seed) / len(seed) for seed in zip(*found, strict=True)]
 
     def mean(self, setting: str, label: Labels, measure: str) -> tuple[float | None, float, int] | None:
-        """Return mean, standard deviation and number of seeds; the mean is None where a seed never arrived."""
+        """Return mean, standard deviation and number of seeds; the mean is None if a seed missed the target."""
         values = self.values(setting, label, measure)
         if not values:
             return None
@@ -103,7 +103,7 @@ class StudyRecord:
 
 
 def _merge_labels(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return a setting with the labels of two, the first's where both have one, and how the second's were made."""
+    """Merge the labels of two settings, preferring the first, and note how the second's were produced."""
     new = [label for label in found["labels"] if label not in mine["labels"]]
     if not new:
         return mine
@@ -134,7 +134,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
         if board.progress.least == 0 or not all(
             run.id in results.curves and len(results.curves[run.id].rounds) for run in members
         ):
-            continue  # a run without a figure yet
+            continue  # some run has no result yet
         labels = {}
         ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
         for row in sorted(
@@ -158,7 +158,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
             }
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
-            # Of runs that were interrupted, what all of them have made; some may be meant to stop before others.
+            # For interrupted runs, the rounds that all of them have finished; some may be meant to stop earlier.
             "rounds": max(seed.rounds for row in board.rows for seed in row.seeds)
             if board.finished
             else board.progress.least,

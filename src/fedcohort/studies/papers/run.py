@@ -1,4 +1,4 @@
-"""Make a study's runs, in pieces that end when they are told to and go on where they stopped."""
+"""Run a paper's study in pieces that can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Guard = Callable[[Simulation], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How far it got.
+    """The state of a reproduction after a call of :func:`reproduce`.
 
     Attributes
     ----------
     finished : bool
-        Whether everything that was asked for is made.
+        Whether everything requested is done.
     records : dict of str to Record
         By study.
     files : list of Path
@@ -87,17 +87,17 @@ def reproduce(
         One seed, few rounds and the small digits in place of the data: does everything run?
     device : str, optional
     processes : int, optional
-        That make the runs side by side.
+        Number of processes that run in parallel.
     minutes : float, optional
-        Stop cleanly after so many.
+        Stop cleanly after this many minutes.
     folder : str, optional
         Where the datasets are.
     listener : callable
-        Makes what watches one part's runs.
+        Returns a listener for one part's runs.
     guard : callable
-        Makes a context for one simulation, in which a signal may call its ``stop``.
+        Returns a context for one simulation, in which a signal may call its ``stop``.
     say : callable
-        Takes messages.
+        Receives messages.
     command : str
         For the record.
     """
@@ -170,7 +170,7 @@ def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What of a part is to be made: which methods, none where all are on record; with how many seeds and rounds."""
+    """The work left in a part: the methods to run (none if all are on record), and how many seeds and rounds."""
 
     labels: tuple[str, ...]
     seeds: int | None
@@ -200,7 +200,7 @@ def _remaining_work(
         raise InputError(
             f"{', '.join(wanted)} cannot stand beside {', '.join(sorted(others))} in the record of {study.name}, "
             f"{part}: those have other seeds or rounds, or are not finished.",
-            hint="name another folder with --out, or make all methods, without --labels",
+            hint="name another folder with --out, or run all methods, without --labels",
         )
     return _Piece(tuple(label for label in every if wanted and label in {*wanted, *with_them}), seeds, rounds)
 

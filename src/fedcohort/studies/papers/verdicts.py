@@ -1,8 +1,8 @@
-"""Published figures beside ours: ratio by ratio, and what of a paper's claims holds.
+"""Compare published numbers with ours, ratio by ratio, and judge which of a paper's claims hold.
 
-A claim *holds* where our means have its order in every setting it names, and *does not hold* otherwise. A margin holds
-where ours is at least two thirds of the published one. *Not run* where a figure is missing; *open* where no method
-arrived at the target in all seeds, so that there is nothing to compare.
+A claim *holds* if our means have the claimed order in every setting it names, and *does not hold* otherwise. A margin
+holds if ours is at least two thirds of the published one. A claim is *not run* if a number is missing, and *open* if no
+method reached the target in all seeds, so that there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedcohort.studies.papers.declare import MEASURES, Beats, Claim, Exhibit, Gr
 from fedcohort.studies.papers.record import StudyRecord
 
 SHARE = 2 / 3
-"""Of the published margin that ours must have."""
+"""The share of the published margin that ours must reach."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Ratio:
         """Whether the margin holds."""
         if self.state != "holds" or math.isnan(self.published):
             return self.state
-        if math.isinf(self.published):  # only the better one arrived
+        if math.isinf(self.published):  # only the better one reached the target
             return "holds" if math.isinf(self.ours) else "does not hold"
         return "holds" if self.ours >= SHARE * self.published else "does not hold"
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """What became of a claim: "holds", "does not hold", "open" or "not run", and how it was seen."""
+    """The verdict on a claim: "holds", "does not hold", "open" or "not run", and the evidence."""
 
     text: str
     state: str
@@ -99,7 +99,7 @@ def _ratio(
 
 
 def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
-    """Return what became of each claim."""
+    """Return the verdict on each claim."""
     return [_judge(claim, exhibit, record) for claim in exhibit.every_claim()]
 
 

@@ -1,4 +1,4 @@
-"""What a filter is: it looks at a round's replies and says which models enter the average."""
+"""Define filters, which decide from a round's replies which models enter the average."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fedcohort.core.registry import Registry
 
 
 class Need(StrEnum):
-    """A thing about a round's replies that costs the host something to compute."""
+    """Something about a round's replies that is expensive for the host to compute."""
 
     UPDATES = "updates"  # each client's model less the one it received
     LOGITS = "logits"  # each client's model on the server's validation set, and that set's labels
 
 
 class Replies:
-    """A round's replies as a filter sees them. What is given as a function is computed when it is first read.
+    """A round's replies as a filter sees them. Values passed as functions are computed when first read.
 
     Arrays may be NumPy arrays or torch tensors on any device.
 
     Parameters
     ----------
     ok : (m,) bool
-        Whose model arrived in time and is sound.
+        Which clients' models arrived in time and are sound.
     updates : (m, P) or function, optional
         Each client's model less the global model it received.
     logits : (m, V, C) or function, optional
@@ -70,7 +70,7 @@ class Replies:
         if value is None:
             raise InputError(
                 f"The filter reads '{name}', which the host does not supply.",
-                hint="a host computes what the filter's 'needs' lists and hands it over in Replies",
+                hint="the host must compute everything in the filter's 'needs' and pass it to Replies",
             )
         if callable(value):
             value = self._sources[name] = value()
@@ -96,12 +96,12 @@ class Replies:
 
 @dataclass(frozen=True)
 class FilterDecision:
-    """What a filter decided.
+    """A filter's decision on one round.
 
     Attributes
     ----------
     kept : (m,) bool array
-        Whose model enters the average.
+        Which clients' models enter the average.
     notes : mapping of str to str or number
         Anything worth recording about the decision.
     """
@@ -129,18 +129,18 @@ class Filter(Parameterized, ABC):
         """Decide; a reply that is not OK is never kept, and nobody is kept when no reply is usable."""
 
     def keep(self, replies: Replies) -> BoolArray:
-        """Return (m,) whose model enters the average."""
+        """Return (m,) which clients' models enter the average."""
         return self.judge(replies).kept
 
 
 def checked_decision(filter_: Filter, replies: Replies) -> FilterDecision:
-    """Return a filter's verdict, if it is one on these replies; for hosts, who run others' code."""
+    """Return a filter's decision after checking its type and shape; for hosts, which run other people's code."""
     verdict = filter_.judge(replies)
     if not isinstance(verdict, FilterDecision):
         raise InputError(f"A filter must return a FilterDecision. {filter_.name!r} returned {type(verdict).__name__}.")
     if verdict.kept.shape != replies.ok.shape:
         raise InputError(
-            f"A filter must say of each reply whether it is kept, an array of shape {replies.ok.shape}. "
+            f"A filter must decide on every reply, with an array of shape {replies.ok.shape}. "
             f"{filter_.name!r} returned shape {verdict.kept.shape}."
         )
     return verdict
@@ -152,8 +152,8 @@ FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.training.filte
 @FILTERS.register("keep-all")
 @dataclass(frozen=True, kw_only=True)
 class KeepAll(Filter):
-    """Keep every model that arrived in time and is sound; the default."""
+    """Keep every model that arrived in time and is sound. This is the default."""
 
     def judge(self, replies: Replies) -> FilterDecision:
-        """Keep whoever is OK."""
+        """Keep every reply that is OK."""
         return FilterDecision(replies.ok)

@@ -1,8 +1,8 @@
-r"""The subset of models whose mean logits validate best.
+r"""Find the subset of models whose mean logits validate best.
 
-Every function takes NumPy arrays or torch tensors on any device and stays there; only one number per subset comes back.
+Every function works on NumPy arrays or on torch tensors on any device; only one number per subset is copied back.
 
-What a subset S is scored by needs its logits only as differences to the true class: with the margins
+Scoring a subset S needs its logits only as differences to the true class: with the margins
 :math:`d_{vc} = \sum_{s \in S} (g_{vc} - g_{v y_v})` over the wrong classes c, a sample is classified correctly iff
 :math:`\max_c d_{vc} < 0`, and its cross-entropy under the mean logits is :math:`\ln(1 + \sum_c e^{d_{vc} / |S|})`.
 So each model is validated once and a subset is a sum of margins.
@@ -30,7 +30,7 @@ def namespace(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         return np
     if type(array).__module__.partition(".")[0] == "torch":
-        return sys.modules["torch"]  # whoever made the tensor has imported it; nothing here needs torch otherwise
+        return sys.modules["torch"]  # the tensor exists, so torch is imported; nothing else here needs it
     raise InputError(f"Models' outputs must be a NumPy array or a torch tensor. Got {type(array).__name__}.")
 
 
@@ -102,7 +102,7 @@ def _reduce_scores(sums: Any, sizes: Any, score: Score, xp: Any) -> Any:
         return (xp.amax(sums, 1) < 0).sum(-1)
     sums /= sizes
     highest = xp.amax(sums, 1)
-    if float(highest.max()) < 60:  # e^60 times the number of classes is far from single precision's end
+    if float(highest.max()) < 60:  # e^60 times the number of classes still fits single precision
         xp.exp(sums, out=sums)
         total = sums.sum(1)
         return xp.log1p(total, out=total).sum(-1, dtype=xp.float64)
