@@ -14,13 +14,13 @@ from fedcohort.cli.options import MAX_ROUND, FormatOption
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
 from fedcohort.core.text import printable
-from fedcohort.journal import read_journal
 from fedcohort.report.account import read_account
 from fedcohort.report.live_page import ending
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
 from fedcohort.session.explain import ScoreRow, history
 from fedcohort.simulate.leaderboard.words import quantity
+from fedcohort.simulate.store.results import open_journal
 
 _MAX_FAILED = 30  # clients that failed, shown at most
 
@@ -121,7 +121,7 @@ def _explain_run(journal: Path, format: Format) -> None:
 
 def _explain_client(journal: Path, client: str, format: Format) -> None:
     """Show one client's part in every round."""
-    with closing(read_journal(journal)) as record:
+    with closing(open_journal(journal)) as record:
         parts = history(record, client)
     if format is Format.JSON:
         print_json([{"round": p.round, "was_picked": p.picked, "what": p.outcome} for p in parts])

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.signals import Signal
-from fedcohort.journal import read_journal
-from fedcohort.simulate.store.results import Results, RunInfo
+from fedcohort.simulate.store.results import Results, RunInfo, open_journal
 from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Study, row
 
 PAPER = "FedACS, Wang et al. 2021"
@@ -89,7 +88,7 @@ def _figure_4(data: str) -> Study:
 
 def _distances(results: Results, run: RunInfo) -> Mapping[str, float]:
     """The mean of ||g_i - mean g|| over all that were picked."""
-    with closing(read_journal(results.journal(run))) as journal:
+    with closing(open_journal(results.journal(run))) as journal:
         found = [block.metrics.get(Signal.GRADIENT_DISTANCE.value) for block in journal.reply_blocks()]
     known = np.concatenate([np.asarray(values, np.float64) for values in found if values is not None] or [np.zeros(0)])
     known = known[np.isfinite(known)]

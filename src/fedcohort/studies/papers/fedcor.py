@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.journal import read_journal
-from fedcohort.simulate.store.results import Results, RunInfo
+from fedcohort.simulate.store.results import Results, RunInfo, open_journal
 from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Near, Study, row
 
 PAPER = "FedCor, Tang et al. 2022"
@@ -189,7 +188,7 @@ def _neighbours(results: Results, run: RunInfo) -> Mapping[str, float]:
     """How many clients have the main class of the client whose embedding is nearest, by the cosine."""
     if run.selector != "fedcor":
         return {}
-    with closing(read_journal(results.journal(run))) as journal:
+    with closing(open_journal(results.journal(run))) as journal:
         points = np.asarray(journal.state("")["embedding"], np.float64)
     points = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-300)
     likeness = points @ points.T
