@@ -16,7 +16,7 @@ from fedcohort.journal import events
 class Text(Enum):
     """What a text holds, or a list of them."""
 
-    OWN = auto()  # a word or number of the journal's own, which names nobody
+    OWN = auto()  # a word or number of the journal's own; it names no client
     NAME = auto()  # the name of a client
     SENTENCE = auto()  # anything, in which a client may be named
     CONDITION = auto()  # an expression of rules, in which a text in quotation marks may name a client
@@ -51,7 +51,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Free:
-    """Nested values of somebody else: any key and any text in them may name a client."""
+    """Nested values of other programs: any key and any text in them may name a client."""
 
 
 FREE = Free()

@@ -1,4 +1,4 @@
-"""What an operator does to a journal as a whole: take it out as tables, let old details go, forget a client."""
+"""What an operator does to a journal as a whole: export it, prune old details, forget a client."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Eraser:
         self.stand_in = f"{FORGOTTEN}-{self.index}"
         longer = sorted((n for n in table.names if client.lower() in n.lower() and n != client), key=len, reverse=True)
         self._others = set(longer)
-        # Of a longer word that happens to contain it nothing is taken.
+        # A longer word that happens to contain the name stays whole.
         found = "|".join(map(re.escape, [*longer, client]))
         self._pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)", re.IGNORECASE)
 
@@ -233,7 +233,7 @@ class Eraser:
             case Text.METRIC:
                 parts = text.split("/")
                 if len(parts) == 1 and text == self.client:
-                    return text  # nobody's but the host's: a client's number stands behind or before a slash
+                    return text  # the host's own metric: those of a client have its name before or after a slash
                 return "/".join(part if part in _METRICS else self.text(part) for part in parts)
             case _:
                 return self.text(text)

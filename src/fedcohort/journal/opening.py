@@ -47,7 +47,7 @@ def in_memory(commit: Commit) -> Database:
 def create(path: Path, commit: Commit) -> Database:
     """Return an empty journal in its first transaction, which :meth:`Database.establish` ends.
 
-    Until then it lies under another name, so that a kill leaves nothing that could be taken for a journal.
+    Until then it lies under another name, so that a kill leaves nothing that looks like a journal.
     """
     file = target(path)
     if not is_blank(file):
@@ -164,7 +164,7 @@ def open_for_reading(path: Path) -> Database:
 def open_declared(path: Path) -> tuple[Database, int]:
     """Return an existing journal for reading at once, with its version; only what it declares is checked, not its rows.
 
-    One that nobody writes is opened as a file that does not change, so that SQLite leaves nothing beside it.
+    A journal that no session is writing is opened as a file that does not change; then SQLite leaves nothing beside it.
     """
     database = _at_rest(path) or open_unchecked(path)[0]
     try:
@@ -190,7 +190,7 @@ def _at_rest(path: Path) -> Database | None:
     try:
         if not Seal.read(connection).in_use:
             return opened(Database(connection, str(path)))
-    except (*ERRORS, JournalError, ValueError, TypeError, KeyError):  # what is wrong with it is said elsewhere
+    except (*ERRORS, JournalError, ValueError, TypeError, KeyError):  # the usual way of opening says what is wrong
         pass
     connection.close()
     return None
@@ -271,7 +271,7 @@ def _upgraded(
 ) -> tuple[Seal, sqlite3.Connection]:
     """Put a copy of a journal of version 2, brought to this version, in its place, once all else is settled.
 
-    The copy is made and decided upon beside the journal. Should that fail, the journal is as it was, to the byte.
+    The copy is written and checked beside the journal. If that fails, the journal stays as it was, to the byte.
     """
     new = file.with_name(file.name + NEW)
     try:

@@ -1,4 +1,4 @@
-"""What a journal says: everything that can be read from one, while it is written or afterwards."""
+"""Everything that can be read from a journal, while it is being written or afterwards."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class JournalReader:
         return client_count(dict(self.database.fetch("SELECT name, data FROM facts WHERE name IN ('n', 'active')")))
 
     def attributes(self) -> dict[str, dict[str, Any]]:
-        """Return what clients said about themselves, by name."""
+        """Return the attributes of clients, by name."""
         rows = self.database.fetch("SELECT data FROM facts WHERE name = 'attributes'")
         return dict(decompress_json(rows[0][0], "What clients say about themselves")) if rows else {}
 
     def exclusions(self, ticket: int) -> dict[int, str]:
-        """Return whom rules excluded from a cohort, each with the reason."""
+        """Return the clients that rules excluded from a cohort, each with the reason."""
         query = "SELECT body FROM events WHERE kind = ? AND json_extract(body, '$.ticket') = ?"
         rows = self.database.fetch(query, (EXCLUDED, ticket))
         if not rows:
@@ -117,7 +117,7 @@ class JournalReader:
         return dict(self.database.fetch("SELECT name, data FROM facts"))
 
     def cohorts(self, *, round_: int | None = None, pending: bool = False, after: int = -1) -> list[CohortRow]:
-        """Return cohorts in order: all, of one round, those not yet told, or those with a ticket above ``after``."""
+        """Return cohorts in order: all, of one round, those still open, or those with a ticket above ``after``."""
         where = "WHERE ticket > ?" + (" AND round = ?" if round_ is not None else "")
         where += " AND told_at IS NULL" if pending else ""
         arguments = (after,) if round_ is None else (after, round_)
@@ -139,7 +139,7 @@ class JournalReader:
             yield round_, unpack(clients)
 
     def candidates(self, ticket: int, n: int) -> IntArray | None:
-        """Return who could have been picked for a cohort; None where that was pruned."""
+        """Return the candidates for a cohort; None where they were pruned."""
         ((mask,),) = self.database.fetch("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,))
         if mask is None:
             return np.arange(n)
@@ -168,7 +168,7 @@ class JournalReader:
         return at, kind, json.loads(body)
 
     def replies(self, ticket: int | None = None) -> list[ReplyRow]:
-        """Return what became of each client, of one cohort or all, ordered by ticket and client."""
+        """Return the outcome of each client, of one cohort or all, ordered by ticket and client."""
         return newest(self.reply_blocks(ticket))
 
     def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:

@@ -1,4 +1,4 @@
-"""Where a session stands between two events, and how a journal that went on returns there.
+"""The state of a session between two events, and how a journal that went on returns to it.
 
 A host that keeps files of its own (models, say) cannot have them in the journal's transaction. It commits the journal
 first and then writes its files together with the session's :class:`Savepoint`, in one atomic step. Should it die in
@@ -32,11 +32,11 @@ class Savepoint:
     ticket, reply, event : int
         The highest numbers given out, -1 for none.
     pending : tuple of int
-        Tickets not yet told.
+        Tickets of open cohorts.
     host : JSON-like
         What the host stored with its last ``tell``.
     attributes : dict
-        What clients said about themselves, by name.
+        The attributes of clients, by name.
     shadows : dict
         Specifications of the shadow selectors.
     blind : dict

@@ -61,7 +61,7 @@ class RunCurve:
 
     def coverage(self, clients: int) -> Coverage:
         """Return how many of the federation's clients carried the run."""
-        rounds = self.round if len(self.pick_round) else self.round[:0]  # where no cohort can be read, nothing is said
+        rounds = self.round if len(self.pick_round) else self.round[:0]  # without a journal there is nothing to say
         return Tally.of_picks(clients, rounds, self.pick_round, self.pick_client).coverage()
 
     @property
@@ -110,7 +110,7 @@ class Setting:
 
     @property
     def running(self) -> bool:
-        """Whether a run is not at its end, so that nothing may be said about ends."""
+        """Whether some run has not ended, so that its final figures are not known yet."""
         return any(run.state == "running" for run in self.runs)
 
     @property
@@ -241,12 +241,12 @@ def _warnings(path: Path, result: Results) -> list[str]:
             found.append(f"Run {run.id} {run.state} after {run.rounds_done} rounds: {why}.")
         if len(run.engines) > 1:
             made = ", ".join(f"from round {since} by {kind}" if since else f"by {kind}" for since, kind in run.engines)
-            found.append(f"Run {run.id} was trained {made}: engines round differently, so that nobody can repeat it.")
+            found.append(f"Run {run.id} was trained {made}: engines round differently, so the run cannot be repeated.")
     return found
 
 
 def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurve]]:
-    """Yield each run that has made a round, with the name of its setting.
+    """Yield each run that has a round, with the name of its setting.
 
     A run whose journal cannot be read has no picks; ``warnings`` then says why.
     """
@@ -258,7 +258,7 @@ def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurv
         try:
             cohorts = result.cohorts(info)
         except FedcohortError as error:
-            warnings.append(f"Nobody knows whom {info.id} picked: {error.message}")
+            warnings.append(f"The cohorts of {info.id} cannot be read: {error.message}")
             cohorts = [np.zeros(0, np.int64)] * len(rounds)
         journal = result.journal(info)
         yield (

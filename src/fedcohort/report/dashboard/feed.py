@@ -184,7 +184,7 @@ def _run_line(results: Results, info: RunInfo) -> dict[str, Any]:
 
 
 def _members(results: Results, run: str, round_: int) -> list[dict[str, Any]]:
-    """Return who was picked in a round, and what became of each."""
+    """Return the cohort of a round with the outcome of each client."""
     decisions = results.decisions(run)
     block = decisions.replies.get(round_)
     became = {} if block is None else dict(zip(block.clients.tolist(), block.status.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""A session's journal, followed while a host (a Flower server, somebody's own loop) writes it."""
+"""A session's journal, followed while a host (a Flower server, or a loop of one's own) writes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedcohort.session.explain import history, reasons_of
 from fedcohort.simulate.leaderboard.formats import to_html
 
 _MOST_OFFLINE = 200  # clients listed on the page
-_TELL_EVERY = 20.0  # seconds after which a page is brought up to date although nothing happened
+_UPDATE_EVERY = 20.0  # seconds after which a page is brought up to date although nothing happened
 
 
 class JournalItem:
@@ -47,7 +47,7 @@ class JournalItem:
         self._metrics: dict[int, dict[str, float]] = {}
         self._planned: int | None = None
         self._how = RunState("stopped")
-        self._told = time.monotonic()
+        self._updated = time.monotonic()
         self._reasons: dict[int, dict[str, str]] = {}
 
     def poll(self) -> None:
@@ -81,12 +81,12 @@ class JournalItem:
             self.version += 1
 
     def _set_state(self, how: RunState, rounds: int | None) -> None:
-        """Take over how the run stands; that its server lives on is no news."""
+        """Set the state of the run; another sign of life of its server is not a change."""
         self.version += (_quiet(how), rounds) != (_quiet(self._how), self._planned)
         self._how, self._planned = how, rounds
-        if how.state == "running" and time.monotonic() - self._told > _TELL_EVERY:
-            self._told = time.monotonic()
-            self.version += 1  # how long somebody has trained, and when the run will end, changes by itself
+        if how.state == "running" and time.monotonic() - self._updated > _UPDATE_EVERY:
+            self._updated = time.monotonic()
+            self.version += 1  # elapsed time and the estimated end change by themselves
 
     @property
     def _cohorts(self) -> dict[int, CohortRow]:
@@ -110,11 +110,11 @@ class JournalItem:
 
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
-        told = [row for row in self._cohorts.values() if row.told_at is not None and len(row.clients)]
-        done = len({row.round for row in told})
+        closed = [row for row in self._cohorts.values() if row.told_at is not None and len(row.clients)]
+        done = len({row.round for row in closed})
         rate = None
-        if len(told) > 1:
-            recent = sorted(told, key=lambda row: row.ticket)[-20:]
+        if len(closed) > 1:
+            recent = sorted(closed, key=lambda row: row.ticket)[-20:]
             begun, last = (row.told_at or 0.0 for row in (recent[0], recent[-1]))
             rate = (len(recent) - 1) / (last - begun) if last > begun else None
             if rate is not None and self._state == "running":  # no faster than if the round that lasts ended now
@@ -136,12 +136,12 @@ class JournalItem:
         }
 
     def _present(self) -> dict[str, Any]:
-        """Return how many clients are online, and who is not since when; of a server that lives."""
-        said = self._how.presence
-        if said is None or said.online is None or self._state not in ("running", "waiting"):
+        """Return how many clients are online, and since when the others are offline; only of a server that is alive."""
+        presence = self._how.presence
+        if presence is None or presence.online is None or self._state not in ("running", "waiting"):
             return {"online": None, "offline": [], "offline_count": 0}
-        away = [{"client": name, "since": since} for name, since in said.offline.items()]
-        return {"online": said.online, "offline": away[:_MOST_OFFLINE], "offline_count": said.offline_count}
+        away = [{"client": name, "since": since} for name, since in presence.offline.items()]
+        return {"online": presence.online, "offline": away[:_MOST_OFFLINE], "offline_count": presence.offline_count}
 
     def detail(self) -> dict[str, Any]:
         """Return figures, every round and client, the current cohort with statuses and reasons, stragglers, shadows."""
@@ -150,8 +150,8 @@ class JournalItem:
             run = run_view(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
             found["warnings"] = list(run.warnings)
             found["sections"] = [{"name": "session", "figures": [chart_data(figure) for figure in run.figures]}]
-            said = "".join(f"<p>{escape_html(line)}</p>" for line in ending(run.account))
-            found["blocks"] = [{"name": "account", "title": "So far", "html": said}]
+            text = "".join(f"<p>{escape_html(line)}</p>" for line in ending(run.account))
+            found["blocks"] = [{"name": "account", "title": "So far", "html": text}]
             found["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in run.tables]
         return {**self.overview(), **found, "table": [self._line()]}
 
@@ -232,5 +232,5 @@ class JournalItem:
 
 
 def _quiet(how: RunState) -> RunState:
-    """Return how a run stands without when its server last said so."""
+    """Return the state of a run without the time of its server's last sign of life."""
     return how if how.presence is None else replace(how, presence=replace(how.presence, at=0.0))

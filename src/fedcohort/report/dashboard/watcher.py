@@ -39,20 +39,20 @@ class Item(Protocol):
         """Return everything the page shows about it."""
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
-        """Return who was picked in a round, and what became of each."""
+        """Return the cohort of a round with the outcome of each client."""
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
         """Explain a choice."""
 
 
 class DamagedError(FedcohortError, ValueError):
-    """Something of an experiment or journal is not what it should be, in a way that nobody foresaw."""
+    """An experiment or journal is damaged in a way that its reader does not expect."""
 
 
 class Watched:
     """One item, whose damage stays its own.
 
-    Files that are followed were written by somebody else, perhaps half, perhaps with a bit turned. Whatever reading
+    The files were written by another process, perhaps only half, perhaps with a flipped bit. Whatever reading
     them raises, the item is called unreadable, with the error, until it can be read again.
     """
 
@@ -116,7 +116,7 @@ class Watched:
         return {**found, **self.overview()}
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
-        """Return who was picked in a round, and what became of each."""
+        """Return the cohort of a round with the outcome of each client."""
         return self._attempt(None, lambda: _as_json(self.item.cohort(run, round_)))
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:

@@ -318,7 +318,7 @@ class Results:
         return table
 
     def decisions(self, run: RunInfo | str) -> Decisions:
-        """Return who was in each cohort of a run, and what became of each, from its journal."""
+        """Return the cohorts of a run and the outcome of every client in them, from its journal."""
         name = run if isinstance(run, str) else run.id
         if name not in self._decisions:
             self._decisions[name] = Decisions(self.journal(name), self.path / LIVE)
@@ -327,8 +327,8 @@ class Results:
     def cohorts(self, run: RunInfo | str) -> list[IntArray]:
         """Return the cohort of each of a run's rounds in ``rounds``, in their order."""
         known = self.decisions(run).cohorts
-        nobody = np.zeros(0, np.int64)  # of a round that was measured, and lost before the journal had it
-        return [known.get(round_, nobody) for round_ in self.column(run, "round").tolist()]
+        empty = np.zeros(0, np.int64)  # a crash may lose the journal's part of a round whose row is written
+        return [known.get(round_, empty) for round_ in self.column(run, "round").tolist()]
 
     @cached_property
     def clients(self) -> pa.Table:
@@ -398,7 +398,7 @@ class Results:
         return self.path / f"federation-{key}.npz"
 
     def federation(self, run: RunInfo | str) -> FederationFacts:
-        """Return the facts of the federation a run was made on."""
+        """Return the facts of a run's federation."""
         path = self._federation_file(run)
         with _archive_errors(path):
             return read_facts(path)
@@ -456,7 +456,7 @@ class Results:
         return np.asarray(self._columns[name][places])
 
     def rounds_made(self) -> dict[str, int]:
-        """Return how many rounds each run has made, by run id."""
+        """Return how many rounds each run has, by run id."""
         return {name: len(places) for name, places in self._places.items()}
 
     def per_client(self, run: RunInfo | str, name: str) -> list[AnyArray]:
@@ -489,12 +489,12 @@ class Results:
 
         runs = {run.id: run for run in self.runs}
         frame = (self.rounds if table == "rounds" else self.clients).to_pandas()
-        who = [runs[name] for name in frame["run"]]
+        run_of_row = [runs[name] for name in frame["run"]]
         facts = {
-            "label": [run.label or run.selector for run in who],
-            "selector": [run.selector for run in who],
-            "seed": [run.seed for run in who],
-            "setting": [setting_name(run.setting) for run in who],
+            "label": [run.label or run.selector for run in run_of_row],
+            "selector": [run.selector for run in run_of_row],
+            "seed": [run.seed for run in run_of_row],
+            "setting": [setting_name(run.setting) for run in run_of_row],
         }
         return pandas.concat([pandas.DataFrame(facts, index=frame.index), frame], axis=1)
 
@@ -572,7 +572,7 @@ def read_runs(folder: Path) -> list[RunInfo]:
     path = folder / "runs.json"
     hint = "continue the experiment with --resume, which writes it anew; a finished one too"
     if not path.exists():
-        raise ResultsError(f"{path} is missing, so that nobody knows which runs there are.", hint=hint)
+        raise ResultsError(f"{path} is missing, so the runs of this experiment are not known.", hint=hint)
     known = {f.name for f in fields(RunInfo)}
     try:
         rows = _read_json(path, list)

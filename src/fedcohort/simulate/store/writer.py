@@ -103,7 +103,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def shared(folder: Path) -> Iterator[None]:
-    """Say that this process makes rounds for the one that holds the lock; it may outlive that one by a round."""
+    """Mark this process as a worker of the one that holds the lock; it may outlive that one by a round."""
     import fcntl
 
     with open(folder / ".workers", "a", opener=refuse_links) as file:
@@ -112,7 +112,7 @@ def shared(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_workers(folder: Path) -> None:
-    """Wait until processes that an earlier one started, and that was killed, have noticed and ended."""
+    """Wait until the workers of an earlier process that was killed have noticed and ended."""
     import fcntl
 
     if not (folder / ".workers").exists():
@@ -135,7 +135,7 @@ def _digest(config: bytes) -> str:
 
 
 def check_unchanged(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse an experiment whose configuration somebody changed after its runs were made."""
+    """Refuse an experiment whose configuration was changed after its runs began."""
     known = meta.get("config")
     try:
         found = _digest(read_file(path / "config.toml")) if known else None
@@ -155,7 +155,7 @@ class ExperimentWriter:
     Parameters
     ----------
     path : Path
-        A directory made by :meth:`create`, or one to resume.
+        A directory that :meth:`create` returned, or one to resume.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,7 +166,7 @@ class ExperimentWriter:
     def create(cls, path: Path) -> ExperimentWriter:
         """Make the directory of a new experiment; one that holds anything already is refused.
 
-        It becomes an experiment with :meth:`begin`. What a creation left that was cut off before is taken over.
+        It becomes an experiment with :meth:`begin`. What is left of a creation that was cut off is removed.
         """
         if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not is_cut_off(path))):
             raise ResultsError(
