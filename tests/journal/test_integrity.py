@@ -265,4 +265,4 @@ def test_verify_says_what_cannot_be_replayed(tmp_path):
     assert code == 0 and "the chain holds, and all 2 cohorts follow" in said
     written(tmp_path / "c").close()
     code, said = verified(tmp_path / "c")
-    assert code == 0 and "rules    ok     held in every round" in said and "what clients say about themselves" in said
+    assert code == 0 and "rules    ok     held in every round" in said and "attributes that clients report" in said
