@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, sealed
+from fedcohort.core.arrays import BoolArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -80,7 +80,7 @@ class Astraea(Selector[AstraeaState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> AstraeaState:
         """Nobody is in a group."""
-        return AstraeaState(sealed(np.zeros(clients.n, np.bool_)))
+        return AstraeaState(np.zeros(clients.n, np.bool_))
 
     def select(
         self, state: AstraeaState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -106,7 +106,7 @@ class Astraea(Selector[AstraeaState]):
             parts={"divergence": divergence, "left in this pass": left.astype(np.float64)},
             notes={"divergence": group.divergence},
         )
-        return cohort, AstraeaState(sealed(taken))
+        return cohort, AstraeaState(taken)
 
     def update(self, state: AstraeaState, outcome: Outcome) -> AstraeaState:
         """Learn nothing."""

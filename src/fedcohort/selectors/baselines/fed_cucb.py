@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -90,8 +90,8 @@ class FedCucb(Selector[CucbState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> CucbState:
         """Nobody was seen."""
-        zeros = sealed(np.zeros(clients.n))
-        return CucbState(zeros, zeros, zeros, sealed(np.zeros((clients.n, 0))))
+        zeros = np.zeros(clients.n)
+        return CucbState(zeros, zeros, zeros, np.zeros((clients.n, 0)))
 
     def select(
         self, state: CucbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -137,14 +137,14 @@ class FedCucb(Selector[CucbState]):
         share = 1.0 / weight[who]
         shares[who] += share[:, None] * (estimated - shares[who])
         reward[who] += share * (1.0 / np.maximum(divergence_from_uniform(estimated), _LEAST) - reward[who])
-        return CucbState(sealed(pulls), sealed(weight), sealed(reward), sealed(shares))
+        return CucbState(pulls, weight, reward, shares)
 
     def grow(self, state: CucbState, clients: ClientTable, rng: np.random.Generator) -> CucbState:
         """Keep what is known; newcomers were not seen."""
         more = clients.n - len(state.pulls)
         return CucbState(
-            sealed(np.concatenate([state.pulls, np.zeros(more)])),
-            sealed(np.concatenate([state.weight, np.zeros(more)])),
-            sealed(np.concatenate([state.reward, np.zeros(more)])),
-            sealed(np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))])),
+            np.concatenate([state.pulls, np.zeros(more)]),
+            np.concatenate([state.weight, np.zeros(more)]),
+            np.concatenate([state.reward, np.zeros(more)]),
+            np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))]),
         )

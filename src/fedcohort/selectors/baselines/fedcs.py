@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -87,7 +87,7 @@ class FedCS(Selector[DurationState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> DurationState:
         """Nobody was timed."""
-        zeros = sealed(np.zeros(clients.n))
+        zeros = np.zeros(clients.n)
         return DurationState(zeros, zeros, zeros)
 
     def select(
@@ -116,7 +116,7 @@ class FedCS(Selector[DurationState]):
         asked[outcome.clients] += 1
         who = outcome.clients[ok]
         seconds, timed = moved(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
-        return DurationState(seconds, timed, sealed(asked))
+        return DurationState(seconds, timed, asked)
 
 
 def round_ends(seconds: FloatArray, upload: float) -> FloatArray:

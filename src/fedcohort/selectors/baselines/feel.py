@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.optimize import brentq
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -95,7 +95,7 @@ class Feel(Selector[FeelState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FeelState:
         """Nothing is known of anybody."""
-        unknown = sealed(np.full(clients.n, np.nan))
+        unknown = np.full(clients.n, np.nan)
         return FeelState(unknown, unknown)
 
     def select(
@@ -126,7 +126,7 @@ class Feel(Selector[FeelState]):
         norm, seconds = state.norm.copy(), state.seconds.copy()
         norm[who] = outcome[Signal.named(self.importance)][ok]
         seconds[who] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
-        return FeelState(sealed(norm), sealed(seconds))
+        return FeelState(norm, seconds)
 
 
 def _filled(values: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -93,7 +93,7 @@ class GradNorm(Selector[NormState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NormState:
         """No norms are known."""
-        return NormState(sealed(np.full(clients.n, np.nan)))
+        return NormState(np.full(clients.n, np.nan))
 
     def select(
         self, state: NormState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -128,7 +128,7 @@ class GradNorm(Selector[NormState]):
         """Take in the norms of those that trained."""
         norm = state.norm.copy()
         norm[outcome.clients[outcome.ok]] = np.clip(outcome[Signal.UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
-        return NormState(sealed(norm))
+        return NormState(norm)
 
 
 def probabilities(importance: FloatArray, m: int) -> FloatArray:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Either, Interval, OneOf, Optional, ParamSets, param
 from fedcohort.core.plots import Intervals, Picture, SelectorRun, number_text
@@ -132,7 +132,7 @@ class HicsFL(Selector[HicsState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> HicsState:
         """S_0 is everybody."""
-        return HicsState(**RecentVectors.empty(), asked=sealed(np.zeros(clients.n, np.bool_)))  # type: ignore[arg-type]
+        return HicsState(**RecentVectors.empty(), asked=np.zeros(clients.n, np.bool_))  # type: ignore[arg-type]
 
     def select(
         self, state: HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -175,7 +175,7 @@ class HicsFL(Selector[HicsState]):
             },
             notes=notes,
         )
-        return cohort, HicsState(state.known, state.when, state.vectors, sealed(now))
+        return cohort, HicsState(state.known, state.when, state.vectors, now)
 
     def update(self, state: HicsState, outcome: Outcome) -> HicsState:
         """Remember the bias updates."""

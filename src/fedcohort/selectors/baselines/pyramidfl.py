@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -74,7 +74,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
         """Nobody is explored."""
         start = self.fresh(clients)
         fields = {f.name: getattr(start, f.name) for f in dataclasses.fields(start)}
-        return PyramidState(**fields, given=sealed(np.ones(clients.n)))
+        return PyramidState(**fields, given=np.ones(clients.n))
 
     def select(
         self, state: PyramidState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -93,7 +93,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
             work=work,
             notes={**choice.notes, "mean work": round(float(work.mean()), 4)},
         )
-        return cohort, dataclasses.replace(state, given=sealed(given))
+        return cohort, dataclasses.replace(state, given=given)
 
     def _work(self, state: PyramidState, clients: IntArray) -> FloatArray:
         """(k,) work of each client as a multiple of the usual."""

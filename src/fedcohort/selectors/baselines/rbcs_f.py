@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -93,8 +93,8 @@ class RbcsF(Selector[QueueState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> QueueState:
         """Nobody is owed anything."""
-        zeros = sealed(np.zeros(clients.n))
-        return QueueState(zeros, sealed(np.full(clients.n, -2.0)), zeros, zeros, zeros, zeros, zeros)
+        zeros = np.zeros(clients.n)
+        return QueueState(zeros, np.full(clients.n, -2.0), zeros, zeros, zeros, zeros, zeros)
 
     def select(
         self, state: QueueState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -118,9 +118,7 @@ class RbcsF(Selector[QueueState]):
             parts={"owed": owed, "expected duration": estimate, "exploration": -self.exploration * width},
             notes={"bound of the slowest": float(bound[picks].max()), "most owed": float(owed.max())},
         )
-        changed = dataclasses.replace(
-            state, queue=sealed(np.maximum(queue, 0.0)), last=sealed(last), warm=sealed(context)
-        )
+        changed = dataclasses.replace(state, queue=np.maximum(queue, 0.0), last=last, warm=context)
         return cohort, changed
 
     def update(self, state: QueueState, outcome: Outcome) -> QueueState:
@@ -134,7 +132,7 @@ class RbcsF(Selector[QueueState]):
         new["count_warm"][who] += warm
         new["total"][who] += seconds
         new["total_warm"][who] += seconds * warm
-        return dataclasses.replace(state, **{name: sealed(values) for name, values in new.items()})
+        return dataclasses.replace(state, **new)
 
     def durations(self, state: QueueState, warm: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(N,) expected durations as multiples of the mean, and widths of their bounds, for contexts (1, warm)."""

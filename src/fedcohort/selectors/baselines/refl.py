@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -81,7 +81,7 @@ class Refl(Selector[PresenceState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> PresenceState:
         """Nothing was seen."""
-        zeros = sealed(np.zeros(clients.n))
+        zeros = np.zeros(clients.n)
         return PresenceState(zeros, zeros, zeros, zeros)
 
     def select(
@@ -106,7 +106,7 @@ class Refl(Selector[PresenceState]):
             parts={"forecast": forecast, "rounds to wait": wait},
             notes={"available": len(slate.candidates), "holding off": int((wait > 0).sum())},
         )
-        return cohort, PresenceState(sealed(present), sealed(stayed), sealed(left), sealed(free))
+        return cohort, PresenceState(present, stayed, left, free)
 
     def update(self, state: PresenceState, outcome: Outcome) -> PresenceState:
         """Learn nothing: who is there is seen before the round."""

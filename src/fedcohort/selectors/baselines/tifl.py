@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -94,8 +94,8 @@ class TiFL(Selector[TierState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> TierState:
         """Nobody was timed, and all tiers are equally probable."""
-        zeros, unknown = sealed(np.zeros(clients.n)), sealed(np.full(clients.n, np.nan))
-        chance, before = sealed(np.full(self.tiers, 1.0 / self.tiers)), sealed(np.full(self.tiers, np.nan))
+        zeros, unknown = np.zeros(clients.n), np.full(clients.n, np.nan)
+        chance, before = np.full(self.tiers, 1.0 / self.tiers), np.full(self.tiers, np.nan)
         return TierState(-1, 0, chance, self._credits(), before, zeros, zeros, zeros, unknown)
 
     def select(
@@ -139,7 +139,7 @@ class TiFL(Selector[TierState]):
         seconds, timed = moved(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
         if self.adaptive:
             loss[who] = outcome[Signal.LOSS][ok]
-        return dataclasses.replace(state, seconds=seconds, timed=timed, asked=sealed(asked), loss=sealed(loss))
+        return dataclasses.replace(state, seconds=seconds, timed=timed, asked=asked, loss=loss)
 
     def tiers_of(self, state: TierState) -> IntArray:
         """(N,) tier of each client from 0, the fastest; who was never timed is in the slowest."""
@@ -151,7 +151,7 @@ class TiFL(Selector[TierState]):
         return np.asarray(np.searchsorted(edges, np.where(known, state.seconds, np.inf)), np.int64)
 
     def _credits(self) -> FloatArray:
-        return sealed(np.arange(self.tiers, 0, -1) * float(self.credits or 0))
+        return np.arange(self.tiers, 0, -1, dtype=np.float64) * float(self.credits or 0)
 
     def _draw(
         self, state: TierState, there: np.typing.NDArray[np.bool_], rng: np.random.Generator
@@ -165,7 +165,7 @@ class TiFL(Selector[TierState]):
         drawn = int(rng.choice(self.tiers, p=chance / chance.sum()))
         left = credits.copy()
         left[drawn] -= 1
-        return drawn, sealed(left)
+        return drawn, left
 
     def _looked(self, state: TierState, tier: IntArray) -> TierState:
         """Compare the tiers' losses with those of the last look."""
@@ -175,8 +175,8 @@ class TiFL(Selector[TierState]):
         now = np.divide(total, count, out=np.full(self.tiers, np.nan), where=count > 0)
         chance = state.chance
         if now[state.tier] >= state.before[state.tier]:  # False where one of them is not known
-            chance = sealed(by_rank(now))
-        return dataclasses.replace(state, chance=chance, before=sealed(now))
+            chance = by_rank(now)
+        return dataclasses.replace(state, chance=chance, before=now)
 
 
 def by_rank(losses: FloatArray) -> FloatArray:

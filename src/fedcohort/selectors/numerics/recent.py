@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 
 _LARGEST = 1e100  # entries are cut off here, so that squares and sums of them stay finite
 
@@ -28,9 +28,9 @@ class RecentVectors:
     def empty() -> dict[str, IntArray | FloatArray]:
         """Return the fields before the first report; how long a vector is, is not known then."""
         return {
-            "known": sealed(np.empty(0, np.int64)),
-            "when": sealed(np.empty(0, np.int64)),
-            "vectors": sealed(np.empty((0, 0))),
+            "known": np.empty(0, np.int64),
+            "when": np.empty(0, np.int64),
+            "vectors": np.empty((0, 0)),
         }
 
     def rows_of(self, clients: IntArray) -> IntArray:
@@ -80,4 +80,4 @@ class RecentVectors:
         here = np.flatnonzero(np.isin(known, clients))
         kept[here] = vectors[order][np.searchsorted(clients[order], known[here])]
         when[here] = round_
-        return dataclasses.replace(self, known=sealed(known), when=sealed(when), vectors=sealed(kept))
+        return dataclasses.replace(self, known=known, when=when, vectors=kept)

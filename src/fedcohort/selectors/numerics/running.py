@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 
 
 def moved(
@@ -18,7 +18,7 @@ def moved(
     mean, count = mean.copy(), count.copy()
     count[who] += 1
     mean[who] += (new - mean[who]) / np.minimum(count[who], memory)
-    return sealed(mean), sealed(count)
+    return mean, count
 
 
 def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) -> FloatArray:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.plots import (
     Intervals,
@@ -119,7 +119,7 @@ class FedCmUcb(Selector[UcbState]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> UcbState:
         """One imaginary pull per client, kept with probability 1/2."""
         mean = rng.integers(0, 2, clients.n).astype(np.float64)
-        return UcbState(mean=sealed(mean), pulls=sealed(np.ones(clients.n)))
+        return UcbState(mean=mean, pulls=np.ones(clients.n))
 
     def select(
         self, state: UcbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -144,7 +144,7 @@ class FedCmUcb(Selector[UcbState]):
         mean, pulls = state.mean.copy(), state.pulls.copy()
         mean[who] = (pulls[who] * mean[who] + outcome.kept) / (pulls[who] + 1)
         pulls[who] += 1
-        return UcbState(mean=sealed(mean), pulls=sealed(pulls))
+        return UcbState(mean=mean, pulls=pulls)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class FedCmTs(Selector[ThompsonState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> ThompsonState:
         """Beta(1, 1) for everybody."""
-        ones = sealed(np.ones(clients.n))
+        ones = np.ones(clients.n)
         return ThompsonState(kept=ones, dropped=ones)
 
     def select(
@@ -215,4 +215,4 @@ class FedCmTs(Selector[ThompsonState]):
         kept, dropped = state.kept.copy(), state.dropped.copy()
         kept[outcome.clients] += outcome.kept
         dropped[outcome.clients] += ~outcome.kept
-        return ThompsonState(kept=sealed(kept), dropped=sealed(dropped))
+        return ThompsonState(kept=kept, dropped=dropped)

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, ParamSets, param
 from fedcohort.core.plots import Lines, Picture, SelectorRun, number_text
@@ -97,8 +97,8 @@ class Guidance(Parameterized):
 
     def fresh(self, clients: ClientTable) -> OortState:
         """Return the state before the first round: nobody is explored."""
-        zeros = sealed(np.zeros(clients.n))
-        return OortState(sealed(np.zeros(2 * self.window)), 0, self.step or 0.0, 0, zeros, zeros, zeros, zeros)
+        zeros = np.zeros(clients.n)
+        return OortState(np.zeros(2 * self.window), 0, self.step or 0.0, 0, zeros, zeros, zeros, zeros)
 
     def choose(self, state: OortState, slate: Slate, rng: np.random.Generator) -> Choice:
         """Draw ``slate.size`` of the candidates: exploit, then explore."""
@@ -194,14 +194,14 @@ class Guidance(Parameterized):
         falls = reported == 2 * self.window and before > after
         return dataclasses.replace(
             state,
-            achieved=sealed(achieved),
+            achieved=achieved,
             reported=reported,
             step=step,
             relaxed=state.relaxed + int(falls),
-            utility=sealed(utility),
-            last=sealed(last),
-            seconds=sealed(lasted),
-            picks=sealed(picks),
+            utility=utility,
+            last=last,
+            seconds=lasted,
+            picks=picks,
         )
 
 

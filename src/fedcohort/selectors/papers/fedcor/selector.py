@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, Optional, ParamSets, param
 from fedcohort.core.protocol import (
@@ -150,11 +150,11 @@ class FedCor(Selector[CorrelationState]):
         """Embeddings start as N(0, 1/d)."""
         kept = max(self.old_warmup + 1, (self.old + 1) * self.trials)
         return CorrelationState(
-            embedding=sealed(rng.normal(0.0, 1.0 / math.sqrt(self.dimension), (clients.n, self.dimension))),
-            picks=sealed(np.zeros(clients.n)),
-            losses=sealed(np.full(clients.n, np.nan)),
-            changes=sealed(np.full((clients.n, kept), np.nan)),
-            taken=sealed(np.full(kept, -1, dtype=np.int64)),
+            embedding=rng.normal(0.0, 1.0 / math.sqrt(self.dimension), (clients.n, self.dimension)),
+            picks=np.zeros(clients.n),
+            losses=np.full(clients.n, np.nan),
+            changes=np.full((clients.n, kept), np.nan),
+            taken=np.full(kept, -1, dtype=np.int64),
         )
 
     def grow(self, state: CorrelationState, clients: ClientTable, rng: np.random.Generator) -> CorrelationState:
@@ -164,7 +164,7 @@ class FedCor(Selector[CorrelationState]):
         embedding = grown.embedding.copy()
         if known:
             embedding[known:] *= math.sqrt(float(np.mean(state.embedding**2)) * self.dimension)
-        return dataclasses.replace(grown, embedding=sealed(embedding))
+        return dataclasses.replace(grown, embedding=embedding)
 
     def _due(self, t: int) -> bool:
         """Whether a sample is to be taken in round t after warm-up."""
@@ -238,7 +238,7 @@ class FedCor(Selector[CorrelationState]):
                 if state.measured >= 0 and state.trained:
                     fresh = [(state.measured, now - state.losses)]
                 if self._measures(t):
-                    measured, losses = t, sealed(now)
+                    measured, losses = t, now
         state = dataclasses.replace(state, losses=losses, measured=measured, trained=False)
         fresh = [(taken, change) for taken, change in fresh if not np.isnan(change).all()]
         return self._fitted(state, t, fresh) if fresh else state
@@ -265,11 +265,11 @@ class FedCor(Selector[CorrelationState]):
         )
         return dataclasses.replace(
             state,
-            embedding=sealed(embedding),
-            changes=sealed(changes),
-            taken=sealed(taken),
+            embedding=embedding,
+            changes=changes,
+            taken=taken,
             samples=count,
-            picks=sealed(np.zeros(len(state.picks))),
+            picks=np.zeros(len(state.picks)),
         )
 
     def update(self, state: CorrelationState, outcome: Outcome) -> CorrelationState:
@@ -277,7 +277,7 @@ class FedCor(Selector[CorrelationState]):
         if outcome.round >= self.warmup:
             picks = state.picks.copy()
             picks[outcome.clients] += 1
-            state = dataclasses.replace(state, picks=sealed(picks))
+            state = dataclasses.replace(state, picks=picks)
         if outcome.round == state.measured and bool(outcome.ok.any()):
             state = dataclasses.replace(state, trained=True)
         return state
