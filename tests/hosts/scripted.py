@@ -17,7 +17,7 @@ from fedcohort.session import Session
 Script = Callable[[Cohort, str], tuple[float, Status] | None]
 
 
-class ScriptedHost(Host):
+class TimedHost(Host):
     """Each client of a cohort replies after so many seconds with a status, or never.
 
     Parameters

@@ -24,7 +24,7 @@ from fedcohort.selectors import Uniform
 from fedcohort.session import Session
 from fedcohort.session.rules import Rules
 
-from .scripted import ScriptedHost, in_time, reports_of
+from .scripted import TimedHost, in_time, reports_of
 
 OK, FAILED, INVALID, LATE, MISSING = Status.OK, Status.FAILED, Status.INVALID, Status.LATE, Status.MISSING
 NAMES = [f"c{i}" for i in range(6)]
@@ -115,7 +115,7 @@ def test_a_reply_at_the_very_deadline_counts() -> None:
 
 
 def test_without_a_deadline_everybody_is_waited_for() -> None:
-    host = ScriptedHost(NAMES, lambda cohort, name: (float(name[1:]) * 100, OK))
+    host = TimedHost(NAMES, lambda cohort, name: (float(name[1:]) * 100, OK))
     with session_of() as session:
         assert play(host, session, Policy(size=6), rounds=2) is None
         assert session.round == 2 and host.time == 1000.0
@@ -132,7 +132,7 @@ def test_spares_close_a_round_with_the_first_sound_models() -> None:
         "c4": (3.0, OK),
         "c5": (5.0, OK),
     }
-    host = ScriptedHost(NAMES, lambda cohort, name: arrivals[name])
+    host = TimedHost(NAMES, lambda cohort, name: arrivals[name])
     with session_of() as session:
         play(host, session, Policy(size=4, spares=2), rounds=1)
         assert host.time == 5.0
@@ -141,7 +141,7 @@ def test_spares_close_a_round_with_the_first_sound_models() -> None:
 
 
 def test_a_deadline_closes_a_round_and_late_replies_are_recorded_as_such() -> None:
-    host = ScriptedHost(NAMES, lambda cohort, name: (12.0 if name == "c1" and cohort.round == 0 else 4.0, OK))
+    host = TimedHost(NAMES, lambda cohort, name: (12.0 if name == "c1" and cohort.round == 0 else 4.0, OK))
     with session_of() as session:
         play(host, session, Policy(size=3, deadline=10.0), rounds=2)
         assert host.rounds[0].reasons == {"c1": "no answer within 10 s"}
@@ -152,7 +152,7 @@ def test_a_deadline_closes_a_round_and_late_replies_are_recorded_as_such() -> No
 
 def test_the_clock_may_round() -> None:
     """0.1 + 0.7 is less than 0.8: a deadline that has passed has passed."""
-    host = ScriptedHost(NAMES, lambda cohort, name: None if name == "c0" else (0.1, OK))
+    host = TimedHost(NAMES, lambda cohort, name: None if name == "c0" else (0.1, OK))
     host.time = 0.1
     with session_of() as session:
         play(host, session, Policy(size=2, deadline=0.7), rounds=3)
@@ -160,7 +160,7 @@ def test_the_clock_may_round() -> None:
 
 
 def test_a_round_without_a_model_is_tried_without_those_who_failed() -> None:
-    host = ScriptedHost(NAMES, lambda cohort, name: (1.0, FAILED if name == "c1" else OK))
+    host = TimedHost(NAMES, lambda cohort, name: (1.0, FAILED if name == "c1" else OK))
     with session_of() as session:
         play(host, session, Policy(size=2, min_replies=2), rounds=2)
         # The second round is free to choose the one that failed before.
@@ -171,14 +171,14 @@ def test_a_round_without_a_model_is_tried_without_those_who_failed() -> None:
 
 def test_who_failed_is_asked_again_where_the_others_are_too_few() -> None:
     failing = iter([FAILED, OK])
-    host = ScriptedHost(["c0", "c1"], lambda cohort, name: (1.0, next(failing) if name == "c1" else OK))
+    host = TimedHost(["c0", "c1"], lambda cohort, name: (1.0, next(failing) if name == "c1" else OK))
     with session_of() as session:
         play(host, session, Policy(size=2, min_replies=2), rounds=1)
         assert host.cohorts() == [("c0", "c1"), ("c0", "c1")]
 
 
 def test_too_few_replies_end_the_run_after_some_tries() -> None:
-    host = ScriptedHost(["c0", "c1"], lambda cohort, name: (1.0, INVALID))
+    host = TimedHost(["c0", "c1"], lambda cohort, name: (1.0, INVALID))
     with session_of() as session:
         with pytest.raises(RoundError, match=r"Round 0 .* 4 tries.*c0: c0 is INVALID.*too few sound models"):
             play(host, session, Policy(size=2, tries=4), rounds=1)
@@ -187,25 +187,25 @@ def test_too_few_replies_end_the_run_after_some_tries() -> None:
 
 def test_a_try_that_names_somebody_new_does_not_count() -> None:
     """Five clients fail, one after the other; with two tries the sixth is still found."""
-    host = ScriptedHost(NAMES, lambda cohort, name: (1.0, OK if name in ("c0", "c5") else FAILED))
+    host = TimedHost(NAMES, lambda cohort, name: (1.0, OK if name in ("c0", "c5") else FAILED))
     with session_of() as session:
         play(host, session, Policy(size=2, min_replies=2, tries=2), rounds=1)
         assert host.cohorts()[-1] == ("c0", "c5") and len(host.cohorts()) == 5
 
 
 def test_who_was_silent_counts_as_failed_when_a_round_is_abandoned_but_only_if_somebody_answered() -> None:
-    host = ScriptedHost(NAMES, lambda cohort, name: None if name == "c1" and cohort.ticket == 0 else (1.0, OK))
+    host = TimedHost(NAMES, lambda cohort, name: None if name == "c1" and cohort.ticket == 0 else (1.0, OK))
     with session_of() as session:
         play(host, session, Policy(size=2, min_replies=2, deadline=5.0), rounds=1)
         assert statuses(session, 0) == {"c0": OK, "c1": FAILED}
-    host = ScriptedHost(NAMES, lambda cohort, name: None if cohort.ticket == 0 else (1.0, OK))
+    host = TimedHost(NAMES, lambda cohort, name: None if cohort.ticket == 0 else (1.0, OK))
     with session_of() as session:
         play(host, session, Policy(size=2, deadline=5.0), rounds=1)
         assert statuses(session, 0) == {"c0": MISSING, "c1": MISSING}
 
 
 def test_who_could_not_be_reached_is_missing() -> None:
-    host = ScriptedHost(NAMES)
+    host = TimedHost(NAMES)
     host.unreachable = {"c1": "its line is dead"}
     with session_of() as session:
         play(host, session, Policy(size=3), rounds=1)
@@ -214,14 +214,14 @@ def test_who_could_not_be_reached_is_missing() -> None:
 
 
 def test_a_selector_ends_the_run() -> None:
-    host = ScriptedHost(NAMES)
+    host = TimedHost(NAMES)
     with session_of(First(stop_at=2)) as session:
         assert play(host, session, Policy(size=2), rounds=10) == "enough is enough"
         assert len(host.cohorts()) == 2
 
 
 def test_a_round_with_an_empty_cohort_passes_without_a_message() -> None:
-    class Alone(ScriptedHost):
+    class Alone(TimedHost):
         def online(self) -> Any:
             return dataclasses.replace(super().online(), clients=np.arange(6))
 
@@ -236,7 +236,7 @@ def test_a_round_with_an_empty_cohort_passes_without_a_message() -> None:
 
 
 def test_questions_are_answered_before_the_choice() -> None:
-    class Knows(ScriptedHost):
+    class Knows(TimedHost):
         def answer(self, query: Any, available: Any) -> Answer:
             assert available.tolist() == list(range(6))
             return Answer(query, {Signal.LOSS: query.clients.astype(float)})
@@ -247,13 +247,13 @@ def test_questions_are_answered_before_the_choice() -> None:
         assert host.cohorts() == [("c5", "c4")]
     with session_of(First(asks=True), signals={Losses.needs}) as session:
         with pytest.raises(InputError, match="answers no questions"):
-            play(ScriptedHost(NAMES), session, Policy(size=2), rounds=1)
+            play(TimedHost(NAMES), session, Policy(size=2), rounds=1)
         assert session.round == 0 and not session.pending
 
 
 @pytest.mark.parametrize("method", ["online", "send", "receive", "combine", "store"])
 def test_a_host_that_raises_leaves_a_journal_that_goes_on(method: str, tmp_path: Path) -> None:
-    class Broken(ScriptedHost):
+    class Broken(TimedHost):
         pass
 
     def fail(self: Any, *_: Any) -> Any:
@@ -263,7 +263,7 @@ def test_a_host_that_raises_leaves_a_journal_that_goes_on(method: str, tmp_path:
     with session_of(journal=tmp_path / "j") as session, pytest.raises(RuntimeError, match="out of order"):
         play(Broken(NAMES), session, Policy(size=2), rounds=2)
     with Session.open(tmp_path / "j", First()) as session:
-        host = ScriptedHost(NAMES)
+        host = TimedHost(NAMES)
         play(host, session, Policy(size=2), rounds=2)
         assert session.round == 2 and not session.pending
         assert host.cohorts() == [("c0", "c1")] * 2
@@ -271,7 +271,7 @@ def test_a_host_that_raises_leaves_a_journal_that_goes_on(method: str, tmp_path:
 
 
 def test_a_cohort_that_is_cut_off_too_often_is_chosen_anew(tmp_path: Path) -> None:
-    class Cut(ScriptedHost):
+    class Cut(TimedHost):
         def receive(self, until: float) -> Any:
             if self.on_the_way:
                 raise KeyboardInterrupt
@@ -282,7 +282,7 @@ def test_a_cohort_that_is_cut_off_too_often_is_chosen_anew(tmp_path: Path) -> No
         with Session.open(tmp_path / "j", First()) as session, pytest.raises(KeyboardInterrupt):
             play(Cut(NAMES), session, Policy(size=2), rounds=1)
     with Session.open(tmp_path / "j", First()) as session:
-        host = ScriptedHost(NAMES[2:])
+        host = TimedHost(NAMES[2:])
         play(host, session, Policy(size=2), rounds=1)
         assert host.cohorts() == [("c2", "c3")]
         (body,) = session.journal.events("abandoned")
@@ -292,9 +292,9 @@ def test_a_cohort_that_is_cut_off_too_often_is_chosen_anew(tmp_path: Path) -> No
 def test_who_failed_before_a_restart_is_left_out_after_it(tmp_path: Path) -> None:
     session_of(journal=tmp_path / "j").close()
     with Session.open(tmp_path / "j", First()) as session, pytest.raises(RoundError):
-        play(ScriptedHost(["c0", "c1"], lambda *_: (1.0, FAILED)), session, Policy(size=2, tries=1), rounds=1)
+        play(TimedHost(["c0", "c1"], lambda *_: (1.0, FAILED)), session, Policy(size=2, tries=1), rounds=1)
     with Session.open(tmp_path / "j", First()) as session:
-        host = ScriptedHost(NAMES)
+        host = TimedHost(NAMES)
         play(host, session, Policy(size=2), rounds=1)
         assert host.cohorts() == [("c2", "c3")]
 
@@ -303,19 +303,19 @@ def test_who_failed_before_a_restart_is_left_out_after_it(tmp_path: Path) -> Non
 
 
 def test_it_waits_for_clients_and_gives_up_after_its_patience() -> None:
-    host = ScriptedHost(lambda now: NAMES if now >= 7 else NAMES[:3])
+    host = TimedHost(lambda now: NAMES if now >= 7 else NAMES[:3])
     with session_of() as session:
         play(host, session, Policy(size=2, wait_for=5), rounds=1)
         assert 8.0 <= host.time <= 8.5
         assert ("waiting", "3 of 5 clients have been online") in host.events
     with session_of() as session:
         with pytest.raises(FederationTimeoutError, match="3 of 5 clients have been online for 4 s in round 0"):
-            play(ScriptedHost(NAMES[:3]), session, Policy(size=2, wait_for=5, patience=4.0), rounds=1)
+            play(TimedHost(NAMES[:3]), session, Policy(size=2, wait_for=5, patience=4.0), rounds=1)
         assert session.round == 0
 
 
 def test_who_is_busy_is_asked_when_nobody_else_comes() -> None:
-    host = ScriptedHost(["c0", "c1"])
+    host = TimedHost(["c0", "c1"])
     host.busy = ["c0"]
     with session_of() as session:
         play(host, session, Policy(size=1), rounds=1)
@@ -326,14 +326,14 @@ def test_who_is_busy_is_asked_when_nobody_else_comes() -> None:
 
 
 def test_a_share_of_those_who_are_online_is_asked() -> None:
-    host = ScriptedHost(NAMES)
+    host = TimedHost(NAMES)
     with session_of() as session:
         play(host, session, Policy(size=lambda online: online // 2), rounds=1)
         assert host.cohorts() == [("c0", "c1", "c2")]
 
 
 def test_an_operators_order_holds_from_the_next_round_on(tmp_path: Path) -> None:
-    class Ordered(ScriptedHost):
+    class Ordered(TimedHost):
         def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
             if round_.cohort.round == 0:
                 give(tmp_path / "j", Order(block=["c0"]))
@@ -348,13 +348,13 @@ def test_an_operators_order_holds_from_the_next_round_on(tmp_path: Path) -> None
 
 
 def test_noise_for_so_many_models_is_never_added_to_fewer() -> None:
-    host = ScriptedHost(NAMES, lambda cohort, name: (1.0, FAILED if name == "c1" else OK))
+    host = TimedHost(NAMES, lambda cohort, name: (1.0, FAILED if name == "c1" else OK))
     with session_of() as session:
         play(host, session, Policy(size=3, private=True), rounds=1)
         assert host.cohorts() == [("c0", "c1", "c2"), ("c0", "c2", "c3")]
         assert ("abandoned", 0, "2 sound models came, and the privacy noise is made for 3") in host.events
     with session_of() as session, pytest.raises(FederationTimeoutError, match=r"2 clients could be chosen.*made for 3"):
-        play(ScriptedHost(NAMES[:2]), session, Policy(size=3, private=True, patience=2.0), rounds=1)
+        play(TimedHost(NAMES[:2]), session, Policy(size=3, private=True, patience=2.0), rounds=1)
 
 
 # -- the round by itself -----------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def test_arrivals_one_by_one_and_at_once_give_the_same_reports(
             round_.finish(round_.status == OK)
 
     with session_of(Uniform(), seed=3) as session, session_of(Uniform(), seed=3) as twin:
-        live = reports_of(lambda: play(ScriptedHost(NAMES, script), session, policy, rounds=30), monkeypatch)
+        live = reports_of(lambda: play(TimedHost(NAMES, script), session, policy, rounds=30), monkeypatch)
         simulated = reports_of(lambda: at_once(twin), monkeypatch)
     closed = [report for report in live if report[3] is not None]  # the others are about replies that came late
     assert closed == [in_time(report) for report in simulated]

@@ -15,7 +15,7 @@ from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
 
-from .scripted import ScriptedHost, in_time, reports_of
+from .scripted import TimedHost, in_time, reports_of
 
 TABLE: Mapping[str, Any] = {
     "seeds": [4],
@@ -48,7 +48,7 @@ def test_the_simulator_and_a_live_host_report_alike(monkeypatch: pytest.MonkeyPa
     scenario, federation, seed = run.plan.scenario, run.federation, run.plan.seed
     table = run.table
 
-    class SameArrivals(ScriptedHost):
+    class SameArrivals(TimedHost):
         def online(self) -> Online:
             return Online(np.flatnonzero(scenario.available(federation, seed=seed, round=session.round)))
 
