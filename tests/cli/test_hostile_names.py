@@ -120,7 +120,7 @@ def test_logs_stay_one_line_each():
 
 def test_what_flower_logs_stays_one_line(caplog):
     pytest.importorskip("flwr")
-    from fedcohort.hosts.flower.exchange import log, short
+    from fedcohort.hosts.flower.exchange import log, shorten
 
     with caplog.at_level("INFO", logger="flwr.fedcohort"):
         log.propagate, before = True, log.propagate
@@ -128,4 +128,4 @@ def test_what_flower_logs_stays_one_line(caplog):
         log.propagate = before
     for record in caplog.records:
         assert not STEERING & set(record.getMessage()) and "\n" not in record.getMessage()
-    assert "\x1b" not in short("a\x1b[2J")
+    assert "\x1b" not in shorten("a\x1b[2J")

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.hosts.flower.exchange import Reply
-from fedcohort.hosts.flower.replies import Checker, Measures, agreeing, averaged, sample_counts
+from fedcohort.hosts.flower.replies import Checker, Measures, sample_counts, weighted_average, with_common_names
 from fedcohort.hosts.flower.wire import RECORD, REPORTABLE, Description, report_record
 
 LOT = st.integers(0, 2**31 - 1)
@@ -108,7 +108,7 @@ def test_replies(lot):
     sound = [Reply(name, message(r, False), 0.5) for name in ("ben", "cem")]
     spoilt = Reply("anna", message(r, True), 0.5)
     found = Checker(model(), "num-examples", required).all([sound[0], spoilt, sound[1]])
-    found = agreeing(found)
+    found = with_common_names(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason
     measures = Measures(model(), found, sample_counts(found))
@@ -116,7 +116,7 @@ def test_replies(lot):
         column = measures.column(signal)
         assert np.isfinite(column[[0, 2]]).all(), f"{signal} of sound clients"
         assert np.isfinite(column[1]).all() == (found[1].status == Status.OK), f"{signal} of the other"
-    mean = averaged([reply for reply in found if reply.status == Status.OK], "num-examples")
+    mean = weighted_average([reply for reply in found if reply.status == Status.OK], "num-examples")
     assert {key: array.numpy().dtype for key, array in mean.items()} == {k: v.dtype for k, v in SENT.items()}
     assert all(np.isfinite(array.numpy()).all() for array in mean.values())
 

@@ -23,7 +23,7 @@ from fedcohort.hosts.flower import cohort_client, failures
 from fedcohort.hosts.flower.averaging import with_integers
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.exchange import Reply
-from fedcohort.hosts.flower.replies import Checker, averaged, flat
+from fedcohort.hosts.flower.replies import Checker, flat, weighted_average
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 from fedcohort.journal.codec import pack_many, unpack_many
 from fedcohort.simulate.store.checkpoint import Checkpoint
@@ -128,7 +128,7 @@ def test_bfloat16_is_a_type_of_numbers(values: Any) -> None:
     (checked,) = Checker(found, "num-examples", ()).all([reply(record)])
     assert checked.status == Status.OK
     np.testing.assert_array_equal(flat(found), np.ravel(floats(record["w"])))
-    (mean,) = averaged([checked, checked], "num-examples").values()
+    (mean,) = weighted_average([checked, checked], "num-examples").values()
     assert mean == record["w"]
 
 

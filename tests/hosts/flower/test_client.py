@@ -21,9 +21,9 @@ from fedcohort.hosts.flower.wire import (
     RECORD,
     Description,
     ask_record,
+    read_gradient,
+    read_report,
     report_record,
-    reported,
-    reported_gradient,
 )
 from fedcohort.training.local import LocalTraining
 
@@ -100,11 +100,11 @@ def test_a_malformed_description_is_refused(change: dict[str, Any], message: str
 def test_losses_and_reports(kit: Any) -> None:
     app = cohort_client(kit.client_app(), kit.ANSWERS)
     reply = app(ask(LOSSES, Signal.LOSS, arrays=kit.model(1.0)), context(**{"partition-id": 3}))
-    assert reported(reply.content[RECORD]) == {Signal.LOSS: 2.5}
+    assert read_report(reply.content[RECORD]) == {Signal.LOSS: 2.5}
     wanted = (Signal.LOSS, Signal.LOSS_AFTER, Signal.GRADIENT_DISTANCE, Signal.DURATION)
     reply = app(ask("train", *wanted, arrays=kit.model(1.0)), context(**{"partition-id": 3}))
-    assert reported(reply.content[RECORD]) == {Signal.LOSS: 2.5, Signal.LOSS_AFTER: 2.5}  # 1 and 5 are both 2 from 3
-    np.testing.assert_array_equal(reported_gradient(reply.content[RECORD]), np.full(9, 3.0))
+    assert read_report(reply.content[RECORD]) == {Signal.LOSS: 2.5, Signal.LOSS_AFTER: 2.5}  # 1 and 5 are both 2 from 3
+    np.testing.assert_array_equal(read_gradient(reply.content[RECORD]), np.full(9, 3.0))
     assert reply.content[RECORD]["train-seconds"] >= 0
     assert len(reply.content.array_records) == len(reply.content.metric_records) == 1
 
@@ -193,21 +193,21 @@ def test_vectors_travel_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     row = np.arange(64) / 3
     record = report_record("a", {sketch: row, bias: np.array([1.0, 2.0]), Signal.LOSS: 0.5})
     assert record["update-sketch"] == row.tolist() and record["loss"] == 0.5
-    assert reported(record) == {Signal.LOSS: 0.5}  # what the server measures, a client cannot claim
+    assert read_report(record) == {Signal.LOSS: 0.5}  # what the server measures, a client cannot claim
     monkeypatch.setitem(wire.REPORTABLE, "update-sketch", sketch)
     monkeypatch.setitem(wire.REPORTABLE, "output-bias-update", bias)
-    found = reported(record)
+    found = read_report(record)
     np.testing.assert_array_equal(found[sketch], row)
     np.testing.assert_array_equal(found[bias], [1.0, 2.0])
     for wrong in ([1.0] * 63, [float("nan")] * 64, 3.0, b"64", []):
-        assert sketch not in reported({**record, "update-sketch": wrong})
+        assert sketch not in read_report({**record, "update-sketch": wrong})
 
 
 def test_reports_skip_what_is_no_finite_number() -> None:
     record = ConfigRecord({"loss": float("nan"), "loss-after": 1.0, "name": "x", "odd": 2.0, "gradient": b"abc"})
-    assert reported(record) == {Signal.LOSS_AFTER: 1.0}
-    assert reported_gradient(record) is None
-    assert reported(None) == {}
+    assert read_report(record) == {Signal.LOSS_AFTER: 1.0}
+    assert read_gradient(record) is None
+    assert read_report(None) == {}
     assert MetricRecord({"a": 1.0})  # a metric record stays what it is: averaged by the strategy
 
 
@@ -246,7 +246,7 @@ def test_tensors_of_a_graph_are_taken_out_of_it(kit: Any) -> None:
     assert answers.facts(context()).size == 20 and answers.gradient(arrays, context()).shape == (15,)
     app = cohort_client(kit.client_app(), Answers(gradient=lambda a, c: 2 * torch.ones(9, requires_grad=True)))
     reply = app(ask("train", Signal.GRADIENT_DISTANCE, arrays=kit.model()), context(**{"partition-id": 1}))
-    np.testing.assert_array_equal(reported_gradient(reply.content[RECORD]), np.full(9, 2.0))
+    np.testing.assert_array_equal(read_gradient(reply.content[RECORD]), np.full(9, 2.0))
 
 
 @pytest.mark.gpu

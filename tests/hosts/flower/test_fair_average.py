@@ -20,7 +20,7 @@ from hypothesis import given
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.signals import SIGNALS
 from fedcohort.hosts.flower import Answers, Facts, cohort_client, corrections, failures
-from fedcohort.hosts.flower.metrics import evened
+from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.weights import bounded_weights
 from fedcohort.journal import read_journal
 from fedcohort.session import Session
@@ -165,7 +165,7 @@ def test_the_average_is_that_of_those_who_have_a_value(data: Any) -> None:
     for client in clients:
         values = {"n": data.draw(st.floats(0.1, 100)), "x": data.draw(st.one_of(number, odd))}
         records[client] = MetricRecord({k: v for k, v in values.items() if v is not None})
-    found, notes = evened(records, "n")
+    found, notes = common_metrics(records, "n")
     assert list(found) == clients and len({frozenset(record) for record in found.values()}) == 1
     usable = {c: r["x"] for c, r in records.items() if isinstance(r.get("x"), float) and abs(r["x"]) <= 1e30}
     scalars = [c for c in clients if c in usable]

@@ -14,8 +14,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower.exchange import Reply
-from fedcohort.hosts.flower.npy import Layout, viewed
-from fedcohort.hosts.flower.replies import Checked, Checker, Measures, agreeing, sample_counts
+from fedcohort.hosts.flower.npy import Layout, as_numpy
+from fedcohort.hosts.flower.replies import Checked, Checker, Measures, sample_counts, with_common_names
 from fedcohort.hosts.flower.wire import RECORD
 
 SENT = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3)}
@@ -123,7 +123,7 @@ def test_only_replies_with_vectors_of_the_usual_size_are_averaged_together() -> 
         return reply(record(), **{RECORD: ours})
 
     def judged(*sizes: int) -> list[Checked]:
-        return agreeing(checked(*map(with_gradient, sizes), required={Signal.GRADIENT_NORM}))
+        return with_common_names(checked(*map(with_gradient, sizes), required={Signal.GRADIENT_NORM}))
 
     assert [f.status for f in judged(5, 5)] == [Status.OK, Status.OK]
     assert [f.status for f in judged(5, 6)] == [Status.INVALID, Status.OK]  # as large as the model
@@ -140,8 +140,8 @@ def test_only_replies_with_vectors_of_the_usual_size_are_averaged_together() -> 
 )
 def test_views_equal_what_numpy_reads(value: Any) -> None:
     array = Array(value)
-    np.testing.assert_array_equal(viewed(array), array.numpy())
-    assert viewed(array).dtype == value.dtype and viewed(array).flags.c_contiguous
+    np.testing.assert_array_equal(as_numpy(array), array.numpy())
+    assert as_numpy(array).dtype == value.dtype and as_numpy(array).flags.c_contiguous
     layout = Layout.of(array)
     assert layout is not None and layout.entries(array) is not None
     assert layout.entries(Array(np.zeros(5, np.int8))) is None

@@ -18,7 +18,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from fedcohort.hosts.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
-    from fedcohort.hosts.flower.failed import Incident, corrections, failures
+    from fedcohort.hosts.flower.incidents import Incident, corrections, failures
     from fedcohort.hosts.flower.private import Private
     from fedcohort.hosts.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation
 
@@ -40,7 +40,7 @@ __all__ = [
 # A SuperNode starts a process for every message; it should not import the server's side as well.
 _HOMES = {
     "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
-    "failed": ("Incident", "corrections", "failures"),
+    "incidents": ("Incident", "corrections", "failures"),
     "private": ("Private",),
     "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
 }

@@ -16,10 +16,10 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fedcohort.hosts.flower.exchange import short
-from fedcohort.hosts.flower.npy import to_array, viewed
+from fedcohort.hosts.flower.exchange import shorten
+from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.replies import Checked, is_finite
-from fedcohort.hosts.flower.wrapped_strategy import levels, sampled, stand_in
+from fedcohort.hosts.flower.wrapped_strategy import levels, private_cohort_size, strategy_copy
 
 log = logging.getLogger("flwr.fedcohort")
 _STARTS = 4  # from so many replies a largest set that aggregates is searched
@@ -72,7 +72,7 @@ class _Attempt:
         self._used = True
         arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
         for key, array in (arrays or {}).items():
-            if not is_finite(viewed(array).ravel()):
+            if not is_finite(as_numpy(array).ravel()):
                 raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
         return Average(arrays, metrics)
 
@@ -85,13 +85,13 @@ class _Attempt:
     def fails(self, replies: Sequence[Checked]) -> str:
         """Return what a copy of the strategy raises on ``replies``, or an empty string."""
         try:
-            found = self(replies, stand_in(self._strategy))
+            found = self(replies, strategy_copy(self._strategy))
         except Exception as error:
-            return _said(error)
+            return _error_text(error)
         return "" if found.arrays is not None else "no model came of it"
 
 
-def aggregated(
+def aggregate(
     strategy: Strategy, server_round: int, replies: Sequence[Checked], errors: Sequence[Message] = ()
 ) -> Average:
     """Aggregate sound replies as the strategy does; never raises what the strategy raises.
@@ -111,19 +111,21 @@ def aggregated(
     try:
         return attempt(replies)
     except Exception as error:
-        log.warning("%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, _said(error))
+        log.warning(
+            "%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, _error_text(error)
+        )
         log.debug("aggregation failed", exc_info=True)
         attempt.restore()
         blamed = _blamed(attempt, replies)
         rest = [reply for reply in replies if reply.name not in blamed]
         # Under differential privacy fewer models than the noise was made for must not be released.
-        if not blamed or not rest or sampled(strategy) is not None:
-            return Average(blamed=blamed, error="" if blamed else _said(error))
+        if not blamed or not rest or private_cohort_size(strategy) is not None:
+            return Average(blamed=blamed, error="" if blamed else _error_text(error))
     try:
         found = attempt(rest)
     except Exception as error:
         attempt.restore()
-        return Average(blamed=blamed, error=_said(error))
+        return Average(blamed=blamed, error=_error_text(error))
     return Average(found.arrays, found.metrics, blamed)
 
 
@@ -135,8 +137,8 @@ def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
     """
     found = {}
     for key, array in arrays.items():
-        before = viewed(sent[key]).dtype if key in sent else None
-        after = viewed(array)
+        before = as_numpy(sent[key]).dtype if key in sent else None
+        after = as_numpy(array)
         if before is not None and before.kind in "biu" and after.dtype.kind == "f":
             limits = (0, 1) if before.kind == "b" else (np.iinfo(before).min, np.iinfo(before).max)
             whole = np.rint(after.astype(np.float64))
@@ -185,15 +187,15 @@ def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {key: dict(value) if type(value) is dict else value for key, value in attributes.items()}
 
 
-def contained(what: str, call: Callable[[], MetricRecord | None]) -> MetricRecord | None:
+def value_or_none(what: str, call: Callable[[], MetricRecord | None]) -> MetricRecord | None:
     """Return what ``call`` returns, or None when it raises; the error is logged."""
     try:
         return call()
     except Exception as error:
-        log.warning("%s failed and is left out: %s", what, _said(error))
+        log.warning("%s failed and is left out: %s", what, _error_text(error))
         log.debug("%s failed", what, exc_info=True)
         return None
 
 
-def _said(error: Exception) -> str:
-    return short(f"{type(error).__name__}: {error}")
+def _error_text(error: Exception) -> str:
+    return shorten(f"{type(error).__name__}: {error}")

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import JournalError
-from fedcohort.hosts.flower.npy import to_array, viewed
+from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
 _FORMAT = "fedcohort-flower-2"
@@ -65,7 +65,7 @@ class Checkpoints:
         ``config`` is what the strategy has written into the train config, as a schedule does.
         """
         plain, state = memory.save()
-        tensors = {f"{_MODEL}{key}": viewed(array) for key, array in arrays.items()}
+        tensors = {f"{_MODEL}{key}": as_numpy(array) for key, array in arrays.items()}
         tensors.update({f"{_STRATEGY}{key}": np.asarray(array, order="C") for key, array in state.items()})
         odd = {key: tensor for key, tensor in tensors.items() if not _has_type(tensor)}
         tensors.update({key: np.frombuffer(tensor.tobytes(), np.uint8) for key, tensor in odd.items()})

@@ -39,7 +39,7 @@ from fedcohort.hosts.flower.wire import (
     Attribute,
     Description,
     asked_signals,
-    composed,
+    normal_form,
     only_arrays,
     plain,
     report_record,
@@ -393,9 +393,9 @@ def torch_answers(
             return told
         counts = np.bincount(labels, minlength=classes)
         if private is not None:
-            return replace(told, sealed_labels=private.sealed(context, composed(name(context)), counts))
+            return replace(told, sealed_labels=private.sealed(context, normal_form(name(context)), counts))
         if seal is not None:
-            return replace(told, sealed_labels=seal.seal(composed(name(context)), counts))
+            return replace(told, sealed_labels=seal.seal(normal_form(name(context)), counts))
         return replace(told, label_counts=counts if share_labels else None)
 
     def confirm(context: Context, confirmation: bytes) -> str:

@@ -13,11 +13,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort.core import rng as streams
-from fedcohort.hosts.flower.averaging import contained
+from fedcohort.hosts.flower.averaging import value_or_none
 from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, with_ttl
 from fedcohort.hosts.flower.replies import evaluations
 from fedcohort.hosts.flower.roster import Card
-from fedcohort.hosts.flower.wrapped_strategy import GridView, keys, levels, offered, wanted
+from fedcohort.hosts.flower.wrapped_strategy import GridView, keys, levels, sample_size, taking_all
 
 if TYPE_CHECKING:
     from fedcohort.hosts.flower.strategy import EvaluateFn
@@ -26,7 +26,7 @@ log = logging.getLogger("flwr.fedcohort")
 _EVALUATION = "evaluation"
 
 
-def evaluated(numbers: Mapping[str, float]) -> bool:
+def has_evaluation(numbers: Mapping[str, float]) -> bool:
     """Whether a round's numbers include those of an evaluation."""
     return any(not key.startswith("train/") for key in numbers)
 
@@ -102,18 +102,18 @@ class Evaluation:
 
         Beside them, by client, what was changed about an answer before it entered the average.
         """
-        if wanted(self._levels, "evaluate", 1) == 0:
+        if sample_size(self._levels, "evaluate", 1) == 0:
             return {}, {}
         free = {name: card for name, card in online.items() if not self._debts.busy(name, card.node)}
         if not free:
             return {}, {}
-        count = wanted(self._levels, "evaluate", len(free))
+        count = sample_size(self._levels, "evaluate", len(free))
         names = list(free)
         if count is not None and count < len(names):
             draw = streams.stream(self._seed, _EVALUATION, server_round - 1)
             names = [names[int(i)] for i in np.sort(draw.choice(len(names), count, replace=False))]
         nodes = [free[name].node for name in names]
-        with offered(self._strategy, len(nodes)):
+        with taking_all(self._strategy, len(nodes)):
             view = GridView(self._grid, nodes)
             # The strategy finds what it wrote last time; a copy keeps this out of messages still on their way.
             self._config = ConfigRecord(dict(self._config))
@@ -131,7 +131,7 @@ class Evaluation:
                 sound[name] = reply.message
         sizes = {name: free[name].description.size for name in sound}
         usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
-        metrics = contained(
+        metrics = value_or_none(
             f"the evaluation of round {server_round - 1}",
             lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,
         )

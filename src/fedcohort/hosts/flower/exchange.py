@@ -28,10 +28,10 @@ _RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # as F
 _LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 
 
-def short(text: str, limit: int = 300) -> str:
+def shorten(text: str, limit: int = 300) -> str:
     r"""Return what somebody else wrote on one line and not longer than ``limit``.
 
-    >>> short("a\n  b"), short("abcdef", 5)
+    >>> shorten("a\n  b"), shorten("abcdef", 5)
     ('a b', 'ab...')
     """
     text = printable(" ".join(text[: 10 * limit].split()))
@@ -51,7 +51,7 @@ class Reply(NamedTuple):
         if not self.message.has_error():
             return None
         reason = self.message.error.reason
-        return short(_RAISED.sub(r"\1: \2", reason)) if reason else f"error {self.message.error.code}"
+        return shorten(_RAISED.sub(r"\1: \2", reason)) if reason else f"error {self.message.error.code}"
 
     @property
     def vanished(self) -> bool:

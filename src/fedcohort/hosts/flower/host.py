@@ -18,21 +18,21 @@ from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
-from fedcohort.hosts.flower.averaging import Average, aggregated, with_integers
+from fedcohort.hosts.flower.averaging import Average, aggregate, with_integers
 from fedcohort.hosts.flower.evaluation import Evaluation, scalars
 from fedcohort.hosts.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.hosts.flower.logs import say
-from fedcohort.hosts.flower.metrics import evened
+from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.population import Population
 from fedcohort.hosts.flower.pulse import Pulse
 from fedcohort.hosts.flower.replies import (
     MEASURED,
     Checked,
     Measures,
-    averaged,
     sample_counts,
     scale_weight,
     weight_of,
+    weighted_average,
     with_metrics,
 )
 from fedcohort.hosts.flower.training import Training, as_errors
@@ -40,14 +40,14 @@ from fedcohort.hosts.flower.wire import plain
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
     StrategyState,
-    accounted,
     forget_round,
+    has_accountant,
     keys,
     levels,
-    needed,
-    sampled,
-    stand_in,
-    wanted,
+    min_clients,
+    private_cohort_size,
+    sample_size,
+    strategy_copy,
 )
 from fedcohort.hosts.live import Aggregation, Host, Online
 from fedcohort.hosts.orders import Order
@@ -99,14 +99,14 @@ class FlowerHost(Host):
         self.levels = levels(self.inner)
         deadline = settings.deadline or timeout
         self.query_deadline = settings.query_deadline or deadline
-        self.private = sampled(self.inner)  # a cohort has exactly so many clients; None: no differential privacy
+        self.private = private_cohort_size(self.inner)  # None without differential privacy
         self.policy = Policy(
             size=self._size,
             spares=settings.spares,
             deadline=deadline,
             min_replies=settings.min_replies,
             tries=settings.tries,
-            wait_for=max(settings.wait_for or needed(self.inner), 1),
+            wait_for=max(settings.wait_for or min_clients(self.inner), 1),
             patience=settings.patience,
             private=self.private is not None,
         )
@@ -151,7 +151,7 @@ class FlowerHost(Host):
         self._logged = 0.0  # for how long the run had waited when that was last logged
 
     def _size(self, online: int) -> int | None:
-        return self.settings.cohort_size or wanted(self.levels, "train", online)
+        return self.settings.cohort_size or sample_size(self.levels, "train", online)
 
     def _sleep(self, seconds: float) -> None:
         """Wait, and see now and then who is still there."""
@@ -305,14 +305,14 @@ class FlowerHost(Host):
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
         if self.private is not None:
-            odd = _odd_weights(chosen, self.weight_key) if accounted(self.inner) else {}
+            odd = _odd_weights(chosen, self.weight_key) if has_accountant(self.inner) else {}
             if short := round_.shortfall(len(chosen) - len(odd)):
                 return Average(blamed=odd, error=short)
         if cohort.weights is not None:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
-        metrics, uneven = evened({reply.name: reply.metrics for reply in chosen}, self.weight_key)
+        metrics, uneven = common_metrics({reply.name: reply.metrics for reply in chosen}, self.weight_key)
         if uneven:
             chosen = [with_metrics(reply, metrics[reply.name]) for reply in chosen]
             for name, texts in uneven.items():
@@ -321,7 +321,7 @@ class FlowerHost(Host):
             return Average(error=short)
         if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
             return Average(error="too few sound models")
-        found = aggregated(self.inner, cohort.round + 1, chosen, as_errors(checked, self.training.sent))
+        found = aggregate(self.inner, cohort.round + 1, chosen, as_errors(checked, self.training.sent))
         if len(chosen) - len(found.blamed) < self.settings.min_replies:
             return Average(blamed=found.blamed, error=found.error)
         return found
@@ -399,7 +399,7 @@ class FlowerHost(Host):
             # Not the batches of the round itself, which may train the same clients.
             seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
             # Copies, because a trial must leave no trace in the strategy: no moments, no privacy spent.
-            double, config = stand_in(self.inner), ConfigRecord(dict(self.config))
+            double, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))
             messages = self.training.messages(
                 double, session.round + 1, cards, arrays, config, seed=seed, work={}, report=()
             )
@@ -411,7 +411,7 @@ class FlowerHost(Host):
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))
                 continue
-            tried = averaged(models, self.weight_key)
+            tried = weighted_average(models, self.weight_key)
             after = self.population.losses(tried, everyone, ask, self.query_deadline)[query.measured]
             changes[row, available] = after - before
         return Answer(query, {query.answered_with: changes})

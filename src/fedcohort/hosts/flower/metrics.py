@@ -22,7 +22,9 @@ _Number = int | float
 _Value = _Number | list[int] | list[float]
 
 
-def evened(records: Mapping[str, MetricRecord], key: str) -> tuple[dict[str, MetricRecord], dict[str, list[str]]]:
+def common_metrics(
+    records: Mapping[str, MetricRecord], key: str
+) -> tuple[dict[str, MetricRecord], dict[str, list[str]]]:
     """Return metrics that have the same names and forms in every reply, and what is different about each client's.
 
     Parameters
@@ -32,7 +34,8 @@ def evened(records: Mapping[str, MetricRecord], key: str) -> tuple[dict[str, Met
     key : str
         The metric they are weighted by; a number of at least 0 in every record.
 
-    >>> evened({"anna": MetricRecord({"n": 1, "loss": 2.0}), "ben": MetricRecord({"n": 1, "loss": math.nan})}, "n")[1]
+    >>> replies = {"anna": MetricRecord({"n": 1, "loss": 2.0}), "ben": MetricRecord({"n": 1, "loss": math.nan})}
+    >>> common_metrics(replies, "n")[1]
     {'ben': ["its metric 'loss' is nan and is left out"]}
     """
     every: dict[str, dict[str, _Value]] = {}

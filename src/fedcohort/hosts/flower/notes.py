@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flower.exchange import short
+from fedcohort.hosts.flower.exchange import shorten
 from fedcohort.hosts.flower.logs import say
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import ENDED, PLANNED
@@ -34,7 +34,7 @@ def _note(session: Session, kind: str, body: dict[str, Any]) -> None:
         session.note(kind, body)
 
 
-def begun(
+def record_start(
     session: Session, settings: CohortStrategy, levels: Sequence[Strategy], signals: frozenset[Signal], rounds: int
 ) -> None:
     """Put what the run was started with on record; where it differs from the start before, a warning says so."""
@@ -63,7 +63,7 @@ def begun(
     _note(session, PLANNED, {"rounds": rounds})
 
 
-def rules(session: Session, before: Rules | None, given: Rules | None) -> None:
+def log_rules(session: Session, before: Rules | None, given: Rules | None) -> None:
     """Say which rules a run that is continued goes on with."""
     now = session.rules or Rules()
     if given is None and now != Rules():
@@ -78,7 +78,7 @@ def rules(session: Session, before: Rules | None, given: Rules | None) -> None:
         )  # fmt: skip
 
 
-def begun_with(journal: Path, rules: Rules | None) -> bool:
+def started_with(journal: Path, rules: Rules | None) -> bool:
     """Whether the last start of a run was given these rules too; those in force since may be an operator's."""
     with closing(read_journal(journal)) as record:
         before = record.events(_SETTINGS)[-1:]
@@ -90,16 +90,16 @@ def _end(session: Session, state: str, reason: str) -> dict[str, Any]:
     return {"state": state, "rounds": session.round, "ticket": session.journal.last()[1], "reason": reason}
 
 
-def finished(session: Session, seconds: float) -> None:
+def record_end(session: Session, seconds: float) -> None:
     """Put the end of a run on record."""
     _note(session, ENDED, _end(session, "finished", ""))
     session.commit()
     say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)
 
 
-def failed(session: Session | None, error: BaseException) -> None:
+def record_failure(session: Session | None, error: BaseException) -> None:
     """Put on record that a run ended with an error."""
-    reason = short(str(error) or type(error).__name__)
+    reason = shorten(str(error) or type(error).__name__)
     say("failed", "the run ended: %s", reason, level=logging.ERROR, reason=reason)
     if session is not None:
         with contextlib.suppress(FedcohortError):

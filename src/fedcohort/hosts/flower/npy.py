@@ -103,7 +103,7 @@ class Layout:
         return flat.reshape(self.shape) if self.rowwise else flat.reshape(self.shape[::-1]).T
 
 
-def viewed(array: Array) -> AnyArray:
+def as_numpy(array: Array) -> AnyArray:
     """Return an array in C order, read-only and without a copy where its bytes allow it."""
     layout = Layout.of(array)
     # Not ascontiguousarray, which gives an array without dimensions one.
@@ -130,7 +130,7 @@ def numbers(values: AnyArray) -> AnyArray:
     return np.asarray(np.left_shift(values.view(np.uint16).astype(np.uint32), 16)).view(np.float32)
 
 
-def converted(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+def convert(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """Return entries in another type of numbers, to bfloat16 rounded to the nearest, ties to even."""
     values = np.asarray(numbers(values))  # of arrays without dimensions NumPy computes numbers, not arrays
     if dtype != BFLOAT16:

@@ -18,9 +18,9 @@ from fedcohort.core.clients import ClientTable, LabelCounts, LabelGramRows, Labe
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, SignalError
 from fedcohort.core.protocol import Losses
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
-from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, short
+from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, shorten
 from fedcohort.hosts.flower.roster import Card, Roster, natural
-from fedcohort.hosts.flower.wire import LOSSES, RECORD, Description, ask_record, reported
+from fedcohort.hosts.flower.wire import LOSSES, RECORD, Description, ask_record, read_report
 from fedcohort.hosts.round import FederationTimeoutError, listed
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
@@ -166,7 +166,7 @@ class Population:
         try:
             opener.check(client, sealed)
         except FedcohortError as error:
-            self._checked[client] = (sealed, short(error.message))
+            self._checked[client] = (sealed, shorten(error.message))
         else:
             self._checked[client] = (sealed, None)
         return self._checked[client][1]
@@ -298,7 +298,7 @@ class Population:
         signals = [card.signals(self._sealed) for card in self.online.values()]
         return frozenset.intersection(*signals) if signals else frozenset()
 
-    def untold(self, signals: Iterable[Signal]) -> dict[Signal, list[str]]:
+    def partly_supplied(self, signals: Iterable[Signal]) -> dict[Signal, list[str]]:
         """Return which of ``signals`` some who are online can supply and others cannot, with the others' names."""
         cards = self.online.items()
         known = {name: card.signals(self._labels is not None) for name, card in cards}
@@ -340,7 +340,7 @@ class Population:
                 return cards, opener.open(sealed, sizes, before)
             except ClientRefusedError as error:
                 # Until they send something else they take no part.
-                self._checked.update({n: (sealed[n], short(why)) for n, why in error.refused.items() if n in sealed})
+                self._checked.update({n: (sealed[n], shorten(why)) for n, why in error.refused.items() if n in sealed})
                 self._demands += 1
                 left = [card for card in cards if card.name not in error.refused]
                 if len(left) in (0, len(cards)):
@@ -398,7 +398,7 @@ class Population:
             table = self.table(cards, session.table.names)
             session.join(table)
         except KeyHolderError as error:
-            log.warning("%s must wait: %s", ", ".join(card.name for card in cards), short(error.message))
+            log.warning("%s must wait: %s", ", ".join(card.name for card in cards), shorten(error.message))
             self._demands += 1
             return []
         except ClientRefusedError:  # all of them, and each is named when it is next looked at who is fit
@@ -407,7 +407,7 @@ class Population:
             if len(cards) > 1:
                 return [name for card in cards for name in self._joined(session, [card])]
             self._refused.add(cards[0].name)
-            log.warning("%s cannot join: %s", cards[0].name, short(str(error)))
+            log.warning("%s cannot join: %s", cards[0].name, shorten(str(error)))
             return []
         return list(table.names)
 
@@ -500,7 +500,7 @@ class Population:
             if reply is None or reply.error is not None:
                 log.warning("client %r gave no losses: %s", name, "no answer" if reply is None else reply.error)
                 continue
-            numbers = reported(reply.message.content.config_records.get(RECORD))
+            numbers = read_report(reply.message.content.config_records.get(RECORD))
             for signal in signals:
                 values[signal][i] = numbers.get(signal, np.nan)
         return values

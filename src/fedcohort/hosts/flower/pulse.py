@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from fedcohort.hosts.flower.exchange import short
+from fedcohort.hosts.flower.exchange import shorten
 from fedcohort.hosts.flower.roster import Card, natural
 from fedcohort.journal.presence import BEAT_SECONDS, MOST_OFFLINE, Presence
 from fedcohort.session.session import Session
@@ -69,7 +69,7 @@ class Pulse:
         self._thread.join()
         if failed is not None and not self._generation:
             self._state, self._since = "failed", time.time()
-            self._why = short(str(failed) or type(failed).__name__)
+            self._why = shorten(str(failed) or type(failed).__name__)
             self._write()
         else:
             Presence.remove(self._journal)

@@ -23,10 +23,10 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
 from fedcohort.core.vectors import output_bias, vector_signal
 from fedcohort.hosts.flower.exchange import Reply
-from fedcohort.hosts.flower.metrics import evened
-from fedcohort.hosts.flower.npy import BFLOAT16, Layout, converted, is_float, numbers, to_array, unreadable
+from fedcohort.hosts.flower.metrics import common_metrics
+from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
 from fedcohort.hosts.flower.weights import bounded_weights
-from fedcohort.hosts.flower.wire import GRADIENT_SIGNALS, RECORD, Value, reported, reported_gradient
+from fedcohort.hosts.flower.wire import GRADIENT_SIGNALS, RECORD, Value, read_gradient, read_report
 
 log = logging.getLogger("flwr.fedcohort")
 MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))  # by the server, from the models
@@ -155,9 +155,9 @@ class Checker:
                 record = part
         if record is not None:
             del content[RECORD]
-        values = reported(record)
+        values = read_report(record)
         values[_DURATION] = reply.seconds
-        gradient = reported_gradient(record) if self._gradient else None
+        gradient = read_gradient(record) if self._gradient else None
         rewritten: dict[str, Array] = {}
         if arrays != 1:
             reason = f"the reply must carry exactly one ArrayRecord, not {arrays}"
@@ -238,13 +238,13 @@ def _as_sent(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray | None:
     if any(kind.kind not in "biuf" and kind != BFLOAT16 for kind in (given, dtype)) or given.itemsize > 8:
         return None
     with np.errstate(all="ignore"):  # a number that does not fit is infinite or another, and found below
-        cast = converted(values, dtype)
+        cast = convert(values, dtype)
         if not is_float(dtype) and not np.array_equal(cast, values):
             return None
     return cast
 
 
-def agreeing(replies: Sequence[Checked], records: Sequence[str] = ("arrays", "metrics")) -> list[Checked]:
+def with_common_names(replies: Sequence[Checked], records: Sequence[str] = ("arrays", "metrics")) -> list[Checked]:
     """Give the records of OK replies the same names; make replies INVALID whose vectors have other sizes than most.
 
     ``records`` are the names that count where as many replies have one as another.
@@ -290,7 +290,7 @@ def with_weight(reply: Checked, key: str, weight: float) -> Checked:
     return with_metrics(reply, MetricRecord({**reply.metrics, key: weight}))._replace(weight=weight)
 
 
-def clipped(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked, float]:
+def clip_update(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked, float]:
     """Return an OK reply whose update has at most the Euclidean norm ``most``, and the norm it had.
 
     The update is what a client changed in the floating-point arrays; the rest of the model stays as it sent it.
@@ -307,7 +307,7 @@ def clipped(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked, fl
     norm = math.sqrt(total)
     if norm <= most:
         return reply, norm
-    shorter = {k: to_array(converted(begin + most / norm * step, dtype)) for k, (begin, step, dtype) in moved.items()}
+    shorter = {k: to_array(convert(begin + most / norm * step, dtype)) for k, (begin, step, dtype) in moved.items()}
     arrays = ArrayRecord({**reply.arrays, **shorter})
     assert reply.message is not None
     reply.message.content[reply.kind[0]] = arrays
@@ -390,7 +390,7 @@ def scale_weight(reply: Checked, key: str, factor: float) -> None:
     reply.metrics[key] = weight_of(reply, key) * factor
 
 
-def averaged(replies: Sequence[Checked], key: str) -> ArrayRecord:
+def weighted_average(replies: Sequence[Checked], key: str) -> ArrayRecord:
     """Return the mean of models weighted by ``key``, as FedAvg takes it."""
     weights = np.array([weight_of(reply, key) for reply in replies])
     weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
@@ -398,7 +398,7 @@ def averaged(replies: Sequence[Checked], key: str) -> ArrayRecord:
     for name in replies[0].arrays:
         parts = [reply.arrays[name].numpy() for reply in replies]
         total = sum(numbers(part) * weight for part, weight in zip(parts, weights.tolist(), strict=True))
-        mean[name] = to_array(converted(np.asarray(total), parts[0].dtype))
+        mean[name] = to_array(convert(np.asarray(total), parts[0].dtype))
     return ArrayRecord(mean)
 
 
@@ -432,7 +432,7 @@ def evaluations(
     if not any(weights.values()):
         return [], said
     found.update({client: MetricRecord({**found[client], key: weights[client]}) for client in lowered})
-    even, odd = evened(found, key)
+    even, odd = common_metrics(found, key)
     for client, texts in [*((c, [text]) for c, text in lowered.items()), *odd.items()]:
         said.setdefault(client, []).extend(texts)
     usual = _most_common(names, "metrics")

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 
 from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
 from fedcohort.hosts.flower.exchange import Outbox, Reply
-from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, VERSION, Description, composed
+from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
 _UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
@@ -145,7 +145,7 @@ class Roster:
         if ids != self._seen:
             # Only newcomers are worth the longer question, which brings the names they were registered under.
             self._registered = {
-                int(n.node_id): composed(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
+                int(n.node_id): normal_form(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
             }
             self._seen = set(self._registered)
             names = set(self._registered.values())

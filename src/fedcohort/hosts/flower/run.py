@@ -15,7 +15,7 @@ from fedcohort.core.protocol import Selector
 from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.core.vectors import needs_output_bias
 from fedcohort.hosts.flower import notes
-from fedcohort.hosts.flower.evaluation import evaluated
+from fedcohort.hosts.flower.evaluation import has_evaluation
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
@@ -78,12 +78,12 @@ class LiveRun:
         host.pulse.opened(session)
         host.pulse.running()
         self.population.remember(session)
-        notes.begun(session, settings, host.levels, self.population.supplied(), num_rounds)
+        notes.record_start(session, settings, host.levels, self.population.supplied(), num_rounds)
         self._resume(session, initial_arrays)
         stop = play(host, session, host.policy, num_rounds)
         if stop is not None:
             say("stopped", "the selector declares the run finished: %s", stop, reason=stop)
-        notes.finished(session, settings.clock() - begun)
+        notes.record_end(session, settings.clock() - begun)
         log.info("Metrics by Flower's server round, which is one more than the round:")
         for line in io.StringIO(str(host.result)):
             log.info("\t%s", line.rstrip("\n"))
@@ -134,11 +134,11 @@ class LiveRun:
         assert settings.journal is not None
         before = rules_in(settings.journal)
         # An operator's orders outlast a start with the rules they were given against.
-        rules = None if notes.begun_with(settings.journal, settings.rules) else settings.rules
+        rules = None if notes.started_with(settings.journal, settings.rules) else settings.rules
         session = Session.open(
             settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
         )
-        notes.rules(session, before, settings.rules if session.rules == settings.rules else rules)
+        notes.log_rules(session, before, settings.rules if session.rules == settings.rules else rules)
         if session.seed != settings.seed:
             session.close()
             raise InputError(
@@ -159,7 +159,9 @@ class LiveRun:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
         # From here on a client must supply what the selector, seeing who is there, decided to use.
         selector = settings.selector.adapted(self.population.known())
-        for signal, names in self.population.untold(settings.selector.adapted(frozenset(SIGNALS)).requires).items():
+        for signal, names in self.population.partly_supplied(
+            settings.selector.adapted(frozenset(SIGNALS)).requires
+        ).items():
             if signal not in selector.requires:
                 log.warning("the selector goes without '%s', which %s cannot supply", signal, listed(names))
         self.population.require(selector.requires)
@@ -196,7 +198,7 @@ class LiveRun:
                     into[round_ + 1] = MetricRecord({**found})
         if session.round == 0:
             host.evaluation.at_server(0, host.arrays)
-        elif not session.pending and self.population.online and not evaluated(recorded.get(session.round - 1, {})):
+        elif not session.pending and self.population.online and not has_evaluation(recorded.get(session.round - 1, {})):
             host.evaluate(session.round - 1, host.arrays)  # the run was cut off before this was on record
 
     def _loaded(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:

@@ -38,14 +38,14 @@ from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import written_to
 from fedcohort.hosts.flower.run import LiveRun
-from fedcohort.hosts.flower.wire import composed, plain
+from fedcohort.hosts.flower.wire import normal_form, plain
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
+    changes_shape,
     check_private,
     check_strategy,
-    grows,
     levels,
-    wanted,
+    sample_size,
 )
 from fedcohort.hosts.round import FederationTimeoutError, RoundError
 from fedcohort.journal.signing import Signer
@@ -205,11 +205,11 @@ class CohortStrategy(Strategy):
                     f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {short_repr(value)}.",
                     hint=f"pass {name}={kind.__name__}(...)",
                 )
-        self.selector = _made("selector", selector, Selector, SELECTORS)
+        self.selector = _create("selector", selector, Selector, SELECTORS)
         self.strategy = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
-        if wanted(levels(self.strategy), "train", 1_000_000) == 0:
+        if sample_size(levels(self.strategy), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
         if self.selector.aggregator not in (None, "fedavg"):  # what Flower's strategies are
             log.warning(
@@ -219,7 +219,7 @@ class CohortStrategy(Strategy):
             )  # fmt: skip
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
-        self.filter = KeepAll() if filter is None else _made("filter", filter, Filter, FILTERS)
+        self.filter = KeepAll() if filter is None else _create("filter", filter, Filter, FILTERS)
         if Need.LOGITS in self.filter.needs and validation is None:
             raise ParameterError(
                 f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
@@ -244,14 +244,14 @@ class CohortStrategy(Strategy):
         self.classes = classes
         self.min_replies = min_replies
         self.max_share = max_share
-        if max_update_norm is not None and grows(self.strategy):
+        if max_update_norm is not None and changes_shape(self.strategy):
             raise ParameterError(
                 "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
                 f"{type(self.strategy).__name__} adds trees.",
                 hint="leave max_update_norm out",
             )
         self.max_update_norm = max_update_norm
-        self.shadows = {n: _made("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        self.shadows = {n: _create("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
         if sign is not None:
             if not audit:
@@ -259,7 +259,7 @@ class CohortStrategy(Strategy):
             Signer(sign)  # one that cannot be read is named now, not when the clients are there
         self.audit = audit
         self.sign = sign
-        self.rules = None if rules is None else rules.renamed(composed)
+        self.rules = None if rules is None else rules.renamed(normal_form)
         self.registered_only = registered_only
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
@@ -317,7 +317,7 @@ class CohortStrategy(Strategy):
     ) -> Result:
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
-        everybody = wanted(levels(self.strategy), "train", 1_000_000) == 1_000_000
+        everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
         if self.cohort_size is None and everybody and self.selector.chooses:
             log.warning(
                 "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
@@ -338,7 +338,7 @@ class CohortStrategy(Strategy):
             return run.play(initial_arrays)
         except BaseException as error:
             failed = error
-            notes.failed(run.session, error)
+            notes.record_failure(run.session, error)
             raise
         finally:
             run.close(failed)
@@ -376,7 +376,7 @@ def _check(name: str, value: object, constraint: Constraint) -> None:
         )
 
 
-def _made(parameter: str, given: T | str, kind: Any, registry: Registry[T]) -> T:
+def _create(parameter: str, given: T | str, kind: Any, registry: Registry[T]) -> T:
     """Return an object that was given, or the one its registered name stands for."""
     if isinstance(given, str):
         return registry.create(given)

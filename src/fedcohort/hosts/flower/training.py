@@ -13,11 +13,18 @@ from flwr.serverapp.strategy import Strategy
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower.exchange import Outbox, with_ttl
-from fedcohort.hosts.flower.replies import Checked, Checker, agreeing, clipped, with_weight
+from fedcohort.hosts.flower.replies import Checked, Checker, clip_update, with_common_names, with_weight
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.hosts.flower.weights import bounded_weights
 from fedcohort.hosts.flower.wire import CONFIRMATION, RECORD, SEED, WORK, ask_record
-from fedcohort.hosts.flower.wrapped_strategy import GridView, addressed, grows, keys, offered, record_names
+from fedcohort.hosts.flower.wrapped_strategy import (
+    GridView,
+    changes_shape,
+    keys,
+    messages_by_node,
+    record_names,
+    taking_all,
+)
 
 log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
@@ -76,7 +83,7 @@ class Training:
         self._max_update_norm = max_update_norm
         self._weight_key, self._config_key = keys(strategy)
         self._records = record_names(strategy)
-        self._grows = grows(strategy)
+        self._grows = changes_shape(strategy)
         self.commitment: str | None = None
         self.confirmations: Mapping[str, bytes] = {}
         self.checker: Checker  # of the replies to the messages that were sent last
@@ -90,7 +97,7 @@ class Training:
         self, replies: Iterable[Checked], online: Mapping[str, Card], arrays: ArrayRecord
     ) -> tuple[list[Checked], dict[str, list[str]]]:
         """Return checked replies as they may enter an average, and what was changed about each."""
-        found = agreeing(list(replies), self._records)
+        found = with_common_names(list(replies), self._records)
         said: dict[str, list[str]] = {}
         weights, lowered = bounded_weights(
             {reply.name: reply.weight for reply in found if reply.status is _OK},
@@ -104,7 +111,7 @@ class Training:
         if (most := self._max_update_norm) is not None:
             for i, reply in enumerate(found):
                 if reply.status is _OK:
-                    found[i], norm = clipped(reply, arrays, most)
+                    found[i], norm = clip_update(reply, arrays, most)
                     if norm > most:
                         said.setdefault(reply.name, []).append(
                             f"its update of the norm {norm:g} was shortened to {most:g}"
@@ -127,9 +134,9 @@ class Training:
         nodes = [card.node for card in cards.values()]
         if not nodes:
             return {}
-        with offered(strategy, len(nodes)):
+        with taking_all(strategy, len(nodes)):
             written = strategy.configure_train(server_round, arrays, config, GridView(self._grid, nodes))
-            messages = addressed(strategy, written, nodes)
+            messages = messages_by_node(strategy, written, nodes)
         ask = ask_record(report, self.commitment)
         # Equal contents stay one object: Flower then hashes and uploads them once.
         variants: dict[tuple[int, float | None, bool, bytes | None], tuple[RecordDict, RecordDict]] = {}

@@ -43,7 +43,7 @@ GRADIENT_SIGNALS = frozenset(vectors_of(REPORT_SIGNALS, "gradient"))
 Value = float | FloatArray  # of a signal that is a number; of one that is a vector, (V,)
 
 
-def composed(name: str) -> str:
+def normal_form(name: str) -> str:
     """Return a name in Unicode's composed form: what reads the same is the same client."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
@@ -54,7 +54,7 @@ def usable_name(name: str) -> str:
     It has at most 200 printable characters and no space at either end. The names a host gives its clients in a
     :class:`~fedcohort.core.clients.ClientTable` may be any text.
     """
-    found = composed(name)
+    found = normal_form(name)
     if len(found) > _LONGEST_NAME or not found.isprintable() or found != found.strip():
         raise ValueError(
             f"'name' must be printable, without a space at either end, and have at most {_LONGEST_NAME} characters. "
@@ -220,7 +220,7 @@ def report_record(
     return record
 
 
-def reported(record: Mapping[str, object] | None) -> dict[Signal, Value]:
+def read_report(record: Mapping[str, object] | None) -> dict[Signal, Value]:
     """Return the usable numbers of a client's report, by signal: (V,) arrays of signals that are vectors.
 
     NaN and what is beyond all that selectors are tested with counts as not reported.
@@ -244,7 +244,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
 
 
-def reported_gradient(record: Mapping[str, object] | None) -> FloatArray | None:
+def read_gradient(record: Mapping[str, object] | None) -> FloatArray | None:
     """Return the (d,) gradient of a client's report, or None."""
     data = (record or {}).get(_GRADIENT)
     if not isinstance(data, bytes) or len(data) % 4:

@@ -44,7 +44,7 @@ def levels(strategy: Strategy) -> list[Strategy]:
     return found
 
 
-def wanted(strategies: Iterable[Strategy], phase: Phase, online: int) -> int | None:
+def sample_size(strategies: Iterable[Strategy], phase: Phase, online: int) -> int | None:
     """Return how many of ``online`` nodes the levels of a strategy would sample, or None when they do not say."""
     for level in strategies:
         fraction = getattr(level, f"fraction_{phase}", None)
@@ -53,37 +53,37 @@ def wanted(strategies: Iterable[Strategy], phase: Phase, online: int) -> int | N
     return None
 
 
-def needed(strategy: Strategy) -> int:
+def min_clients(strategy: Strategy) -> int:
     """Return how many nodes the strategy wants to see before it starts."""
     least = 1
     for level in levels(strategy):
         for name in ("min_available_nodes", "min_train_nodes"):
             least = max(least, int(getattr(level, name, 1)))
-    return max(least, sampled(strategy) or 1)
+    return max(least, private_cohort_size(strategy) or 1)
 
 
-def sampled(strategy: Strategy) -> int | None:
+def private_cohort_size(strategy: Strategy) -> int | None:
     """Return for how many clients a strategy's differential privacy makes its noise; None without such a wrapper.
 
     All of Flower's wrappers divide the noise by ``num_sampled_clients``, whoever then takes part. With fewer clients
     in the average the noise is too small for what each of them adds.
     """
-    told = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
-    if len(told) > 1:
+    sizes = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
+    if len(sizes) > 1:
         raise ParameterError(
             f"The strategy holds privacy wrappers for different cohorts: num_sampled_clients is "
-            f"{' and '.join(map(str, sorted(told)))}.",
+            f"{' and '.join(map(str, sorted(sizes)))}.",
             hint="give all of them the same num_sampled_clients",
         )
-    return told.pop() if told else None
+    return sizes.pop() if sizes else None
 
 
-def accounted(strategy: Strategy) -> bool:
+def has_accountant(strategy: Strategy) -> bool:
     """Whether a privacy accountant watches, which demands equal weights."""
     return any(getattr(level, "accountant", None) is not None for level in levels(strategy))
 
 
-def stand_in(strategy: Strategy) -> Strategy:
+def strategy_copy(strategy: Strategy) -> Strategy:
     """Return a copy of a strategy to try things out on; what it does is not booked as a private release."""
     accountants = [getattr(level, "accountant", None) for level in levels(strategy)]
     # An accountant that the copying already "knows" as None is left out; Flower's cannot be copied.
@@ -120,29 +120,29 @@ def check_strategy(strategy: object) -> Strategy:
 
 
 def check_private(strategy: Strategy, cohort_size: int | None, spares: int, everybody_kept: bool) -> int | None:
-    """Return the cohort size under differential privacy: what the mechanism was told, or a ParameterError."""
-    told = sampled(strategy)
-    if told is None:
+    """Return the cohort size under differential privacy: the number its noise is made for, or a ParameterError."""
+    size = private_cohort_size(strategy)
+    if size is None:
         return cohort_size
-    if cohort_size not in (None, told):
+    if cohort_size not in (None, size):
         raise ParameterError(
-            f"The 'cohort_size' parameter of CohortStrategy must be {told}: the privacy wrapper makes its noise for "
-            f"num_sampled_clients={told}. Got {cohort_size}.",
+            f"The 'cohort_size' parameter of CohortStrategy must be {size}: the privacy wrapper makes its noise for "
+            f"num_sampled_clients={size}. Got {cohort_size}.",
             hint="leave cohort_size out, or give the wrapper the same number",
         )
     if spares:
         raise ParameterError(
-            f"The 'spares' parameter of CohortStrategy must be 0 under differential privacy: exactly {told} clients "
+            f"The 'spares' parameter of CohortStrategy must be 0 under differential privacy: exactly {size} clients "
             f"train. Got {spares}.",
             hint="a client that fails is replaced in the next try of the round",
         )
     if not everybody_kept:
         raise ParameterError(
             f"A filter cannot be used under differential privacy: it leaves models out, and the noise is made for "
-            f"{told} of them.",
+            f"{size} of them.",
             hint="pass filter='keep-all'",
         )
-    return told
+    return size
 
 
 def keys(strategy: Strategy) -> tuple[str, str]:
@@ -159,13 +159,13 @@ def record_names(strategy: Strategy) -> tuple[str, str]:
     return next(names, "arrays"), "metrics"
 
 
-def grows(strategy: Strategy) -> bool:
+def changes_shape(strategy: Strategy) -> bool:
     """Whether the model changes its shape from round to round, as an ensemble of trees does."""
     return any(isinstance(level, (FedXgbBagging, FedXgbCyclic)) for level in levels(strategy))
 
 
 @contextlib.contextmanager
-def offered(strategy: Strategy, count: int) -> Iterator[None]:
+def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
     """Let every level of a strategy take all of ``count`` nodes; a fraction of 0 stays 0."""
     saved: list[tuple[Strategy, str, Any]] = []
     try:
@@ -229,7 +229,7 @@ class GridView(Grid):
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
-def addressed(strategy: Strategy, messages: Iterable[Message], nodes: Sequence[int]) -> dict[int, Message]:
+def messages_by_node(strategy: Strategy, messages: Iterable[Message], nodes: Sequence[int]) -> dict[int, Message]:
     """Return a strategy's messages by node, in the order of ``nodes``; it must have written to each exactly once."""
     found = {message.metadata.dst_node_id: message for message in messages}
     if found.keys() != set(nodes):

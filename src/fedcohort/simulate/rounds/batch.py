@@ -75,7 +75,7 @@ class Batch:
             parts = []
             for run, part in zip(runs, clients, strict=True):
                 old = self.models[run.row]
-                found = isolate_failure(run, run.averager, partial(run.corrections, part, old))
+                found = isolate_failure(run, run.aggregator_label, partial(run.corrections, part, old))
                 parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
             correction = torch.cat(parts)
         return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)

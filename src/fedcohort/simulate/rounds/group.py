@@ -31,7 +31,7 @@ from fedcohort.simulate.engine import Engine
 from fedcohort.simulate.metrics import imbalance
 from fedcohort.simulate.rounds.batch import Batch, client_data
 from fedcohort.simulate.rounds.costs import holders
-from fedcohort.simulate.rounds.isolate_failure import NOBODYS, fail, isolate_failure, own_parts
+from fedcohort.simulate.rounds.isolate_failure import INFRASTRUCTURE_ERRORS, fail, isolate_failure, own_parts
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
@@ -123,7 +123,7 @@ class Group:
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
             begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
-            run.memory = isolate_failure(run, run.averager, begin)
+            run.memory = isolate_failure(run, run.aggregator_label, begin)
             if run.aggregator.needs_server:
                 run.server = self._server_samples(run, dataset)
         self._rows = RowBuffer()
@@ -158,7 +158,7 @@ class Group:
             run.engines = ((0, self.engine.kind),)
             # A configuration that withholds a signal is refused; what else goes wrong is that run's own failure.
             check_signals(run.selector, run.table, run.signals)
-            isolate_failure(run, run.chooser, partial(run.start_session, self._journal(run)))
+            isolate_failure(run, run.selector_label, partial(run.start_session, self._journal(run)))
 
     def _journal(self, run: Run) -> Path | None:
         return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
@@ -167,7 +167,7 @@ class Group:
         """Return everything that is needed to continue, between two rounds."""
         arrays = {"models": self.models.cpu().numpy()}
         for run in self.runs:
-            if run.opened:
+            if run.has_session:
                 arrays[f"session/{run.row}"] = np.frombuffer(run.session.savepoint().to_bytes(), np.uint8)
             if run.memory is not None:
                 for name, value in run.memory.arrays().items():
@@ -178,7 +178,7 @@ class Group:
     def commit(self) -> None:
         """Make all journals durable up to here."""
         for run in self.runs:
-            if run.opened:
+            if run.has_session:
                 run.session.commit()
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -186,7 +186,7 @@ class Group:
         for run in self.runs:
             facts = checkpoint.facts["runs"].get(run.plan.id)
             if facts is not None and facts["state"] == "failed" and f"session/{run.row}" not in checkpoint.arrays:
-                run.take(facts)  # its selector failed before there was a session
+                run.restore(facts)  # its selector failed before there was a session
                 continue
             if facts is None or f"session/{run.row}" not in checkpoint.arrays:
                 raise ResultsError(
@@ -196,7 +196,7 @@ class Group:
             run.resume_session(
                 self._journal(run), Savepoint.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
             )
-            run.take(facts)
+            run.restore(facts)
             if run.running:
                 self._continue_engine(run)
             self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
@@ -218,7 +218,7 @@ class Group:
             return
         if before is not None:
             if not self._allow_other_engine:
-                raise other_engine(run.plan.id, before, kind)
+                raise other_engine_error(run.plan.id, before, kind)
             log.warning("run %s goes on from round %d with %s, after %s", run.plan.id, run.round, kind, before)
         run.engines = (*run.engines, (run.round, kind))
 
@@ -238,7 +238,7 @@ class Group:
     def close(self) -> None:
         """Close sessions and the engine; what was not committed is dropped."""
         for run in self.runs:
-            if run.opened:
+            if run.has_session:
                 run.session.close()
         self.engine.close()
 
@@ -250,7 +250,7 @@ class Group:
         runs = [run for run in self.runs if run.running and run.round == behind]
         try:
             self._step(runs, on_round)
-        except NOBODYS:
+        except INFRASTRUCTURE_ERRORS:
             raise
         except Exception as error:
             if self._shared is None:
@@ -262,7 +262,9 @@ class Group:
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
         began = time.perf_counter()
         answered = [turn for turn in answer(self.batch, self._requests(runs)) if turn.asked.run.running]
-        found = [isolate_failure(turn.asked.run, turn.asked.run.chooser, partial(_choose, turn)) for turn in answered]
+        found = [
+            isolate_failure(turn.asked.run, turn.asked.run.selector_label, partial(_choose, turn)) for turn in answered
+        ]
         chosen = [turn for turn in found if turn is not None]
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
@@ -284,9 +286,9 @@ class Group:
                 if available is None:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
-            run.hear_attributes(changing=True)
+            run.update_attributes(changing=True)
             round_ = Round(run.session, run.policy)
-            query = isolate_failure(run, run.chooser, partial(round_.open, available))
+            query = isolate_failure(run, run.selector_label, partial(round_.open, available))
             if run.running:
                 turns.append(Asked(run, round_, available, query))
         return turns
@@ -316,28 +318,28 @@ class Group:
             arrived.append(Arrived(turn, part, jobs, sound[jobs]))
             start = jobs.stop
         signals, gradients = self.batch.signals(arrived, params)
-        for come, found in zip(arrived, signals, strict=True):
-            if Signal.SERVER_LOSS in come.run.needed:
-                found[Signal.SERVER_LOSS] = np.full(len(come.clients), self._server_loss(come.run))
+        for arrival, found in zip(arrived, signals, strict=True):
+            if Signal.SERVER_LOSS in arrival.run.needed:
+                found[Signal.SERVER_LOSS] = np.full(len(arrival.clients), self._server_loss(arrival.run))
         new, shares = self._average(arrived, params, trained.steps, signals)
-        for come in arrived:
-            run = come.run
+        for arrival in arrived:
+            run = arrival.run
             if run.running and isinstance(run.memory, Corrections):
-                good = torch.as_tensor(come.sound, device=params.device)
-                sure = come.clients[come.sound]
+                good = torch.as_tensor(arrival.sound, device=params.device)
+                sure = arrival.clients[arrival.sound]
                 learn = partial(
                     run.memory.absorb,
                     sure,
                     self.models[run.row],
-                    params[come.jobs][good],
-                    run.rate_sums(trained.steps[come.jobs][come.sound], sure),
+                    params[arrival.jobs][good],
+                    run.rate_sums(trained.steps[arrival.jobs][arrival.sound], sure),
                     gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
-                isolate_failure(run, run.averager, learn)
+                isolate_failure(run, run.aggregator_label, learn)
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
-            _averaged(come, kept, weights, found)
-            for come, (kept, weights), found in zip(arrived, shares, signals, strict=True)
+            _averaged(arrival, kept, weights, found)
+            for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
         ]
 
     # -- filter and average ------------------------------------------------------------------------------------
@@ -368,13 +370,15 @@ class Group:
                 continue
             members = turn.members(kept, steps[turn.jobs], signals[i])
             if isinstance(run.aggregator, WeightedSum):
-                mix = isolate_failure(run, run.averager, partial(run.mix, members))
+                mix = isolate_failure(run, run.aggregator_label, partial(run.mix, members))
                 if mix is not None:
                     weights[kept] = mix.weights
                 mixes.append(Mix(weights, 1.0 if mix is None else mix.old))
             else:
                 rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
-                combined = isolate_failure(run, run.averager, partial(run.combine, self.models[run.row], rows, members))
+                combined = isolate_failure(
+                    run, run.aggregator_label, partial(run.combine, self.models[run.row], rows, members)
+                )
                 if combined is not None:
                     weights[kept] = combined.weights
                     special[i] = combined.model
@@ -458,7 +462,7 @@ class Group:
         run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
         durations = chosen.round.seconds
         if len(cohort):
-            isolate_failure(run, run.chooser, partial(chosen.round.finish, averaged.kept, averaged.metrics))
+            isolate_failure(run, run.selector_label, partial(chosen.round.finish, averaged.kept, averaged.metrics))
             if not run.running:
                 return
         sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
@@ -496,7 +500,7 @@ class Group:
             on_round(run.info(self._keys[run.row]), row)
 
 
-def other_engine(run: str, before: str, now: str) -> OtherEngineError:
+def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
     """Return the error of a run that would go on with another kind of engine."""
     wants = "install a C compiler, or unset FEDCOHORT_CC, " if before.startswith("compiled") else ""
     return OtherEngineError(
@@ -515,7 +519,7 @@ def _choose(turn: Answered) -> Chosen:
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
     if run.round == 0:
-        run.costs.book_labels(cost, run.context.told(plan.labels, plan.seed))
+        run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
     cohort = round_.choose(turn.answer)
     count = len(cohort.clients)
     if run.instant or not count:

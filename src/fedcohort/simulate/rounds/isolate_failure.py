@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _FAMILIAR = frozenset({"fedcohort", "numpy", "scipy", "sklearn", "torch", "pyarrow"})
-NOBODYS = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
+INFRASTRUCTURE_ERRORS = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
 
 
 def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
@@ -43,7 +43,7 @@ def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
     """
     try:
         return work()
-    except NOBODYS as error:
+    except INFRASTRUCTURE_ERRORS as error:
         if not isinstance(error, MemoryError) or not _is_foreign(error):
             raise
         fail(run, part, error)

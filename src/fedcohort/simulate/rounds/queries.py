@@ -87,7 +87,7 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
             continue
         described = members(run, clients, trained.steps[start:stop], None, {})
         tried = partial(run.combine, old, trained.params[start:stop], described, trial=True)
-        combined = isolate_failure(run, run.averager, tried)
+        combined = isolate_failure(run, run.aggregator_label, tried)
         averages.append(old if combined is None else combined.model)
     after = batch.measure(torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[
         measure

@@ -158,7 +158,7 @@ class FederationContext:
         counts = federation.label_counts(part="train", true=True).astype(np.float64) if has_classes else None
         return cls(federation, index, share, counts)
 
-    def told(self, labels: LabelSharing, seed: int) -> LabelKnowledge:
+    def label_facts(self, labels: LabelSharing, seed: int) -> LabelKnowledge:
         """What the clients tell about their labels, as they see them; runs that share it share its making."""
         if self.true_counts is None:
             return LabelKnowledge(None)
@@ -171,7 +171,7 @@ class FederationContext:
     def table(self, labels: LabelSharing, seed: int) -> ClientTable:
         """What selectors may know of the federation: sizes, own names, and labels in the form they are told in."""
         federation = self.federation
-        told = self.told(labels, seed)
+        told = self.label_facts(labels, seed)
         return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=told.labels)
 
 
@@ -219,17 +219,17 @@ class Run:
         self.wants_gradients = bool(self.gradients) or plan.aggregator.needs_gradients
 
     @property
-    def chooser(self) -> str:
+    def selector_label(self) -> str:
         """The selector, as messages name it."""
         return f"the selector {self.plan.selector.name!r}"
 
     @property
-    def averager(self) -> str:
+    def aggregator_label(self) -> str:
         """The aggregator, as messages name it."""
         return f"the aggregator {self.aggregator.name!r}"
 
     @property
-    def opened(self) -> bool:
+    def has_session(self) -> bool:
         """Whether it has a session: not where its selector failed before the first round."""
         return hasattr(self, "session")
 
@@ -260,9 +260,9 @@ class Run:
             rules=self.plan.rules,
             commit="manual",
         )
-        self.hear_attributes()
+        self.update_attributes()
 
-    def hear_attributes(self, *, changing: bool = False) -> None:
+    def update_attributes(self, *, changing: bool = False) -> None:
         """Let the rules know what clients say about themselves now; ``changing``: only if it changes at all."""
         if self.plan.rules is None:
             return
@@ -348,7 +348,7 @@ class Run:
             "engines": self.engines,
         }
 
-    def take(self, facts: dict[str, Any]) -> None:
+    def restore(self, facts: dict[str, Any]) -> None:
         """Take over :meth:`facts`."""
         self.round, self.clock = int(facts["round"]), float(facts["clock"])
         self.state, self.reason = str(facts["state"]), str(facts["reason"])

@@ -32,7 +32,7 @@ from fedcohort.simulate.memory_check import memory_errors
 from fedcohort.simulate.processes.cluster import drive, write_journals
 from fedcohort.simulate.processes.handover import HandOver
 from fedcohort.simulate.processes.local import LocalDriver
-from fedcohort.simulate.rounds.group import Group, other_engine
+from fedcohort.simulate.rounds.group import Group, other_engine_error
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import group_key, prepare
 from fedcohort.simulate.store import checkpoint as checkpoints
@@ -128,7 +128,7 @@ class Simulation:
                 kind = self.prepared.engine_kind(number, self.device)
                 if kind not in alike:
                     before, run = next(iter(alike.items()))
-                    raise other_engine(run, before, kind)
+                    raise other_engine_error(run, before, kind)
 
     @classmethod
     def open(
@@ -392,7 +392,7 @@ class Simulation:
         group = self.prepared.group(number, journals=self.out / "journal", device=self.device, workers=options.workers)
         try:
             self.begin(number, group)
-            journals = {run.plan.id: run.session.journal for run in group.runs if run.opened}
+            journals = {run.plan.id: run.session.journal for run in group.runs if run.has_session}
             with LiveFeed(self.out, journals) as feed:
 
                 def on_round(info: RunInfo, row: Mapping[str, Any]) -> None:
