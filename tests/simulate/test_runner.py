@@ -27,7 +27,7 @@ from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation, default_out, run_experiment
 from fedcohort.simulate.store import results
-from fedcohort.simulate.store.checkpoint import Checkpoint, found
+from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
 from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import ExperimentWriter, locked
 
@@ -212,10 +212,10 @@ def test_what_was_being_written_when_a_process_died_is_removed(tmp_path):
 def test_a_checkpoint_that_nobody_had_time_to_remove_goes_also_where_its_group_has_ended(tmp_path):
     out = tmp_path / "run"
     run_experiment(TABLE, out)
-    last = found(out / "checkpoint", 0)
+    last = by_round(out / "checkpoint", 0)
     shutil.copy(last[8], out / "checkpoint" / "group-0-round-7.npz")
     Simulation.open(out).run()
-    assert found(out / "checkpoint", 0) == last
+    assert by_round(out / "checkpoint", 0) == last
 
 
 def test_a_group_without_a_checkpoint_starts_over(whole, tmp_path):
@@ -434,7 +434,7 @@ def test_directories_that_are_no_experiments(tmp_path, whole):
 def test_damaged_parts_and_checkpoints_are_named(tmp_path):
     out = tmp_path / "x"
     assert run(out, stop_after=10) == "interrupted"
-    (checkpoint,) = found(out / "checkpoint", 0).values()
+    (checkpoint,) = by_round(out / "checkpoint", 0).values()
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     with pytest.raises(ResultsError, match="damaged"):
         run(out, resume=True)
