@@ -45,7 +45,7 @@ def _difference(row: LeaderRow, other: LeaderRow) -> tuple[float, float]:
 
 def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
     """Say in one sentence for each setting who ends highest, and how much of that is the choice of clients."""
-    said = []
+    sentences = []
     for board in boards:
         rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
         best = max(rows.values(), key=lambda row: row.terminal.mean)
@@ -60,8 +60,8 @@ def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[
                 text += f"; {loss} of it are its loss and {choice} its choice of clients"
             elif fair == best.label:
                 text += "; its loss does that, for its clients are chosen by chance"
-        said.append(f"{text}.")
-    return said
+        sentences.append(f"{text}.")
+    return sentences
 
 
 def known_reasons() -> dict[str, dict[str, str]]:
@@ -72,7 +72,7 @@ def known_reasons() -> dict[str, dict[str, str]]:
 
 def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
     """Explain every selector that does badly somewhere: worse than uniform selection with the same training."""
-    said, known = [], known_reasons()
+    sentences, known = [], known_reasons()
     for board in boards:
         rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
         for label, row in rows.items():
@@ -83,10 +83,10 @@ def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> 
             difference, losses = _difference(row, rows[fair])
             if difference < _BADLY and losses > 0.5:
                 why = known.get(board.setting, {}).get(label, "with so few seeds that may be chance")
-                said.append(
+                sentences.append(
                     f"{label} in {board.setting} ends {board.metric.difference(difference)} against {fair}: {why}."
                 )
-    return said
+    return sentences
 
 
 def demo(

@@ -64,7 +64,7 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
         raise InputError("An experiment needs at least one selector.", hint="--selectors uniform,fedcor")
     table = preset_table(name, data)
     table["selectors"] = selector_entries(selectors)
-    said = supply(table)
+    changes = supply(table)
     experiment = Experiment.from_dict({**table, "name": file.stem})
     training = found.training_on(data)
     lines = [
@@ -78,7 +78,7 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
         f'name = "{data}"{_note("one of " + ", ".join(DATASETS.names()))}',
         '# folder = "..."                  # where the files are, when they are not in the usual places',
         "",
-        *[f"# {text[0].upper()}{text[1:]}." for text in said],
+        *[f"# {text[0].upper()}{text[1:]}." for text in changes],
         "[scenario]",
         f'preset = "{name}"',
         *[f"{key} = {_toml(value)}" for key, value in table["scenario"].items() if key != "preset"],

@@ -108,10 +108,10 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
         if hasattr(item, "requires"):
             entry["origin"] = _origin(item)
         if hasattr(item, "requires") and not any(p["required"] for p in entry["parameters"]):
-            made = item()
-            entry["signals"] = sorted(made.requires)
-            if getattr(made, "aggregator", None):
-                entry["aggregator"] = made.aggregator
+            instance = item()
+            entry["signals"] = sorted(instance.requires)
+            if getattr(instance, "aggregator", None):
+                entry["aggregator"] = instance.aggregator
         reason = getattr(item, "starves", None)
         if reason:
             entry["starves"] = reason

@@ -161,11 +161,11 @@ def _check_names(order: Order, table: ClientTable) -> None:
     strangers = [name for name in order.names if name not in table]
     if not strangers:
         return
-    said = []
+    described = []
     for name in strangers[:8]:
         near = difflib.get_close_matches(name, table.names, n=3, cutoff=0.6)
-        said.append(f"{name!r} (near: {', '.join(map(repr, near))})" if near else repr(name))
+        described.append(f"{name!r} (near: {', '.join(map(repr, near))})" if near else repr(name))
     raise InputError(
-        f"No client of this journal is called {', '.join(said)}.",
+        f"No client of this journal is called {', '.join(described)}.",
         hint="to name a client that has not joined yet, use --allow-unknown",
     )

@@ -256,7 +256,7 @@ def from_pandas(
     number(test_share, "'test_share'")
     whole_number(seed, "'seed'", least=0)
     frames = [frame] if test is None else [frame, test]
-    tables = [_Table.of_frame(one, said) for one, said in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)]
+    tables = [_Table.of_frame(one, title) for one, title in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)]
     chosen = (features,) if isinstance(features, str) else texts(features, "'features'", "columns")
     return _dataset_from_tables(
         name,
@@ -292,10 +292,10 @@ def _dataset_from_tables(
     for column in features:
         if column in (label, client):
             raise InputError(
-                f"The column {column!r} of {first.said} cannot be a feature, because it is the label or the client."
+                f"The column {column!r} of {first.title} cannot be a feature, because it is the label or the client."
             )
     if not features:
-        raise DataError(f"{first.said} has no column to learn from except {label!r}.")
+        raise DataError(f"{first.title} has no column to learn from except {label!r}.")
     x = [np.stack([table.numbers(column) for column in features], axis=1) for table in tables]
     remark: tuple[str, ...] = ()
     names = None
@@ -404,16 +404,16 @@ class _Table:
     """A CSV or Parquet file or a frame in memory, with errors that name it, the column and the row."""
 
     def __init__(
-        self, table: Any, said: str, short: str, named_with: str = "data.label, data.client and data.features"
+        self, table: Any, title: str, short: str, named_with: str = "data.label, data.client and data.features"
     ) -> None:
         self._table = table
-        self.said, self.short, self._named_with = said, short, named_with
+        self.title, self.short, self._named_with = title, short, named_with
         self.names: list[str] = list(table.column_names)
         twice = next((name for name in self.names if self.names.count(name) > 1), None)
         if twice is not None:
-            raise DataError(f"{said} has more than one column {twice!r}.")
+            raise DataError(f"{title} has more than one column {twice!r}.")
         if not table.num_rows:
-            raise DataError(f"{said} has no rows.")
+            raise DataError(f"{title} has no rows.")
 
     @classmethod
     def read(cls, path: Path) -> _Table:
@@ -433,12 +433,12 @@ class _Table:
         return cls(table, str(path), path.name)
 
     @classmethod
-    def of_frame(cls, frame: Any, said: str) -> _Table:
+    def of_frame(cls, frame: Any, title: str) -> _Table:
         """Take a pandas frame."""
         pa = _pyarrow()
         if type(frame).__name__ != "DataFrame" or not hasattr(frame, "iloc"):
             raise InputError(
-                f"{said} must be a pandas DataFrame. Got something of the type {type(frame).__name__}.",
+                f"{title} must be a pandas DataFrame. Got {type(frame).__name__}.",
                 hint="from_arrays takes arrays",
             )
         odd = next((name for name in frame.columns if not isinstance(name, str)), None)
@@ -450,13 +450,13 @@ class _Table:
         try:
             return cls(
                 pa.Table.from_pandas(frame, preserve_index=False, nthreads=1),
-                said,
-                said,
+                title,
+                title,
                 "label=, client= and features=",
             )
         except (pa.ArrowException, TypeError, ValueError) as error:  # among them a column of several kinds
             raise InputError(
-                f"{said} cannot be read as a table: {short_repr(' '.join(map(str, error.args)))}.",
+                f"{title} cannot be read as a table: {short_repr(' '.join(map(str, error.args)))}.",
                 hint="a column has values of one kind: numbers or texts",
             ) from error
 
@@ -465,7 +465,7 @@ class _Table:
         if name not in self.names:
             near = nearest(name, self.names)
             raise DataError(
-                f"{self.said} has no column {name!r}. It has: {', '.join(map(repr, self.names))}.",
+                f"{self.title} has no column {name!r}. It has: {', '.join(map(repr, self.names))}.",
                 hint=f"{f'did you mean {near!r}? ' if near else ''}Columns are named with {self._named_with}",
             )
 
@@ -481,7 +481,7 @@ class _Table:
         if len(rows):
             shown = ", ".join(str(int(row) + 1) for row in rows[:_SHOWN]) + (", ..." if len(rows) > _SHOWN else "")
             raise InputError(
-                f"The column {name!r} of {self.said} {what} in {len(rows):,} of {len(bad):,} rows (row {shown}, the "
+                f"The column {name!r} of {self.title} {what} in {len(rows):,} of {len(bad):,} rows (row {shown}, the "
                 "first after the header being 1).",
                 hint=hint or "complete or remove these rows",
             )
@@ -492,7 +492,8 @@ class _Table:
         if values.dtype.kind not in "iufb":
             odd = next((str(value) for value in values if not _is_number(str(value))), str(values[0]))
             raise InputError(
-                f"The column {name!r} of {self.said} holds no numbers ({self._table.column(name).type}), e.g. {odd!r}.",
+                f"The column {name!r} of {self.title} holds no numbers ({self._table.column(name).type}), e.g. "
+                f"{odd!r}.",
                 hint="name the columns to learn from (features), or turn this one into numbers first",
             )
         array = values.astype(np.float64)

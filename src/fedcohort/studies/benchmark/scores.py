@@ -139,7 +139,7 @@ class Scores:
     lines : tuple of Line
         Best mean gain first; ``uniform`` is not among them.
     complete : bool
-        Whether every run was made to its end.
+        Whether every run has finished.
     """
 
     data: str
@@ -266,10 +266,10 @@ def score(*results: Results) -> Scores:
     boards = [board for part in results for board in leaderboards(part)]
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
-    made = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
-    if len(made) != 1:
-        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(made)}.")
-    ((data, rounds),) = made
+    lengths = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
+    if len(lengths) != 1:
+        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(lengths)}.")
+    ((data, rounds),) = lengths
     labels = [row.label for row in boards[0].rows] if boards else []
     if "uniform" not in labels:
         raise InputError("The benchmark compares with 'uniform', which these results lack.")
