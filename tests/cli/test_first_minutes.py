@@ -26,7 +26,7 @@ def test_a_comparison_on_own_data_needs_no_selectors(command, tmp_path, arrays):
     done = command("compare", "--data", "mine.npz", *SHORT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     selectors = {run.selector for run in only(tmp_path).runs}
-    assert {"uniform", "balanced", "fedcbs", "flash"} <= selectors
+    assert {"uniform", "balanced", "fedcor"} <= selectors
 
 
 def test_a_comparison_in_a_scenario_needs_no_selectors(command, tmp_path):

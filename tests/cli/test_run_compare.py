@@ -85,7 +85,7 @@ def test_run_prints_a_table_and_chooses_a_directory(command, config, tmp_path):
         (["run", "--resume", "nowhere"], 1, "There is no experiment"),
         (["compare", "{config}", "--selectors", "unifrom"], 1, "did you mean 'uniform'"),
         (["compare", "{config}", "--selectors", "uniform,,fedcbs"], 2, "separated by commas"),
-        (["compare", "{config}", "--seeds", "many"], 2, "how many"),
+        (["compare", "{config}", "--seeds", "many"], 2, "'many'"),
         (["compare", "{config}", "--targets", "high"], 2, "must be numbers"),
         (["compare", "{config}", "--rounds", "0"], 2, "0"),
         (["run", "{config}", "--engine", "cloud"], 1, "'engine' parameter"),

@@ -177,7 +177,7 @@ def test_a_class_that_is_seldom_there_is_trained_while_it_is():
 def test_noisy_counts_balance_the_true_ones(epsilon):
     rng = np.random.default_rng(3)
     counts = np.array([rng.multinomial(100, share) for share in rng.dirichlet(np.full(6, 0.2), size=60)])
-    told = NoisyCounts(epsilon=epsilon).tell(counts, rng).labels
+    told = NoisyCounts(epsilon=epsilon).share(counts, rng).labels
 
     def imbalance(selector, labels):
         cohorts = play(Session(selector, ClientTable(labels=labels), seed=5), 40, 6)

@@ -59,7 +59,7 @@ class World:
         metrics = self.losses(k)
         metrics[Signal.DURATION] = seconds * self.rng.uniform(0.5, 2.0, k)
         for name in ("ROBUST_LOSS_AFTER", "PSEUDO_LOSS", "PSEUDO_LOSS_AFTER"):
-            metrics[Signal[name]] = self.rng.uniform(0.2, 3.0, k)
+            metrics[getattr(Signal, name)] = self.rng.uniform(0.2, 3.0, k)
         status = np.zeros(k, int) if status is None else np.asarray(status)
         ok = status == Status.OK
         if self.unit is None and ok.any():

@@ -151,7 +151,7 @@ class Taken:
 def test_hand_overs_that_are_lost_are_made_again_and_only_losses_in_a_row_count():
     lost = ray.exceptions.ObjectLostError("00" * 28, None, "")
     died = ray.exceptions.RayActorError()
-    good = HandOver(None, None, 1, b"", [], done=False)
+    good = HandOver(None, 1, b"", [], done=False)
     found = Taken([lost, died, good, died, lost, good, lost])
     found.collect_all()
     assert (found.launched, found.taken) == (6, 2)

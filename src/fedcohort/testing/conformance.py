@@ -474,9 +474,9 @@ def check_documentation(selector: AnySelector) -> None:
         re.search(r"\.\. \[\w+\]", (module.__doc__ if module else "") or "") is not None, "the module cites no source"
     )
     kinds = [kind for kind in cls.__mro__ if issubclass(kind, Selector) and kind is not Selector]
-    text = "\n".join(kind.__doc__ or "" for kind in kinds)  # a variant need not repeat what it varies
+    text = "\n".join(kind.__doc__ or "" for kind in kinds)  # a variant need not repeat what it varies, but cites it
+    _require(re.search(r"\[\w+\]_", cls.__doc__ or "") is not None, "the docstring lacks a citation")
     for what, pattern in {
-        "a citation": r"\[\w+\]_",
         "an equation": r":math:",
         "its symbols": r"Symbols",
         "its deviations": r"Deviations",

@@ -32,7 +32,6 @@ from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import path as check_path
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.host import FlowerHost
@@ -48,6 +47,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     sample_size,
 )
 from fedcohort.hosts.round import FederationTimeoutError, RoundError
+from fedcohort.journal.place import place
 from fedcohort.journal.signing import Signer
 from fedcohort.privacy.label_decoders import LabelDecoder
 from fedcohort.session.rules import Rules
@@ -231,7 +231,7 @@ class CohortStrategy(Strategy):
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
         self.validation = validation
-        self.journal = None if journal is None else check_path(journal, "'journal'")
+        self.journal = None if journal is None else place(journal)
         self.seed = seed
         self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.spares = spares

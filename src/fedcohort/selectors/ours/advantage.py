@@ -152,7 +152,7 @@ class FlashAdvantage(Advantage[FlashState], Flash):
 @register("neural-bandit-advantage")
 @dataclass(frozen=True, kw_only=True)
 class NeuralBanditAdvantage(Advantage[NeuralState], NeuralBandit):
-    """The neural bandit with the reward, the draw and the contexts of :class:`FlashAdvantage`."""
+    """The neural bandit of [Chang2024]_ with the reward, the draw and the contexts of :class:`FlashAdvantage`."""
 
     formerly = ("neural-bandit",)
     added: ClassVar[Mapping[str, object]] = {"contexts": "last"}
@@ -161,7 +161,7 @@ class NeuralBanditAdvantage(Advantage[NeuralState], NeuralBandit):
 @register("restless-bandit-advantage")
 @dataclass(frozen=True, kw_only=True)
 class RestlessBanditAdvantage(Advantage[RestlessState], RestlessBandit):
-    """The restless bandit with the reward, the draw and the contexts of :class:`FlashAdvantage`."""
+    """The restless bandit of [Chang2024]_ with the reward, the draw and the contexts of :class:`FlashAdvantage`."""
 
     starves = "a client whose context promises no reward is left to places drawn from everybody and rounds that explore"
     formerly = ("restless-bandit",)
