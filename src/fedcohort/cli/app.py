@@ -31,6 +31,7 @@ from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.run import run
+from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import OneLine
 
@@ -102,6 +103,7 @@ app.add_typer(flower_app, name="flower")
 app.add_typer(keyholder_app, name="keyholder")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(rules_app, name="rules")
+app.add_typer(scenario_app, name="scenario")
 app.add_typer(journal_app, name="journal")
 
 
