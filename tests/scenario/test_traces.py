@@ -1,4 +1,4 @@
-"""Traces: the plain format, FedScale's and FLASH's, devices of a trace by brute force, and a generator fitted to one."""
+"""Traces: the plain format, FedScale's and FLASH's, devices of a trace by brute force, a generator fitted to one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedcohort.scenario import (
     DrawnDevices,
     Roster,
     Scenario,
+    Sessions,
     Trace,
     TraceDevices,
     fit,
@@ -105,6 +106,13 @@ def test_clients_draw_their_devices(files):
 def test_a_scenario_reads_a_trace(files):
     scenario = Scenario.from_dict({"devices": {"name": "trace", "path": files[0], "needs": ["wifi"]}})
     assert Scenario.from_dict(scenario.to_dict()) == scenario
+
+
+def test_a_path_works_from_any_folder(files, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    devices = TraceDevices(path="trace.csv", speeds_path="speeds.csv")
+    monkeypatch.chdir("/")
+    assert devices.speeds(np.arange(9), seed=0).min() > 0 and devices.path == files[0]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +214,8 @@ def recorded(devices: DrawnDevices, clients: int, days: float) -> Trace:
     """Return the trace that somebody would record of drawn devices."""
     until, time = days * 86400.0, np.zeros(clients)
     rows = []
-    (sessions,) = devices._sessions.values()
+    (state,) = devices.states.values()
+    sessions = Sessions(**state)
     while (time < until).any():
         on, change = sessions.at(np.arange(clients), "online", seed=5, time=time)
         rows += [(str(c), time[c], min(change[c], until), "on") for c in np.flatnonzero(on & (time < until))]

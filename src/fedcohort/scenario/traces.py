@@ -448,6 +448,12 @@ class TraceDevices(Devices):
     speed: float = param(100.0, POSITIVE, "samples a second, where there is no file of speeds")
     bandwidth: float = param(1e6, POSITIVE, "bytes a second, where there is no file of speeds")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("path", "speeds_path"):  # an experiment may be continued from another folder
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, str(Path(getattr(self, name)).absolute()))
+
     @property
     def _trace(self) -> tuple[Trace, _Lines]:
         try:

@@ -48,7 +48,7 @@ class FederationWeek:
         moments = int(WEEK / (HOUR / 4))
         everybody = np.arange(clients)
         shown = np.unique(np.linspace(0, clients - 1, min(limit, clients)).round().astype(np.int64))
-        times = np.arange(moments) * (WEEK / moments)
+        times: FloatArray = np.linspace(0.0, WEEK, moments, endpoint=False)
         available = np.zeros(moments, np.int64)
         on = np.zeros((len(shown), moments), np.bool_)
         for i, time in enumerate(times.tolist()):
@@ -71,11 +71,11 @@ class FederationWeek:
             f"{low:,} to {high:,} of {self.clients:,} clients are on, {self.available.mean():,.0f} on average; most at "
             f"{int(np.argmax(by_hour))}:00, fewest at {int(np.argmin(by_hour))}:00"
         ]
-        speed, bandwidth = self.quantiles()["speed"], self.quantiles()["bandwidth"]
-        lines.append(f"speed      {speed[2]:,.4g} samples a second (5% to 95%: {speed[0]:,.4g} to {speed[4]:,.4g})")
-        lines.append(
-            f"bandwidth  {bandwidth[2]:,.4g} bytes a second (5% to 95%: {bandwidth[0]:,.4g} to {bandwidth[4]:,.4g})"
-        )
+        for name, unit in (("speed", "samples"), ("bandwidth", "bytes")):
+            low5, _, median, _, high5 = map(_plain, self.quantiles()[name].tolist())
+            lines.append(
+                f"half of the clients have a {name} below {median} {unit} a second, 90% from {low5} to {high5}"
+            )
         return lines
 
     def text(self) -> str:
@@ -94,3 +94,13 @@ class FederationWeek:
         if len(self.shown) < self.clients:
             lines.append(f"({len(self.shown):,} of {self.clients:,} clients; the last line is all of them)")
         return "\n".join([*lines, "", *self.sentences()])
+
+
+def _plain(value: float) -> str:
+    """Return three digits of a number without an exponent.
+
+    >>> _plain(1234567.0), _plain(0.01234)
+    ('1,230,000', '0.0123')
+    """
+    short = float(f"{value:.3g}")
+    return f"{short:,.0f}" if short >= 100 else f"{short:g}"
