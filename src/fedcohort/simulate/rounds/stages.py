@@ -190,4 +190,5 @@ def members(
         momentum=run.plan.local.momentum,
         rates=run.rate_sums(steps, clients),
         metrics=metrics,
+        round=run.round,
     )
