@@ -62,7 +62,8 @@ def apply_rules(
     A running server applies the change before its next round, a stopped one when it is started again. The journal
     records the change with its round. Mistakes are reported now, and then nothing changes.
 
-    Examples: fedcohort journal rules apply run.sqlite rules.toml; fedcohort journal rules apply run.sqlite --block kiosk-7;
+    Examples: fedcohort journal rules apply run.sqlite rules.toml;
+    fedcohort journal rules apply run.sqlite --block kiosk-7;
     fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
     """
     order = Order(

@@ -11,8 +11,8 @@ from fedcohort.cli.experiment import launch
 from fedcohort.cli.options import (
     AddressOption,
     DeviceOption,
-    ExplainOption,
     EngineOption,
+    ExplainOption,
     FormatOption,
     OtherEngineOption,
     OutOption,

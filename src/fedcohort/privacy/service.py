@@ -78,7 +78,7 @@ def client_lines(path: Path) -> list[str]:
         why = error.strerror if isinstance(error, OSError) else f"it is no text: {error}"
         raise InputError(
             f"The clients' names and keys in {path} cannot be read: {why}.",
-            hint="each client makes its key and its line: fedcohort privacy keyholder client-key client.key --name NAME",
+            hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
         ) from error
 
 
