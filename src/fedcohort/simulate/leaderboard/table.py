@@ -80,22 +80,20 @@ def note(board: Leaderboard) -> str:
     sentences = []
     if not board.finished:
         sentences.append(f"Not finished, {board.progress.words}: every number may change.")
-    sentences.append(
-        f"Target {board.metric.level(board.target)} ({board.target_source}); a round counts when it was evaluated."
-    )
+    sentences.append(f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count.")
     rounds = "the last round" if board.window == 1 else f"the last {board.window} rounds"
     sentences.append(f"Terminal: mean {board.metric.name} of {rounds} ({board.window_source}).")
     if not board.metric.higher:
-        sentences.append(f"Less {board.metric.name} is better.")
+        sentences.append(f"Lower {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
-        sentences.append("Of shorter runs it is the last fifth.")
+        sentences.append("For shorter runs it is the last fifth.")
     if any(row.diverged for row in board.rows):
         sentences.append(
-            f"A run that diverged has no terminal {board.metric.name}: means are over the others, and nothing of such "
-            "a selector is marked as best."
+            f"A run that diverged has no terminal {board.metric.name}: means are over the other runs, and a selector "
+            "with such a run is never marked as best."
         )
     if any(row.failed for row in board.rows):
-        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
+        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says why.")
     if max(row.runs for row in board.rows) > 1:
         sentences.append("± is the standard deviation over seeds.")
     return " ".join([*sentences, _about_p(board)])
@@ -104,7 +102,7 @@ def note(board: Leaderboard) -> str:
 def _about_p(board: Leaderboard) -> str:
     seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
     if not seeds:
-        return "There is nothing to compare with."
+        return "There is no baseline to compare with."
     fewest = min(seeds)
     common = (
         f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
@@ -112,11 +110,11 @@ def _about_p(board: Leaderboard) -> str:
         "ran, with wins among those seeds; p of a two-sided paired t-test, Holm-corrected over the rows of this table."
     )
     if fewest < 2:
-        return common + " With one common seed or none there is no test: a difference may be chance."
+        return common + " With fewer than two common seeds there is no test: a difference may be chance."
     if fewest < FEW_SEEDS:
         return common + (
-            f" With only {fewest} common seeds the test leans on the differences being normal and has little power; "
-            f"read the wins, and run at least {FEW_SEEDS} seeds before claiming a difference."
+            f" With only {fewest} common seeds the test relies on normal differences and has little power; "
+            f"look at the wins, and run at least {FEW_SEEDS} seeds before you claim a difference."
         )
     return common
 
