@@ -166,7 +166,7 @@ def _known(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
-def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., float]) -> list[Cell]:
+def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
     """Return the cells with the best value marked, and all others that read the same; a NaN cannot be the best."""
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
     if len(known) < 2:
