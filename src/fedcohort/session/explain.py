@@ -202,11 +202,13 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
     if not rows:
         raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
-    cohort = rows[-1]
     table, active = journal.table()
     index = None
     if client is not None:
         index = table.index(client) if isinstance(client, str) else table.index(table.name(client))
+    cohort = rows[-1]
+    if index is not None and journal.meta().get("asynchronous"):  # many cohorts of one: that of the client, if any
+        cohort = next((row for row in reversed(rows) if index in row.clients.tolist()), cohort)
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
     all_rows = _rows(table, picked, arrays, cohort.n_candidates)
@@ -225,7 +227,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         place = ""
         if own and own[0].score is not None:
             rank = f", rank {own[0].place(of=cohort.n_candidates)}" if own[0].rank else ""
-            place = f" with score {own[0].score:.6g}{rank}"
+            place = f"; it scored {own[0].score:.6g}{rank}"
             if own[0].parts:
                 place += " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")"
         if was_picked:
@@ -233,16 +235,16 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
         elif candidates is None:
-            reason = f"Client {name} was not picked in round {round_}; why is no longer on record, it was pruned."
+            reason = f"Client {name} was not picked in round {round_}. The reason was pruned and is not on record."
         elif index not in candidates.tolist():
             why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
-            reason = f"Client {name} was no candidate in round {round_}: {why}."
+            reason = f"Client {name} was not a candidate in round {round_}: {why}."
         elif own:
-            below = f"; the lowest picked score was {threshold:.6g}" if threshold is not None else ""
-            reason = f"Client {name} was not picked in round {round_}{place}{below}."
+            below = f" The lowest score picked was {threshold:.6g}." if threshold is not None else ""
+            reason = f"Client {name} was not picked in round {round_}{place}.{below}"
         else:
             reason = f"Client {name} was a candidate in round {round_} but not picked" + (
-                f", and not among the {len(arrays['client'])} best recorded scores." if arrays else "."
+                f"; only the {len(arrays['client'])} best scores are recorded." if arrays else "."
             )
     shadows: dict[str, tuple[str, ...] | str] = {
         shadow: note if note else tuple(table.name(int(c)) for c in theirs)

@@ -52,6 +52,7 @@ class ActiveFL(Selector[ActiveState]):
     array([3])
     """
 
+    one_at_a_time = True
     checked_params: ClassVar[ParamSets] = {
         "keep all": {"alpha1": 0.0, "alpha2": 0.0},
         "sharp": {"alpha2": 50.0},

@@ -41,6 +41,7 @@ class PowerOfChoice(Selector[NoState]):
     array([3])
     """
 
+    one_at_a_time = True
     checked_params: ClassVar[ParamSets] = {
         "one": {"d": 1},
         "all": {"d": 10_000},

@@ -36,6 +36,8 @@ class Uniform(Selector[NoState]):
     10
     """
 
+    one_at_a_time = True
+
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
         """Return the empty state."""
         return NoState()

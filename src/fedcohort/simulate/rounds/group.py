@@ -439,7 +439,12 @@ class Group:
         if run.filter is None:
             return good
         labels = None if logits is None else self._server_labels[run.context.index]
-        replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        replies = Replies(
+            good,
+            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
+            logits=logits,
+            labels=labels,
+        )
         verdict = checked_decision(run.filter, replies)
         if verdict.notes:
             run.session.note("filter", {"round": run.round, **verdict.notes})

@@ -29,7 +29,17 @@ from fedcohort.simulate.rounds.server import ServerSamples
 from fedcohort.simulate.store.checkpoint import has_rounds_left
 from fedcohort.simulate.store.results import RunInfo, parse_engines
 from fedcohort.simulate.tasks import Task
-from fedcohort.training.aggregators import Aggregator, Combined, Corrections, Members, Memory, Mix, WeightedSum, fitting
+from fedcohort.training.aggregators import (
+    Aggregator,
+    Combined,
+    Corrections,
+    Members,
+    Memory,
+    Mix,
+    OwnModels,
+    WeightedSum,
+    fitting,
+)
 from fedcohort.training.early_stop import EarlyStop, LossTrend
 from fedcohort.training.filters import KeepAll, Need
 
@@ -322,14 +332,13 @@ class Run:
         """(k, P) what is added to every local gradient of ``clients``; ``like`` is a model, (P,)."""
         if not isinstance(self.memory, Corrections):
             raise InputError(f"Its memory must be Corrections, because it says 'corrects'. Got {self.memory!r}.")
-        found = self.memory.corrections(clients)
-        wanted = (len(clients), len(like))
-        if type(found) is not type(like) or tuple(found.shape) != wanted:
-            raise InputError(
-                f"Its corrections must be a {type(like).__name__} of shape {wanted}. Got {type(found).__name__} of "
-                f"shape {np.shape(found)}."
-            )
-        return found
+        return _vectors("corrections", self.memory.corrections(clients), clients, like)
+
+    def starts(self, clients: IntArray, like: Any) -> Any:
+        """(k, P) the models that ``clients`` train from; ``like`` is a model, (P,)."""
+        if not isinstance(self.memory, OwnModels):
+            raise InputError(f"Its memory must be OwnModels, because it says 'own_models'. Got {self.memory!r}.")
+        return _vectors("starts", self.memory.starts(clients), clients, like)
 
     def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
         """(k,) sum of the learning rates over the local steps that each of ``clients`` makes in this round."""
@@ -389,6 +398,17 @@ class Run:
             self.watch = LossTrend(
                 nan if training is None else training, nan if validation is None else validation, streak
             )
+
+
+def _vectors(what: str, found: Any, clients: IntArray, like: Any) -> Any:
+    """Return one vector like ``like`` for each client, if that is what an aggregator's memory gave."""
+    wanted = (len(clients), len(like))
+    if type(found) is not type(like) or tuple(found.shape) != wanted:
+        raise InputError(
+            f"Its {what} must be a {type(like).__name__} of shape {wanted}. Got {type(found).__name__} of "
+            f"shape {np.shape(found)}."
+        )
+    return found
 
 
 def _or_none(value: float) -> float | None:

@@ -185,4 +185,5 @@ def members(
         momentum=run.plan.local.momentum,
         rates=run.rate_sums(steps, clients),
         metrics=metrics,
+        round=run.round,
     )

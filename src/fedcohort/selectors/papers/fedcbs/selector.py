@@ -18,7 +18,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.class_balance import RESOLUTION, ClassBalance, group_of
+from fedcohort.selectors.numerics.class_balance import NOTHING, RESOLUTION, ClassBalance, Past, group_of
 from fedcohort.selectors.numerics.sampling import log_choice
 
 _LOG_RESOLUTION = 53 * math.log(2)  # a uniform random double has 53 bits
@@ -51,6 +51,9 @@ class FedCBS(Selector[BalancedState]):
     itself). All give the same probabilities; counts are never asked for. One pick is one product of the factor with a
     vector, or one row of S.
 
+    In an asynchronous session one client is chosen while others are at work: it is the first client of a group that
+    stands on theirs, :math:`M_1 = \{n\} \cup` those at work.
+
     Deviations from the paper: none in the algorithm. A client without samples counts as fully imbalanced (the formula
     would divide by 0, or prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of
     Theorem 3.1 in double precision, counts as 0.
@@ -72,6 +75,7 @@ class FedCBS(Selector[BalancedState]):
     (['0', '2'], 0.0)
     """
 
+    one_at_a_time = True
     checked_params: ClassVar[ParamSets] = {
         "no exploration": {"exploration": 0.0, "beta": 50.0},
         "high floor": {"floor": 0.5, "exploration": 1000000.0},
@@ -104,6 +108,7 @@ class FedCBS(Selector[BalancedState]):
             labels,
             None if isinstance(labels, LabelCounts) else slate.clients.sizes,
             None if slate.everyone else slate.candidates,
+            NOTHING if slate.busy is None else Past(slate.busy, np.ones(len(slate.busy))),
         )
         bonus = exploration_bonus(self.exploration, slate.round + 1, slate.of_candidates(state.pulls))
         draw = self.draw(group, slate.size, bonus, rng)
