@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -69,6 +69,8 @@ class Group:
         Whether :meth:`resume` takes a checkpoint that another kind of engine made.
     """
 
+    batch_class: ClassVar[type[Batch]] = Batch
+
     def __init__(
         self,
         plans: Sequence[RunPlan],
@@ -119,7 +121,7 @@ class Group:
         models = torch.stack([fresh[plan.seed] for plan in plans])
         needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
         bias = output_bias(self.engine.shapes, dataset.classes) if needs_output_bias(needed) else None
-        self.batch = Batch(self.engine, models, first.aggregator.prox, bias)
+        self.batch = self.batch_class(self.engine, models, first.aggregator.prox, bias)
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
             begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
@@ -455,7 +457,7 @@ class Group:
     def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
         """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
         stops = [_stop(turn) for turn in turns]
-        due = [i for i, turn in enumerate(turns) if stops[i] is not None or _is_due(turn.run)]
+        due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run)]
         tests: dict[int, Test] = {}
         if due:
             rows = torch.as_tensor([turns[i].run.row for i in due], device=self.models.device)
@@ -594,7 +596,7 @@ def _stop(turn: Averaged) -> str | None:
     return reason if turn.chosen.cohort.stop is None else turn.chosen.cohort.stop
 
 
-def _is_due(run: Run) -> bool:
+def is_due(run: Run) -> bool:
     """Whether the model is tested after this round in any case."""
     return run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
 
