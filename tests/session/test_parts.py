@@ -9,7 +9,7 @@ import pytest
 
 from fedcohort import ClientTable, Cohort, Selector, Session, Signal, Status, create
 from fedcohort.core.errors import InputError, TicketError
-from fedcohort.core.protocol import RoundRequest
+from fedcohort.core.protocol import RoundRequest, Slate
 from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.session.members import Membership
 from fedcohort.session.pending import PendingCohorts
@@ -111,7 +111,7 @@ def test_a_selector_with_state_learns_into_another_one():
 
 def test_a_shadow_that_fails_is_named_and_left_out():
     shadows = Shadows({"good": running("uniform", "good"), "bad": running(Raises(), "bad")})
-    picks = shadows.choose(Turn(1), 2, EVERYBODY, None)
+    picks = shadows.choose(Turn(1), Slate(0, 2, EVERYBODY, TABLE), None)
     assert len(picks["good"].picked) == 2 and not picks["good"].failed
     assert picks["bad"].failed and picks["bad"].note == "failed: select"
     assert set(shadows.after(picks).running) == {"good"}
@@ -126,7 +126,7 @@ def test_a_shadow_without_its_signals_is_blind_until_it_learns_again():
     shadows = Shadows({"oort": running("oort", "oort")})
     blind, failed = shadows.learn(Cohort([0]), replies([0]))
     assert "loss-rms" in blind.blind["oort"] and not failed
-    assert blind.choose(Turn(1), 1, EVERYBODY, None)["oort"].note == blind.blind["oort"]
+    assert blind.choose(Turn(1), Slate(0, 1, EVERYBODY, TABLE), None)["oort"].note == blind.blind["oort"]
     seeing, _ = blind.learn(Cohort([0]), replies([0], loss_rms=[1.0], duration=[1.0]))
     assert not seeing.blind
 

@@ -1,4 +1,4 @@
-"""Asynchronous runs against a loop that trains one client after the other, and their configuration, resume and results."""
+"""Asynchronous runs against a loop that trains one client after the other; their configuration, resume and results."""
 
 import heapq
 

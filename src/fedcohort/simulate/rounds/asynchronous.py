@@ -271,9 +271,10 @@ class AsynchronousGroup(Group):
         began = time.perf_counter()
         for run in runs:
             run.update_attributes(changing=True)
-        waiting, ready = list(runs), []
+        waiting: list[Run] = list(runs)
+        ready: list[Run] = []
         while waiting:
-            untrained = []
+            untrained: list[Run] = []
             for run in waiting:
                 due = isolate_failure(run, run.selector_label, partial(self._play, run))
                 if not run.running:
