@@ -57,7 +57,7 @@ def test_members_are_replaced_not_changed():
     assert indices.tolist() == [1] and members.active.all() and after.active.tolist() == [True, False, True, True]
     more = after.joined(ClientTable(names=["eva"], sizes=[5]))
     assert more.table.names[-1] == "eva" and more.active.tolist() == [True, False, True, True, True]
-    assert more.candidates(RoundRequest(2), [np.array([0])]).tolist() == [2, 3, 4]
+    assert more.candidates(RoundRequest(2), np.array([0])).tolist() == [2, 3, 4]
 
 
 def test_members_refuse_a_name_twice_and_facts_about_others():
@@ -167,7 +167,7 @@ def test_pending_cohorts_name_who_is_missing():
     with pytest.raises(TicketError, match=r"Ticket 5 is not pending. Pending: 2\."):
         pending.get(5)
     pending.remove(2)
-    assert pending.find(2) is None and pending.training == []
+    assert pending.find(2) is None and pending.training.tolist() == []
 
 
 # -- the record -------------------------------------------------------------------------------------------------------

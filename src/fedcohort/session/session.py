@@ -601,7 +601,7 @@ class Session:
             own = self._own
             at_work = None
             if self._turn.asynchronous:
-                at_work = sealed(np.concatenate([_NOBODY, *busy]))
+                at_work = sealed(busy)
             slate = own.slate(self._turn.round, size, candidates, at_work)
             if type(own.selector).query is not Selector.query:  # most ask nothing, and a stream takes time
                 query = own.selector.query(own.state, slate, self._turn.stream(streams.QUERY))
