@@ -33,7 +33,10 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     for label in labels:
         cells = [Cell(names.get(label, label))]
         for setting, figures in grid.published.items():
-            cells += [_published(figures, label, measure), _ours(record.mean(setting, label, grid.measure), measure)]
+            cells += [
+                _published_cell(figures, label, measure),
+                _ours(record.mean(setting, label, grid.measure), measure),
+            ]
         rows.append(tuple(cells))
     columns = [
         "method",
@@ -48,7 +51,7 @@ def _head(record: StudyRecord, setting: str, measure: str) -> str:
     return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
 
 
-def _published(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
+def _published_cell(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
     if label not in figures:
         return Cell("")
     figure = figures[label]
@@ -279,7 +282,13 @@ def overview(folder: Path) -> str:
     rows = []
     for exhibit, record in found.values():
         tally = count_verdicts(judge(exhibit, record))
-        state = "not run" if not _seen(exhibit, record) else "" if _whole(exhibit, record) else "in part or with less"
+        state = (
+            "not run"
+            if not _has_results(exhibit, record)
+            else ""
+            if _whole(exhibit, record)
+            else "in part or with less"
+        )
         rows.append(
             (
                 Cell(f"`{exhibit.name}`"),
@@ -293,11 +302,11 @@ def overview(folder: Path) -> str:
         )
     head = ("name", "what", "holds", "does not hold", "open", "not run", "")
     index = to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1}))).strip()
-    pages = [markdown(exhibit, record, 2) for exhibit, record in found.values() if _seen(exhibit, record)]
+    pages = [markdown(exhibit, record, 2) for exhibit, record in found.values() if _has_results(exhibit, record)]
     return index + "\n\n" + "\n".join(pages)
 
 
-def _seen(exhibit: Exhibit, record: StudyRecord) -> bool:
+def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
     """Whether there is anything of ours to show."""
     shown = [label for label in exhibit.study.names if label != exhibit.study.baseline]
     return any(label in found["labels"] for found in record.settings.values() for label in shown)
