@@ -359,7 +359,7 @@ class Selector(Parameterized, ABC, Generic[State]):
         """The aggregator under which its weights are unbiased, taken where none is configured; None: any will do."""
         return None
 
-    def adapted(self, supplied: frozenset[Signal]) -> Selector[State]:
+    def adapt(self, supplied: frozenset[Signal]) -> Selector[State]:
         """Return this selector as it works with the signals that table and host supply; nearly always itself.
 
         A selector that can use a fact but does not need it turns that use on here; its ``requires`` says so then.

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
-from fedcohort.hosts.flower.exchange import Outbox, Reply
+from fedcohort.hosts.flower.exchange import GridReply, Outbox
 from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
@@ -184,12 +184,12 @@ class Roster:
     def _is_new(self, node: int, now: float) -> bool:
         return self._unfit.get(node, now) <= now
 
-    def _changed(self) -> None:
+    def _bump_version(self) -> None:
         self._sorted = None
         self.version += 1
 
     def _forget(self, node: int) -> None:
-        self._changed()
+        self._bump_version()
         self._described.pop(node, None)
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
@@ -198,7 +198,7 @@ class Roster:
             for other in [n for n, c in self._cards.items() if c.name == card.name]:
                 del self._cards[other]
 
-    def _read(self, node: int, reply: Reply) -> None:
+    def _read(self, node: int, reply: GridReply) -> None:
         if node not in self._registered or reply.vanished or reply.expired:
             return
         if reply.error is not None:
@@ -237,7 +237,7 @@ class Roster:
         card = Card(name, node, description, answers, registered)
         if self._cards.get(node) == card and rival == node:
             return
-        self._changed()
+        self._bump_version()
         self._cards[node] = card
         self._by_name[name] = node
         self._names[node] = name

@@ -260,7 +260,7 @@ class CohortStrategy(Strategy):
             Signer(sign)  # one that cannot be read is named now, not when the clients are there
         self.audit = audit
         self.sign = sign
-        self.rules = None if rules is None else rules.renamed(normal_form)
+        self.rules = None if rules is None else rules.with_names(normal_form)
         self.registered_only = registered_only
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:

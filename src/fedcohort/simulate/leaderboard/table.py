@@ -42,7 +42,7 @@ def leaderboard_table(
         cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
         means = [_complete(row, row.to_target[i].rounds) for row in rows]
         add(f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark(cells, means, min))
-    add("Speed-up", 4, [Cell(_known(row.main.speed_up, "{:.2f}×")) for row in rows])
+    add("Speed-up", 4, [Cell(_number_or_dash(row.main.speed_up, "{:.2f}×")) for row in rows])
     whole = [not row.lost for row in rows]
     add("Best", 6, _scores([row.best for row in rows], whole, board.metric))
     if any(row.early_stop != row.best for row in rows):
@@ -51,7 +51,7 @@ def leaderboard_table(
     gain = "Gain over" if board.metric.higher else "Difference to"
     add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
     if board.reference is not None:
-        made_good = [Cell(_known(row.improvement, "{:.0%}")) for row in rows]
+        made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
         add(f"Made good of the loss against {board.reference}", 9, made_good)
     add("p", 5, [_p_value(row) for row in rows])
     if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
@@ -63,7 +63,7 @@ def leaderboard_table(
     if any(row.megabytes.count for row in rows):
         add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
     if any(row.query_share > 0 for row in rows):
-        add("Query bytes", 13, [Cell(_known(row.query_share, "{:.0%}")) for row in rows])
+        add("Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows])
     order = sorted(range(len(columns)), key=lambda i: columns[i][1])
     return Table(
         name="leaderboard",
@@ -162,7 +162,7 @@ def megabytes(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _known(value: float, form: str) -> str:
+def _number_or_dash(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
@@ -204,15 +204,15 @@ def _scores(values: Sequence[Spread], whole: Sequence[bool], metric: Metric) -> 
 
 
 def _rounds(row: LeaderRow, value: Spread) -> Cell:
-    return _reached(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}")
+    return _reached_cell(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}")
 
 
 def _time(row: LeaderRow) -> Cell:
     value = row.main.seconds
-    return _reached(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "")
+    return _reached_cell(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "")
 
 
-def _reached(row: LeaderRow, value: Spread, mean: str, std: str) -> Cell:
+def _reached_cell(row: LeaderRow, value: Spread, mean: str, std: str) -> Cell:
     if value.count == 0:
         return Cell("never" if all(seed.state != "running" for seed in row.seeds) else "not yet")
     some = f"in {value.count} of {row.runs}" if value.count < row.runs else ""
@@ -235,14 +235,14 @@ def _p_value(row: LeaderRow) -> Cell:
 def to_dict(board: Leaderboard) -> dict[str, Any]:
     """Return the leaderboard's numbers for machines; None where a number is not known."""
 
-    def known(value: float) -> float | None:
+    def number_or_none(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
     def spread(value: Spread) -> dict[str, Any]:
-        return {"mean": known(value.mean), "std": known(value.std), "seeds": value.count}
+        return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
 
     def natural(score: float) -> float | None:
-        return known(board.metric.natural(score))
+        return number_or_none(board.metric.natural(score))
 
     def scores(value: Spread) -> dict[str, Any]:
         return {**spread(value), "mean": natural(value.mean)}
@@ -270,17 +270,17 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                         "target": natural(item.target),
                         "rounds": spread(item.rounds),
                         "simulated_seconds": spread(item.seconds),
-                        "speed_up": known(item.speed_up),
+                        "speed_up": number_or_none(item.speed_up),
                     }
                     for item in row.to_target
                 ],
                 "best": scores(row.best),
                 "early_stop": scores(row.early_stop),
                 "terminal": scores(row.terminal),
-                "made_good": known(row.improvement),
+                "made_good": number_or_none(row.improvement),
                 "qcid": spread(row.qcid),
                 "megabytes": spread(row.megabytes),
-                "query_share_of_bytes": known(row.query_share),
+                "query_share_of_bytes": number_or_none(row.query_share),
                 "simulated_seconds": spread(row.clock),
                 "paired": None
                 if row.paired is None
@@ -288,7 +288,7 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                     "seeds": row.paired.seeds,
                     "difference": natural(row.paired.difference),
                     "wins": row.paired.wins,
-                    "p": known(row.paired.p),
+                    "p": number_or_none(row.paired.p),
                 },
                 "seeds": [
                     {

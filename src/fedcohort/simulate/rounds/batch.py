@@ -140,7 +140,7 @@ class Batch:
         moved = [i for i, turn in enumerate(turns) if turn.run.updates]
         if moved:
             updates = [params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients) for i in moved]
-            self._taken(moved, turns, updates, [turns[i].run.updates for i in moved], found)
+            self._add_vectors(moved, turns, updates, [turns[i].run.updates for i in moved], found)
         pulled = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
         if not pulled:
             return found, {}
@@ -153,7 +153,7 @@ class Batch:
             np.concatenate([turns[i].clients for i in pulled]),
         )
         gradients = torch.split(stacked, lengths)
-        self._taken(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
+        self._add_vectors(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
         return found, {turns[i].run.row: part for i, part in zip(pulled, gradients, strict=True)}
 
     def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
@@ -186,7 +186,7 @@ class Batch:
             for at, i in enumerate(places):
                 found[i].update({s: parts[measure][at] for s, measure in turns[i].run.after.items()})
 
-    def _taken(
+    def _add_vectors(
         self,
         places: Sequence[int],
         turns: Sequence[Arrived],

@@ -268,7 +268,7 @@ class Group:
         chosen = [turn for turn in found if turn is not None]
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
-        averaged = [next(trained) if len(turn.arrived) else Averaged.unchanged(turn) for turn in chosen]
+        averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
         evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
         share = (time.perf_counter() - began) / max(len(evaluated), 1)
         for turn in evaluated:
@@ -341,7 +341,7 @@ class Group:
                 isolate_failure(run, run.aggregator_label, learn)
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
-            _averaged(arrival, kept, weights, found)
+            _in_cohort_order(arrival, kept, weights, found)
             for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
         ]
 
@@ -364,7 +364,7 @@ class Group:
             verdict = None  # of a run that failed while it trained
             if run.running:
                 judge = f"the filter {run.plan.filter.name!r}"
-                verdict = isolate_failure(run, judge, partial(self._kept, turn, params, logits.get(i)))
+                verdict = isolate_failure(run, judge, partial(self._apply_filter, turn, params, logits.get(i)))
             kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
@@ -386,9 +386,9 @@ class Group:
                     weights[kept] = combined.weights
                     special[i] = combined.model
                 mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
-        return self._mixed(turns, params, mixes, special), shares
+        return self._mix(turns, params, mixes, special), shares
 
-    def _mixed(
+    def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
@@ -432,7 +432,7 @@ class Group:
             found |= zip(places, torch.split(logits, [len(turns[i].clients) for i in places]), strict=True)
         return found
 
-    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _apply_filter(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """(m,) which of the arrived models enter the average."""
         run = turn.run
         good = turn.sound
@@ -563,7 +563,9 @@ def _choose(turn: Answered) -> Chosen:
     return Chosen(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
 
 
-def _averaged(turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]) -> Averaged:
+def _in_cohort_order(
+    turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
+) -> Averaged:
     """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
     chosen = turn.chosen
     count, arrived = chosen.cohort.size, chosen.arrived

@@ -85,7 +85,7 @@ def check_fits(plan: RunPlan) -> None:
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
     supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in SIGNALS if _of_classes(s)) | {Signal.SIZES}
-    for signal in sorted(adapted(plan, supplied).requires):
+    for signal in sorted(adapt_selector(plan, supplied).requires):
         if _of_classes(signal):
             raise SignalError(
                 f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
@@ -94,11 +94,11 @@ def check_fits(plan: RunPlan) -> None:
             )
 
 
-def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
+def adapt_selector(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
     """Return a run's selector as it works with the signals there are."""
     name = SELECTORS.reference(type(plan.selector)) or plan.selector.name
     with user_code_errors(f"The selector {name!r} cannot adapt to the signals there are", name):
-        found: object = plan.selector.adapted(supplied)
+        found: object = plan.selector.adapt(supplied)
     if not isinstance(found, Selector):
         raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {short_repr(found)}.")
     return found
@@ -106,7 +106,7 @@ def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
     """Refuse a run that could not be made, before anything heavy starts."""
-    adapted(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
+    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
     size = plan.options.size
     if size is not None and size > len(federation):
         raise InputError(
@@ -215,7 +215,7 @@ class Run:
         self.instant = (
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
         )
-        self.selector = adapted(plan, self.table.signals | self.signals)
+        self.selector = adapt_selector(plan, self.table.signals | self.signals)
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
         distinct, place = np.unique(sizes, return_inverse=True)

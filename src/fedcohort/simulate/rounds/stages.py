@@ -121,7 +121,7 @@ class Averaged(NamedTuple):
     metrics: Mapping[Signal, FloatArray]  # (k,) or (k, V) each
 
     @classmethod
-    def unchanged(cls, chosen: Chosen) -> Averaged:
+    def without_models(cls, chosen: Chosen) -> Averaged:
         """Return the end of a round in which no model arrived."""
         count = chosen.cohort.size
         return cls(chosen, np.zeros(count, np.bool_), np.zeros(count), {})
