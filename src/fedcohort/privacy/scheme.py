@@ -337,7 +337,7 @@ def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int
     """Return label counts as whole numbers that can be sealed; anything else is refused."""
     try:
         values = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"Label counts must be numbers. Got {error}.") from None
     if values.shape != (classes,):
         raise InputError(f"The key is for {classes} classes, so there must be {classes} counts. Got {values.shape}.")
