@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fedcohort.hosts.flower.exchange import shorten
+from fedcohort.core.text import shorten
 from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.replies import Checked, is_finite
 from fedcohort.hosts.flower.wrapped_strategy import levels, private_cohort_size, strategy_copy
