@@ -27,6 +27,7 @@ from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.predefined import Custom, Natural
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
+from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
 
 __all__ = [
     "AVAILABILITIES",
@@ -69,7 +70,14 @@ __all__ = [
     "Shards",
     "ShiftedExponential",
     "Skewness",
+    "Trace",
+    "TraceDevices",
     "UniformShare",
+    "fit",
     "preset",
+    "read_fedscale",
+    "read_flash",
+    "read_trace",
     "text_picture",
+    "write_trace",
 ]
