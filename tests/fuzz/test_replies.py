@@ -19,8 +19,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.hosts.flower.exchange import GridReply
-from fedcohort.hosts.flower.replies import Checker, Measures, sample_counts, weighted_average, with_common_names
-from fedcohort.hosts.flower.wire import RECORD, REPORTABLE, Description, report_record
+from fedcohort.hosts.flower.replies import Checker, measures_of, sample_counts, weighted_average, with_common_names
+from fedcohort.hosts.flower.wire import report_record
+from fedcohort.hosts.wire import RECORD, REPORTABLE, Description
 
 LOT = st.integers(0, 2**31 - 1)
 CLASSES = 3
@@ -111,7 +112,7 @@ def test_replies(lot):
     found = with_common_names(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason
-    measures = Measures(model(), found, sample_counts(found))
+    measures = measures_of(model(), found, sample_counts(found))
     for signal in required:
         column = measures.column(signal)
         assert np.isfinite(column[[0, 2]]).all(), f"{signal} of sound clients"

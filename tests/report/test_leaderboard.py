@@ -182,7 +182,7 @@ def test_a_run_that_stopped_early_ends_where_its_own_last_fifth_is():
     row = next(row for row in board.rows if row.label == "ours")
     assert board.window == 50 and row.seeds[0].window == 4
     assert row.terminal.mean == pytest.approx(np.linspace(0.1, 0.6, 20)[-4:].mean(), abs=1e-6)
-    assert "Of shorter runs it is the last fifth." in board.note
+    assert "For shorter runs it is the last fifth." in board.note
 
 
 def test_a_diverged_run_reached_what_it_reached_but_ends_nowhere():
@@ -197,7 +197,7 @@ def test_a_diverged_run_reached_what_it_reached_but_ends_nowhere():
     assert row.terminal.count == 1 and row.terminal.mean == pytest.approx(0.4)
     assert row.paired.seeds == 1 and row.paired.difference == pytest.approx(-0.1)
     assert row.main.rounds.count == 2 and row.best.mean == pytest.approx(0.65)
-    assert "A run that diverged has no terminal accuracy: means are over the others" in board.note
+    assert "A run that diverged has no terminal accuracy: means are over the other runs" in board.note
 
 
 def test_an_accuracy_kept_in_32_bits_reaches_its_target():

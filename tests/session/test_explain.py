@@ -38,9 +38,10 @@ def test_ties_share_their_ranks_and_say_so():
     session = asked([0.5, 0.9, 0.5, 0.1, 0.5, 0.7], [1, 4])
     ranks = {row.client: (row.rank, row.last_rank) for row in session.explain(0).rows}
     assert ranks == {1: (1, 1), 5: (2, 2), 0: (3, 5), 2: (3, 5), 4: (3, 5), 3: (6, 6)}
-    assert "was picked in round 0 with score 0.5, rank 3-5 of 6, tied (luck 0.5)." in str(session.explain(0, 4))
-    assert "was not picked in round 0 with score 0.5, rank 3-5 of 6, tied (luck 0.5);" in str(session.explain(0, 0))
-    assert "with score 0.9, rank 1 of 6 (luck" in str(session.explain(0, 1))
+    assert "was picked in round 0; it scored 0.5, rank 3-5 of 6, tied (luck 0.5)." in str(session.explain(0, 4))
+    beaten = str(session.explain(0, 0))
+    assert "was not picked in round 0; it scored 0.5, rank 3-5 of 6, tied (luck 0.5). The lowest score" in beaten
+    assert "it scored 0.9, rank 1 of 6 (luck" in str(session.explain(0, 1))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -66,8 +67,8 @@ def test_the_end_of_a_tie_beyond_the_record_is_left_open():
     assert rows[25].place(of=3000) == "26 of 3000"
     assert rows[40].place() == rows[2500].place() == "31+, tied" and rows[40].last_rank is None
     assert rows[2999].rank is None and rows[2999].place() == ""
-    assert "with score 0.25, rank 31+ of 3000, tied" in str(session.explain(0, 2500))
-    assert "with score 0 (luck" in str(session.explain(0, 2999))
+    assert "it scored 0.25, rank 31+ of 3000, tied" in str(session.explain(0, 2500))
+    assert "it scored 0 (luck" in str(session.explain(0, 2999))
 
 
 def test_many_different_scores_have_no_ties():

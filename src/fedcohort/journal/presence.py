@@ -80,7 +80,7 @@ class Presence:
             with open_file(_file(journal)) as file:
                 body = json.loads(file.read(_MOST_BYTES))
             return cls._from_json(body)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 
     @classmethod

@@ -234,7 +234,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
         if not name or len(key) != 32:
             raise InputError(
                 f"A line of the clients' file must be a name and the client's public key. Got {line.strip()[:200]!r}.",
-                hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+                hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
         if name in found or key in keys:
             raise InputError(f"The clients' file has client {name!r}, or its key, twice; each is one client.")
@@ -337,18 +337,18 @@ def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int
     """Return label counts as whole numbers that can be sealed; anything else is refused."""
     try:
         values = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"Label counts must be numbers. Got {error}.") from None
     if values.shape != (classes,):
         raise InputError(f"The key is for {classes} classes, so there must be {classes} counts. Got {values.shape}.")
     bad = ~np.isfinite(values) | (values < 0) | (values != np.floor(values))
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
-        raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]!r} for class {where}.")
+        raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]:g} for class {where}.")
     if values.sum() > most_samples:
         raise InputError(
             f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
-            hint="new keys can allow more: fedcohort keyholder new --most-samples",
+            hint="new keys can allow more: fedcohort privacy keyholder new --most-samples",
         )
     return [int(value) for value in values]
 

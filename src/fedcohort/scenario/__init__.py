@@ -10,6 +10,7 @@ from fedcohort.scenario.availability import (
     UniformShare,
 )
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
+from fedcohort.scenario.devices import DEVICES, Devices, DrawnDevices, Presence, Roster, Sessions
 from fedcohort.scenario.dirichlet import (
     ClassHeterogeneity,
     ClientHeterogeneity,
@@ -26,9 +27,11 @@ from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.predefined import Custom, Natural
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
+from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
 
 __all__ = [
     "AVAILABILITIES",
+    "DEVICES",
     "LATENCIES",
     "PARTITIONS",
     "PRESETS",
@@ -43,9 +46,11 @@ __all__ = [
     "ClientSamples",
     "Custom",
     "DayNight",
+    "Devices",
     "DirichletLabels",
     "DirichletQp",
     "DominantClass",
+    "DrawnDevices",
     "Federation",
     "Iid",
     "Imbalanced",
@@ -56,13 +61,23 @@ __all__ = [
     "NoLatency",
     "Partition",
     "Pool",
+    "Presence",
     "Preset",
+    "Roster",
     "RoundEvents",
     "Scenario",
+    "Sessions",
     "Shards",
     "ShiftedExponential",
     "Skewness",
+    "Trace",
+    "TraceDevices",
     "UniformShare",
+    "fit",
     "preset",
+    "read_fedscale",
+    "read_flash",
+    "read_trace",
     "text_picture",
+    "write_trace",
 ]

@@ -225,7 +225,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         place = ""
         if own and own[0].score is not None:
             rank = f", rank {own[0].place(of=cohort.n_candidates)}" if own[0].rank else ""
-            place = f" with score {own[0].score:.6g}{rank}"
+            place = f"; it scored {own[0].score:.6g}{rank}"
             if own[0].parts:
                 place += " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")"
         if was_picked:
@@ -233,16 +233,16 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
         elif candidates is None:
-            reason = f"Client {name} was not picked in round {round_}; why is no longer on record, it was pruned."
+            reason = f"Client {name} was not picked in round {round_}. The reason was pruned and is not on record."
         elif index not in candidates.tolist():
             why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
-            reason = f"Client {name} was no candidate in round {round_}: {why}."
+            reason = f"Client {name} was not a candidate in round {round_}: {why}."
         elif own:
-            below = f"; the lowest picked score was {threshold:.6g}" if threshold is not None else ""
-            reason = f"Client {name} was not picked in round {round_}{place}{below}."
+            below = f" The lowest score picked was {threshold:.6g}." if threshold is not None else ""
+            reason = f"Client {name} was not picked in round {round_}{place}.{below}"
         else:
             reason = f"Client {name} was a candidate in round {round_} but not picked" + (
-                f", and not among the {len(arrays['client'])} best recorded scores." if arrays else "."
+                f"; only the {len(arrays['client'])} best scores are recorded." if arrays else "."
             )
     shadows: dict[str, tuple[str, ...] | str] = {
         shadow: note if note else tuple(table.name(int(c)) for c in theirs)

@@ -17,7 +17,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedcohort.core.text import OneLine, printable
+from fedcohort.core.text import OneLine, shorten
 
 log = logging.getLogger("flwr.fedcohort")
 log.addFilter(OneLine())  # everybody here logs through it, and quotes what clients wrote
@@ -26,16 +26,6 @@ LONGEST_PAUSE = 1.0
 _RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is the error of a measured duration
 _RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # as Flower writes what a ClientApp raised
 _LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
-
-
-def shorten(text: str, limit: int = 300) -> str:
-    r"""Return what somebody else wrote on one line and not longer than ``limit``.
-
-    >>> shorten("a\n  b"), shorten("abcdef", 5)
-    ('a b', 'ab...')
-    """
-    text = printable(" ".join(text[: 10 * limit].split()))
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 class GridReply(NamedTuple):

@@ -26,9 +26,8 @@ from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.population import Population
 from fedcohort.hosts.flower.pulse import Pulse
 from fedcohort.hosts.flower.replies import (
-    MEASURED,
     Checked,
-    Measures,
+    measures_of,
     sample_counts,
     scale_weight,
     weight_of,
@@ -36,7 +35,6 @@ from fedcohort.hosts.flower.replies import (
     with_metrics,
 )
 from fedcohort.hosts.flower.training import Training, as_errors
-from fedcohort.hosts.flower.wire import plain
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
     StrategyState,
@@ -50,8 +48,10 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     strategy_copy,
 )
 from fedcohort.hosts.live import Aggregation, Host, Online
+from fedcohort.hosts.measures import MEASURED, Measures
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.round import Policy, Reply, Round, Shortage
+from fedcohort.hosts.wire import plain
 from fedcohort.journal.events import CORRECTED
 from fedcohort.session.session import Session
 from fedcohort.training.filters import KeepAll, Replies, checked_decision
@@ -247,7 +247,7 @@ class FlowerHost(Host):
         sound = sum(reply.status is _OK for reply in checked)
         log.info("sound models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
         samples = sample_counts(checked)
-        measures = Measures(sent, checked, samples)
+        measures = measures_of(sent, checked, samples)
         kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections)
         if average.arrays is not None:
@@ -260,7 +260,7 @@ class FlowerHost(Host):
                 for reply in checked
             ]
             kept = kept & np.array([reply.name not in average.blamed for reply in checked])
-            measures = Measures(sent, checked, samples)
+            measures = measures_of(sent, checked, samples)
             refused.update(average.blamed)
         if average.metrics is not None:
             log.info("\t└──> Aggregated MetricRecord: %s", average.metrics)

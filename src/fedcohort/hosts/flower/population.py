@@ -18,10 +18,12 @@ from fedcohort.core.clients import ClientTable, LabelCounts, LabelGramRows, Labe
 from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, SignalError
 from fedcohort.core.protocol import Losses
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
-from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, shorten
-from fedcohort.hosts.flower.roster import Card, Roster, natural
-from fedcohort.hosts.flower.wire import LOSSES, RECORD, Description, ask_record, read_report
+from fedcohort.core.text import natural, shorten
+from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange
+from fedcohort.hosts.flower.roster import Card, Roster
+from fedcohort.hosts.flower.wire import LOSSES, ask_record
 from fedcohort.hosts.round import FederationTimeoutError, join_names
+from fedcohort.hosts.wire import RECORD, Description, read_report
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from fedcohort.hosts.flower.exchange import shorten
-from fedcohort.hosts.flower.roster import Card, natural
+from fedcohort.core.text import natural, shorten
+from fedcohort.hosts.flower.roster import Card
 from fedcohort.journal.presence import BEAT_SECONDS, MOST_OFFLINE, Presence
 from fedcohort.session.session import Session
 

@@ -37,7 +37,6 @@ from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import written_to
 from fedcohort.hosts.flower.run import LiveRun
-from fedcohort.hosts.flower.wire import normal_form, plain
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
     changes_shape,
@@ -47,6 +46,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     sample_size,
 )
 from fedcohort.hosts.round import FederationTimeoutError, RoundError
+from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.place import place
 from fedcohort.journal.signing import Signer
 from fedcohort.privacy.label_decoders import LabelDecoder
@@ -135,7 +135,8 @@ class CohortStrategy(Strategy):
         Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
         ``RotatedLabels`` or ``NoisyLabels``.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
+        Whether the journal is chained by digests, for ``fedcohort journal audit``; clients are told the newest one
+        every round.
     sign : path, optional
         A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
     rules : Rules, optional
