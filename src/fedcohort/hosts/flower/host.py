@@ -215,7 +215,7 @@ class FlowerHost(Host):
         if self._open is not None:
             cohort, outbox = self._open
             replies = outbox.receive(until)
-            checked = self.training.checker.all(replies)
+            checked = self.training.checker.check_all(replies)
             return [
                 Reply(cohort.ticket, reply.name, found.status, found.reason, reply.seconds, found)
                 for reply, found in zip(replies, checked, strict=True)
