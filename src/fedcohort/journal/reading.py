@@ -131,12 +131,14 @@ class JournalReader:
             for t, r, asked, told, wanted, n, c, w, k, notes, stop in rows
         ]
 
-    def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray]]:
-        """Yield the round and the clients of every cohort in order, up to a round."""
+    def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray, int]]:
+        """Yield round, clients and number of candidates of every cohort in order, up to a round."""
         last = self.last()[0] if upto is None else upto
-        rows = self.database.fetch("SELECT round, clients FROM cohorts WHERE round <= ? ORDER BY ticket", (last,))
-        for round_, clients in rows:
-            yield round_, unpack(clients)
+        rows = self.database.fetch(
+            "SELECT round, clients, n_candidates FROM cohorts WHERE round <= ? ORDER BY ticket", (last,)
+        )
+        for round_, clients, candidates in rows:
+            yield round_, unpack(clients), candidates
 
     def candidates(self, ticket: int, n: int) -> IntArray | None:
         """Return the candidates for a cohort; None where they were pruned."""
