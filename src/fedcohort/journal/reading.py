@@ -18,6 +18,7 @@ from fedcohort.journal.codec import decode_scalar, decompress, decompress_json, 
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
+from fedcohort.journal.scores import unpack_scores
 from fedcohort.journal.tables import client_count, table_of
 
 
@@ -176,7 +177,8 @@ class JournalReader:
     def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
         """Return by selector ('' is the session's own): picked clients, stored score arrays, note."""
         rows = self.database.fetch("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
-        found = {s: (unpack(p), {} if a is None else unpack_many(a), note) for s, p, a, note in rows}
+        n = self.client_count()
+        found = {s: (unpack(p), {} if a is None else unpack_scores(a, n), note) for s, p, a, note in rows}
         if "" not in found:  # a selector that gave no scores; whom it picked is in the cohort's own row
             for (clients,) in self.database.fetch("SELECT clients FROM cohorts WHERE ticket = ?", (ticket,)):
                 found[""] = (unpack(clients), {}, None)
