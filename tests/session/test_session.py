@@ -336,7 +336,7 @@ def test_explanations_say_why():
     cohort = session.ask(request, Answer(query, {Signal.LOSS: losses}))
     picked = session.explain(0, cohort.names[0])
     assert picked.picked and picked.rows[0].rank == 1 and picked.rows[0].parts["loss"] == losses[-1]
-    assert "was picked in round 0 with score" in str(picked)
+    assert "was picked in round 0; it scored" in str(picked)
     beaten = session.explain(0, int(query.clients[0]))
     assert not beaten.picked and "lowest picked score" in str(beaten)
     assert "no candidate" in str(session.explain(0, "fay"))
