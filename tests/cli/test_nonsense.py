@@ -3,7 +3,6 @@
 import os
 import sys
 
-import click
 import numpy as np
 import pytest
 import typer
@@ -71,7 +70,7 @@ SOUND = {
 
 def commands(group, path=()):
     for name, command in group.commands.items():
-        if isinstance(command, click.Group):
+        if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:
             yield " ".join((*path, name)), command
@@ -95,10 +94,10 @@ def nonsense(parameter):
 
 def given(name, command):
     """Yield command lines with one parameter that makes no sense."""
-    places = [parameter for parameter in command.params if isinstance(parameter, click.Argument)]
+    places = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     sound = SOUND.get(name, [JOURNAL] * sum(place.required for place in places))
     for parameter in command.params:
-        if isinstance(parameter, click.Argument):
+        if parameter.param_type_name == "argument":
             at = places.index(parameter)
             for value in nonsense(parameter):
                 yield [*name.split(), *sound[:at], value, *sound[at + 1 :]]

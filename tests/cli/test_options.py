@@ -12,7 +12,8 @@ EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address"
 def option(command, name):
     """Return all that a user sees of an option."""
     found = next(item for item in COMMANDS[command].params if item.name == name)
-    return found.opts, found.help, found.metavar, found.multiple, found.default, found.type.to_info_dict()
+    kind = getattr(found, "type", None)  # newer releases of typer do not show it
+    return found.opts, found.help, found.metavar, found.multiple, found.default, kind and kind.to_info_dict()
 
 
 def test_run_and_compare_share_the_options_of_an_experiment():

@@ -338,8 +338,8 @@ def test_explanations_say_why():
     assert picked.picked and picked.rows[0].rank == 1 and picked.rows[0].parts["loss"] == losses[-1]
     assert "was picked in round 0; it scored" in str(picked)
     beaten = session.explain(0, int(query.clients[0]))
-    assert not beaten.picked and "lowest picked score" in str(beaten)
-    assert "no candidate" in str(session.explain(0, "fay"))
+    assert not beaten.picked and "lowest score picked" in str(beaten)
+    assert "not a candidate" in str(session.explain(0, "fay"))
     assert "1 of 4 candidates" in str(session.explain(0))
     with pytest.raises(InputError, match="no round 7"):
         session.explain(7)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 import fedcohort
@@ -41,6 +40,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# The base of every error about usage. It is click's, or that of the copy of click that newer releases of typer carry.
+_USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 
 # Which extra brings what, by the module that is missing without it.
 EXTRAS = {
@@ -101,10 +103,10 @@ def main() -> None:
     """Run the command line and exit: 0 done, 1 error, 2 wrong usage, 3 done with remarks, 130 interrupted."""
     try:
         code = app(standalone_mode=False)
-    except click.ClickException as error:
+    except _USAGE_ERROR as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except FedcohortError as error:

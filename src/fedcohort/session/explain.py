@@ -240,18 +240,19 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
         elif candidates is None:
-            reason = f"Client {name} was not picked in round {round_}; why is no longer on record, it was pruned."
+            reason = f"Client {name} was not picked in round {round_}. The reason was pruned and is not on record."
         elif index not in candidates.tolist():
             why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
-            reason = f"Client {name} was no candidate in round {round_}: {why}."
+            reason = f"Client {name} was not a candidate in round {round_}: {why}."
         elif own:
-            below = f". The lowest picked score was {threshold:.6g}" if threshold is not None else ""
-            if threshold is not None and own[0].score is not None and own[0].score > threshold:
-                below += ": scores alone do not decide"
-            reason = f"Client {name} was not picked in round {round_}{place}{below}."
+            below = f" The lowest score picked was {threshold:.6g}" if threshold is not None else ""
+            if threshold is not None:
+                above = own[0].score is not None and own[0].score > threshold
+                below += ": scores alone do not decide." if above else "."
+            reason = f"Client {name} was not picked in round {round_}{place}.{below}"
         else:
             reason = f"Client {name} was a candidate in round {round_} but not picked" + (
-                f", and not among the {len(arrays['client'])} best recorded scores." if arrays else "."
+                f"; only the {len(arrays['client'])} best scores are recorded." if arrays else "."
             )
     shadows: dict[str, tuple[str, ...] | str] = {
         shadow: note if note else tuple(table.name(int(c)) for c in theirs)

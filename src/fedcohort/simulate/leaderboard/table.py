@@ -80,9 +80,9 @@ def note(board: Leaderboard) -> str:
     sentences = [f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count."]
     sentences.append(f"Terminal: mean {board.metric.name} of {_window(board)} ({board.window_source}).")
     if not board.metric.higher:
-        sentences.append(f"Less {board.metric.name} is better.")
+        sentences.append(f"Lower {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
-        sentences.append("Of shorter runs it is the last fifth.")
+        sentences.append("For shorter runs it is the last fifth.")
     if max(row.runs for row in board.rows) > 1:
         sentences.append("± is the standard deviation over seeds.")
     return " ".join([*_unfinished(board), *sentences, *_lost(board), _about_p(board)])
@@ -97,7 +97,7 @@ def brief_note(board: Leaderboard) -> str:
         known.append("p: paired t-test, Holm-corrected")
     sentences = [f"{'; '.join(known)}."]
     if not board.metric.higher:
-        sentences.append(f"Less {board.metric.name} is better.")
+        sentences.append(f"Lower {board.metric.name} is better.")
     if few := _few_seeds(board):
         sentences.append(few)
     return " ".join([*_unfinished(board), *sentences, *_lost(board), "More with --explain."])
@@ -115,31 +115,31 @@ def _lost(board: Leaderboard) -> list[str]:
     sentences = []
     if any(row.diverged for row in board.rows):
         sentences.append(
-            f"A run that diverged has no terminal {board.metric.name}: means are over the others, and nothing of such "
-            "a selector is marked as best."
+            f"A run that diverged has no terminal {board.metric.name}: means are over the other runs, and a selector "
+            "with such a run is never marked as best."
         )
     if any(row.failed for row in board.rows):
-        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
+        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says why.")
     return sentences
 
 
 def _few_seeds(board: Leaderboard) -> str:
-    """Return what is to be said where too few seeds are common for a test; empty where there are enough."""
+    """Return a warning where too few seeds are common for a test; empty where there are enough."""
     seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
     if not seeds or min(seeds) >= FEW_SEEDS:
         return ""
     if min(seeds) < 2:
-        return "With one common seed or none there is no test: a difference may be chance."
+        return "With fewer than two common seeds there is no test: a difference may be chance."
     return (
-        f"With only {min(seeds)} common seeds the test has little power: run at least {FEW_SEEDS} before claiming a "
-        "difference."
+        f"With only {min(seeds)} common seeds the test has little power: run at least {FEW_SEEDS} before you claim "
+        "a difference."
     )
 
 
 def _about_p(board: Leaderboard) -> str:
     seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
     if not seeds:
-        return "There is nothing to compare with."
+        return "There is no baseline to compare with."
     common = (
         f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
         f"{board.baseline}{' in percentage points' if board.metric.share else ''}, over the seeds both "
@@ -166,7 +166,7 @@ def _known(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
-def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., float]) -> list[Cell]:
+def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
     """Return the cells with the best value marked, and all others that read the same; a NaN cannot be the best."""
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
     if len(known) < 2:
