@@ -105,6 +105,13 @@ class Bounded(Selector[Any]):
     '10'
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients that had their share of the places are not shown to the selector inside, which picks as it does."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "doubted": "1 if what it says does not fit, so that its word counts less",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "around fedcor": {"of": "fedcor", "params": {"warmup": 2, "interval": 2, "steps": 2}},
         "around flash": {"of": "flash"},
