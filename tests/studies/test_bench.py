@@ -114,6 +114,16 @@ def test_the_sentence_says_where_it_helps_and_where_it_hurts():
     assert "never gains half a point, but loses in two" in useless.sentence
 
 
+def test_the_sentence_says_how_many_bytes_only_where_every_run_arrives():
+    gain = {"one": np.array([1.0, 1.0])}
+    cheap = SelectorScore("a", gain, {"bytes": {"one": 2.0}}, {"one": 1.0})
+    assert "; reaches uniform's accuracy with 50% fewer bytes;" in cheap.sentence
+    dear = SelectorScore("a", gain, {"bytes": {"one": 0.8}}, {"one": 1.0})
+    assert "with 25% more bytes" in dear.sentence
+    lucky = SelectorScore("a", gain, {"bytes": {"one": 2.0}}, {"one": 1 / 3})
+    assert "; 33% of its runs reach uniform's accuracy;" in lucky.sentence and "bytes" not in lucky.sentence
+
+
 def test_the_interval_is_over_seeds():
     # Means over the settings are 1 and 3 for the two seeds: 2 +- 12.706 * sqrt(2) / sqrt(2).
     assert line("a", one=[0.0, 2.0], two=[2.0, 4.0]).interval == pytest.approx(12.706, abs=1e-3)

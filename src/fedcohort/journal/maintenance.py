@@ -19,7 +19,7 @@ from fedcohort.core.errors import FedcohortError, InputError, MissingExtraError
 from fedcohort.core.files import open_file, write_file
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import SIGNALS
-from fedcohort.journal.codec import compress, pack, pack_many, unpack, unpack_many
+from fedcohort.journal.codec import compress, pack, unpack
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED, FORGOTTEN, PRUNED
 from fedcohort.journal.fields import (
@@ -38,6 +38,7 @@ from fedcohort.journal.fields import (
 from fedcohort.journal.lock import COMPANIONS
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, TABLES
+from fedcohort.journal.scores import pack_scores, unpack_scores
 from fedcohort.journal.store import Journal, read_journal
 
 BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
@@ -151,7 +152,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     for name, data in changed.items():
         database.put("facts", name, data)
     _blank_replies(database, index)
-    _blank_scores(database, index)
+    _blank_scores(database, index, journal.client_count())
     for name in eraser.tables:
         eraser.table(database, name)
     journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
@@ -347,11 +348,11 @@ def _blank_replies(database: Database, index: int) -> None:
             database.change("replies", (number,), data=blank.encode())
 
 
-def _blank_scores(database: Database, index: int) -> None:
+def _blank_scores(database: Database, index: int, clients: int) -> None:
     rows = database.fetch("SELECT ticket, selector, arrays FROM scores WHERE arrays IS NOT NULL")
     for ticket, selector, data in rows:
-        arrays = unpack_many(data)
+        arrays = unpack_scores(data, clients)
         keep = arrays["client"] != index
         if not keep.all():
-            less = pack_many({name: values[keep] for name, values in arrays.items()})
+            less = pack_scores({name: values[keep] for name, values in arrays.items()})
             database.change("scores", (ticket, selector), arrays=less)

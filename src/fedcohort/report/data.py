@@ -62,7 +62,8 @@ class RunCurve:
     def coverage(self, clients: int) -> Coverage:
         """Return how many of the federation's clients carried the run."""
         rounds = self.round if len(self.pick_round) else self.round[:0]  # without a journal there is nothing to say
-        return Tally.of_picks(clients, rounds, self.pick_round, self.pick_client).coverage()
+        available = self.values["available"][: len(rounds)]
+        return Tally.of_picks(clients, rounds, self.pick_round, self.pick_client, available).coverage()
 
     @property
     def total_bytes(self) -> FloatArray:

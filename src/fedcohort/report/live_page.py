@@ -43,7 +43,7 @@ class RunView:
 def run_view(found: Account, past: JournalHistory, clients: int) -> RunView:
     """Return tables and figures of a run."""
     rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
-    tally = Tally.of(clients, ((row.round, row.clients) for row in rows))
+    tally = Tally.of(clients, ((row.round, row.clients, row.n_candidates) for row in rows))
     active = np.array([client.member for client in found.clients], np.bool_)
     figures = (_curves(found), _durations(found), _outcomes(found), *_pick_figures(found, past, clients))
     tables = [clients_table(found), rounds_table(found)]

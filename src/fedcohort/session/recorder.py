@@ -12,7 +12,6 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Answer, Cohort, Selector, Status
 from fedcohort.core.selector_spec import describe
 from fedcohort.journal import CohortRow, Journal, ReplyBlock
-from fedcohort.journal.codec import pack_many
 from fedcohort.journal.events import (
     ABANDONED,
     ATTRIBUTES,
@@ -29,6 +28,7 @@ from fedcohort.journal.events import (
     SHADOW,
 )  # fmt: skip
 from fedcohort.journal.maintenance import BLOCKED, Eraser, erase, name_digest
+from fedcohort.journal.scores import pack_scores
 from fedcohort.session.expressions import Attributes
 from fedcohort.session.members import Membership
 from fedcohort.session.referee import Eligibility
@@ -102,7 +102,7 @@ class EventRecorder:
                 journal.add_answer(cohort.ticket, answer.values)
             journal.add_cohort(row, None if len(candidates) == n else candidates, n)
             if scores is not None:  # the clients it picked are in the cohort's own row
-                journal.add_scores(cohort.ticket, "", cohort.clients, pack_many(scores), None)
+                journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
             for name, pick in picks.items():
                 journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
             self._save_states((own, *shadows.running.values()))

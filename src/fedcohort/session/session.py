@@ -554,7 +554,7 @@ class Session:
         self._own, self._shadows = own, shadows
         self._turn = turn.following()
         self._prepared = None
-        self._monitor.add(cohort.round, cohort.clients, self.active)
+        self._monitor.add(cohort.round, cohort.clients, self.active, len(candidates))
         if cohort.size:
             self._pending.add(cohort)
             if self._referee is not None:

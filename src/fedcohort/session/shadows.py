@@ -19,7 +19,8 @@ from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
 from fedcohort.core.selector_spec import describe
 from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
-from fedcohort.journal.codec import freeze_state, pack_many
+from fedcohort.journal.codec import freeze_state
+from fedcohort.journal.scores import pack_scores
 from fedcohort.session.explain import recorded_scores
 from fedcohort.session.outcomes import answer_from_paid
 from fedcohort.session.stateful import StatefulSelector
@@ -150,7 +151,7 @@ class Shadows:
             check_cohort(shadow.selector, cohort, slate)
             freeze_state(state, slate.n)
             scores = recorded_scores(cohort)
-            packed = None if scores is None else pack_many(scores)
+            packed = None if scores is None else pack_scores(scores)
             return ShadowPick(shadow.with_state(state), cohort.clients, packed, None)
         except Exception as error:  # a shadow is somebody else's code on facts it did not choose
             return ShadowPick(shadow, _NOBODY, None, f"failed: {error}", failed=True)

@@ -29,6 +29,8 @@ from fedcohort.simulate.rounds.group import OnRound
 from fedcohort.simulate.rounds.single_run import play_run
 
 FEWEST_SAMPLES = 20
+_NEARLY = 0.1  # a distance to a Gaussian that is there, and small
+_STEADY, _SLOW = 0.9, 0.5  # similarities of covariances
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,29 @@ class Diagnosis:
     def distance(self) -> float:
         """The mean over looks of Kolmogorov's distance to a Gaussian, components weighted by their variance."""
         return float(np.mean([np.average(n.distance, weights=n.explained) for n in self.normality]))
+
+    @property
+    def chance(self) -> float:
+        """The distance that samples of a true Gaussian nearly always stay below: 1 / sqrt(samples)."""
+        return float(1.0 / np.sqrt(min(len(n.components) for n in self.normality)))
+
+    @property
+    def verdict(self) -> str:
+        """Whether FedCor's assumption holds here: loss changes are Gaussian, and their covariance changes slowly."""
+        gaussian = self.distance < self.chance
+        nearly = gaussian or self.distance < _NEARLY
+        least = float(self.similarity.min())
+        shape = "are Gaussian" if gaussian else "are nearly Gaussian" if nearly else "are not Gaussian"
+        pace = "hardly changes" if least >= _STEADY else "changes slowly" if least >= _SLOW else "changes quickly"
+        text = (
+            f"Loss changes {shape} (distance {self.distance:.2f}, by chance {self.chance:.2f}), and their covariance "
+            f"{pace} from one check to the next (least similarity {least:.2f})."
+        )
+        if nearly and least >= _SLOW:
+            return f"{text} FedCor's assumption {'holds' if gaussian and least >= _STEADY else 'roughly holds'} here."
+        causes = [cause for cause, wrong in (("shape", not nearly), ("pace", least < _SLOW)) if wrong]
+        why = {"shape": "a Gaussian process describes these losses badly", "pace": "what it learns is soon out of date"}
+        return f"{text} FedCor's assumption does not hold here: {' and '.join(why[cause] for cause in causes)}."
 
 
 def diagnose(

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -100,6 +101,14 @@ class Clustered(Selector[ClusteredState]):
     >>> [Session(Clustered(), table, seed=seed).ask(RoundRequest(size=3)).names for seed in range(3)]
     [('0', '1', '4'), ('0', '1', '5'), ('0', '1', '4')]
     """
+
+    picks_by: ClassVar[str] = (
+        "Each place is drawn by chance from a group of its own; the score is how often a client is drawn on average."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "expected draws": "how often it is drawn on average, by its size",
+        "group": "number of the group of similar clients it is in, -1 if nothing is known of it",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "by similarity": {"by": "similarity", "average": "mean"},

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,6 +75,15 @@ class DivFL(Selector[DiverseState]):
     >>> kind[cohort.clients], cohort.weights
     (array([0, 1, 2]), array([3., 2., 1.]))
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients never asked come first; then each place goes to the client whose update best represents those "
+        "not yet represented. The score is what it would add after all picks."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "representation": "how much closer the others would be to somebody in the cohort with it",
+        "never asked": "1 if it was never asked, and so comes first",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "sample": {"sample": 1},

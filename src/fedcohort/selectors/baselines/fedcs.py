@@ -6,6 +6,7 @@ r"""FedCS: as many clients as fit into a deadline.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -65,6 +66,15 @@ class FedCS(Selector[DurationState]):
     >>> session.ask(RoundRequest(size=4)).clients  # client 3 takes seven seconds
     array([0, 1, 2])
     """
+
+    picks_by: ClassVar[str] = (
+        "The fastest of some clients drawn by chance are picked, while they fit into the deadline; those not "
+        "drawn have no score."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "expected seconds": "how long it is expected to take",
+        "times reported": "how often it has been timed",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "deadline": {"deadline": 5.0, "upload": 0.5},

@@ -7,6 +7,7 @@ r"""FEEL: scheduling with importance and channel awareness.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,6 +70,12 @@ class Feel(Selector[FeelState]):
     >>> session.ask(RoundRequest(size=1)).score.round(3)  # by norm
     array([0.2, 0.2, 0.6])
     """
+
+    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance of the first draw."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "importance": "size times norm of its last update",
+        "seconds": "how long it took",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "variance alone": {"rho": 0.0},

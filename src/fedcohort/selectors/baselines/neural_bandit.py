@@ -83,6 +83,12 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     array([ True,  True])
     """
 
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "promise": "reward that the network expects",
+        "exploration": "bonus for contexts seen rarely",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "smallest": {"width": 1, "memory": 1, "interval": 1, "rate": 10.0},
         "untrained": {"steps": 0, "exploration": 0.0, "first_round": "asked"},

@@ -9,7 +9,9 @@ r"""PyramidFL: Oort's cohorts, in which fast clients work longer.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,6 +62,18 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     >>> dict(zip(cohort.names, cohort.work.tolist()))["0"]
     4.0
     """
+
+    picks_by: ClassVar[str] = (
+        "A few places go to clients never tried; the others are drawn by chance among the clients near the best, "
+        "the higher the score the likelier."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "statistical": "size times root mean square of its losses, relative to the others'",
+        "staleness": "bonus for not having been picked lately",
+        "slowness": "deduction for being slower than preferred",
+        "unexplored": "1 if it was never tried",
+        "seconds": "how long it took",
+    }
 
     most_extra: float = param(10.0, Interval(float, 0, None), "most work beyond the usual, as a multiple of it (e)")
 

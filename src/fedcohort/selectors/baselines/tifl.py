@@ -6,6 +6,7 @@ r"""TiFL: cohorts of one latency tier.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,6 +71,15 @@ class TiFL(Selector[TierState]):
     >>> sorted(session.ask(RoundRequest(size=2)).clients.tolist()) in ([0, 1], [2, 3])
     True
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients never timed come first; then a tier of like speed is drawn by chance, and clients of that tier, "
+        "or of the nearest ones, by chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "tier": "tier it is in, 1 is the fastest",
+        "seconds": "how long it takes",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "static": {"adaptive": False, "credits": None},

@@ -105,6 +105,13 @@ class Bounded(Selector[Any]):
     '10'
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients that had their share of the places are not shown to the selector inside, which picks as it does."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "doubted": "1 if what it says does not fit, so that its word counts less",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "around fedcor": {"of": "fedcor", "params": {"warmup": 2, "interval": 2, "steps": 2}},
         "around flash": {"of": "flash"},
@@ -127,7 +134,7 @@ class Bounded(Selector[Any]):
         Optional(Interval(float, 1, None, "right")),
         "factor within which a loss must be of the loss on the server's own samples; None: not compared",
     )
-    around: ClassVar[bool] = True
+    is_wrapper: ClassVar[bool] = True
     added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
 
     def __post_init__(self) -> None:
@@ -136,7 +143,7 @@ class Bounded(Selector[Any]):
             raise ParameterError(f"The 'of' parameter of Bounded must be another selector. Got {self.of!r}.")
         given = {key: list(v) if isinstance(v, tuple) else v for key, v in (self.params or {}).items()}
         object.__setattr__(self, "params", given or None)
-        for name in ("starves", "chooses", "default_filter"):  # as the one that chooses has them
+        for name in ("starves", "selects", "default_filter"):  # as the one that chooses has them
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @cached_property

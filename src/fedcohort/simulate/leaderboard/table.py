@@ -171,7 +171,7 @@ def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., 
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
     if len(known) < 2:
         return list(cells)
-    best = cells[choose(known, key=lambda i: known[i])].text
+    best = cells[int(choose(known, key=lambda i: known[i]))].text
     return [replace(cell, best=i in known and cell.text == best) for i, cell in enumerate(cells)]
 
 

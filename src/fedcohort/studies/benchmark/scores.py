@@ -116,10 +116,10 @@ class SelectorScore:
         bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
         start = f"{self.mean:+.1f} points on average"
         paid = self.speed("bytes")
-        if not math.isnan(paid):
+        if self.arrived < 1:  # what the others would have taken is not known
+            start += f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
+        elif not math.isnan(paid):
             start += f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
-            if self.arrived < 1:
-                start += f" ({self.arrived:.0%} of the runs do)"
         worst = f"(worst {self.worst[1]:+.1f} in {self.worst[0]})"
         if not good and not bad:
             return f"{start}; never gains or loses half a point {worst}."

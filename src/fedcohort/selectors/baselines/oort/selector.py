@@ -6,7 +6,9 @@ r"""Oort: guided participant selection.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -54,6 +56,17 @@ class Oort(Guidance, Selector[OortState]):
     >>> session.ask(RoundRequest(size=1)).clients  # client 3 has the largest loss, and is slow
     array([1])
     """
+
+    picks_by: ClassVar[str] = (
+        "A few places go to clients never tried; the others are drawn by chance among the clients near the best, "
+        "the higher the score the likelier."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "statistical": "size times root mean square of its losses, relative to the others'",
+        "staleness": "bonus for not having been picked lately",
+        "slowness": "deduction for being slower than preferred",
+        "unexplored": "1 if it was never tried",
+    }
 
     pictures = (PACE,)
 

@@ -10,6 +10,7 @@ part as often as the balance of all data together demands, within a bound.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -111,6 +112,16 @@ class Balanced(Selector[BalanceState]):
     ['1', '3'] 0.0
     ['0', '2'] 0.0
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients whose turn it is come first; the others are drawn by chance, the better they balance the classes"
+        " the likelier, and then swapped while that improves the balance. The score is of the finished cohort."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "turn": "how far it is behind the others in turns",
+        "balance": "how even the classes of the finished cohort would be with it, a logarithm",
+        "speed": "how fast the finished cohort would be with it, a logarithm",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "labels": {"balance": "labels", "past": 0.0},

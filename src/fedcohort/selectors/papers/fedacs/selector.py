@@ -6,6 +6,7 @@ r"""FedACS: prefer clients whose data is not skewed, found out by letting their 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -78,6 +79,15 @@ class FedAcs(Selector[FedAcsState]):
     >>> int(cohort.clients[0]) in (0, 2)
     True
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients that win duels get into the pool, score 1, by a draw from what is believed of them; the cohort "
+        "is drawn from the pool by chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "estimated win rate": "share of duels it is expected to win: the higher, the less skewed its labels",
+        "draw": "what was drawn from the belief about its win rate",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "update": {"insight": "update"},

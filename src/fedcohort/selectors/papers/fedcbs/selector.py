@@ -7,6 +7,7 @@ r"""Fed-CBS: draw cohorts whose grouped data is balanced over the classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -71,6 +72,15 @@ class FedCBS(Selector[BalancedState]):
     >>> sorted(cohort.names), round(cohort.notes["qcid"], 3)
     (['0', '2'], 0.0)
     """
+
+    picks_by: ClassVar[str] = (
+        "The cohort is drawn by chance, place by place; a client is the likelier the better it balances the "
+        "classes of those drawn before. The score is of its last chance, a logarithm."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "balance": "how well it balances the classes of those drawn before",
+        "exploration": "bonus for having been picked rarely",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "no exploration": {"exploration": 0.0, "beta": 50.0},

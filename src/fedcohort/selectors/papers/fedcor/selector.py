@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -105,6 +106,17 @@ class FedCor(Selector[CorrelationState]):
     >>> cohort.notes["phase"], sorted(kinds[cohort.clients].tolist())
     ('process', [0, 1])
     """
+
+    picks_by: ClassVar[str] = (
+        "Each place goes to the client with the largest expected drop of the loss, given those picked before; "
+        "what they take away is in the score."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "own": "expected drop of its own loss",
+        "others": "expected drop of the others' losses, by correlation",
+        "redundancy": "what the clients picked before took away",
+        "annealing": "discount for having been picked lately",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "CIFAR-10": {"warmup": 20, "interval": 50, "discount": 0.99, "annealing": 0.9},

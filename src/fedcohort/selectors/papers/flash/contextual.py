@@ -30,6 +30,14 @@ Notes = dict[str, str | float | int]
 class ContextualBandit(Selector[State]):
     """Contexts, reward and first round of FLASH ([Chang2024]_ Sec. 2.3, Algorithm 1); a subclass adds the bandit."""
 
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "robust-loss": "what the regression expects for its robust loss",
+        "validation-loss": "what the regression expects for its loss on validation data",
+        "duration": "what the regression expects for its duration",
+        "last-reward": "what the regression expects for its last reward",
+    }
+
     readings: ClassVar[Mapping[str, Reading]] = READINGS
 
     reward: str = param("robust-change", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
