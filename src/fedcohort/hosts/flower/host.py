@@ -406,7 +406,8 @@ class FlowerHost(Host):
             with_ttl(messages.values(), 2 * deadline)
             replies = exchange(self._outbox(), messages, deadline, self.debts)
             answers = [replies[name] for name in names if name in replies]
-            checked, _ = self.training.bound_weights(self.training.checks(arrays, ()).check_all(answers), online, arrays)
+            sound = self.training.checks(arrays, ()).check_all(answers)
+            checked, _ = self.training.bound_weights(sound, online, arrays)
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))
