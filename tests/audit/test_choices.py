@@ -196,10 +196,12 @@ def test_command(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     kept = play(path)
     (tmp_path / "kept.txt").write_text("".join(f"{c} round {i}\n" for i, c in enumerate(kept)))
-    run = CliRunner().invoke(app, ["audit", str(path), "--receipts", str(tmp_path / "kept.txt"), "--client", "c3"])
+    run = CliRunner().invoke(
+        app, ["journal", "audit", str(path), "--receipts", str(tmp_path / "kept.txt"), "--client", "c3"]
+    )
     assert run.exit_code == 0 and "c3: candidate in" in run.stdout
     assert "confirmed: 13 draws, 1 abandoned, 12 kept; 13 follow" in run.stdout
-    machine = CliRunner().invoke(app, ["audit", str(path), "--seed", "9", "--format", "json"])
+    machine = CliRunner().invoke(app, ["journal", "audit", str(path), "--seed", "9", "--format", "json"])
     assert machine.exit_code == 1
     assert json.loads(machine.stdout)["confirmed"] is False
     plain = tmp_path / "plain.sqlite"
@@ -295,7 +297,7 @@ def test_a_server_that_draws_until_it_likes_the_cohort_is_not_confirmed(tmp_path
     assert found.kept == 5 and found.draws == found.abandoned + 5 and found.unexplained == found.abandoned > 5
     assert not found.confirmed and f"Of {found.draws} draws {found.abandoned} were abandoned" in str(found.problem)
     assert "the network was slow" in str(found.problem)
-    run = CliRunner().invoke(app, ["audit", str(path)])
+    run = CliRunner().invoke(app, ["journal", "audit", str(path)])
     assert run.exit_code == 1 and run.stdout.startswith("NOT confirmed")
 
 
@@ -323,7 +325,7 @@ def test_a_few_draws_given_up_are_remarked_on(tmp_path: Path) -> None:
             session.tell(RoundReport(cohort.ticket, cohort.clients))
     found = verify(path)
     assert found.word == "confirmed with remarks" and "1 of 13 draws" in found.remarks[0]
-    machine = CliRunner().invoke(app, ["audit", str(path), "--format", "json"])
+    machine = CliRunner().invoke(app, ["journal", "audit", str(path), "--format", "json"])
     assert machine.exit_code == 3 and json.loads(machine.stdout)["unexplained"] == 1
 
 
@@ -353,7 +355,7 @@ def test_a_selector_of_the_servers_own_is_not_confirmed_unread(tmp_path: Path) -
     found = verify(tmp_path / "run.sqlite")
     assert not found.confirmed and "From round 1 on" in str(found.problem) and "friends.py:Friends" in found.problem
     own = f"{tmp_path}/friends.py:Friends"
-    trusted = CliRunner().invoke(app, ["audit", str(tmp_path / "run.sqlite"), "--selector", own])
+    trusted = CliRunner().invoke(app, ["journal", "audit", str(tmp_path / "run.sqlite"), "--selector", own])
     assert trusted.exit_code == 3 and "'Friends' chose, in the place of 'uniform'" in trusted.stdout
     assert "not one of fedcohort's" in " ".join(trusted.stdout.split())
 
@@ -496,7 +498,9 @@ def test_a_signed_journal_shows_whose_it_is(tmp_path: Path) -> None:
 
     def audit(name: str) -> str:
         public = str(tmp_path / f"{name}.pub")
-        return runner.invoke(app, ["audit", str(path), "--public", public, "--receipts", str(receipts)]).stdout
+        return runner.invoke(
+            app, ["journal", "audit", str(path), "--public", public, "--receipts", str(receipts)]
+        ).stdout
 
     assert "The chain itself holds" in " ".join(audit("operator.key").split())
     assert "not with" in " ".join(audit("other.key").split())

@@ -1,4 +1,4 @@
-"""``fedcohort rules apply`` and ``show``: change the rules of a run without a restart."""
+"""``fedcohort journal rules apply`` and ``show``: change the rules of a run without a restart."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def apply_rules(
     A running server applies the change before its next round, a stopped one when it is started again. The journal
     records the change with its round. Mistakes are reported now, and then nothing changes.
 
-    Examples: fedcohort rules apply run.sqlite rules.toml; fedcohort rules apply run.sqlite --block kiosk-7;
-    fedcohort rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
+    Examples: fedcohort journal rules apply run.sqlite rules.toml;
+    fedcohort journal rules apply run.sqlite --block kiosk-7;
+    fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
     """
     order = Order(
         rules=None if file is None else _rules_in(file),
@@ -104,7 +105,7 @@ def show_rules(journal: JournalArgument, format: FormatOption = Format.TABLE) ->
 
     It also says how many changes are still waiting for the server to apply them.
 
-    Example: fedcohort rules show run.sqlite > rules.toml
+    Example: fedcohort journal rules show run.sqlite > rules.toml
     """
     with closing(read_journal(journal)) as record:
         rules = record.meta().get("rules") or {}

@@ -26,12 +26,14 @@ from fedcohort.core.text import short_repr
 if TYPE_CHECKING:
     from fedcohort.privacy.meter import Audit
 
-privacy_app = typer.Typer(help="Measure what a federation reveals about its clients' labels.", no_args_is_help=True)
+privacy_app = typer.Typer(
+    help="Measure what labels a federation reveals; hold the key to encrypted counts.", no_args_is_help=True
+)
 
 
 @privacy_app.callback()
 def _privacy() -> None:
-    """Measure what a federation reveals about its clients' labels."""
+    """Measure what labels a federation reveals; hold the key to encrypted counts."""
 
 
 @privacy_app.command()

@@ -234,7 +234,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
         if not name or len(key) != 32:
             raise InputError(
                 f"A line of the clients' file must be a name and the client's public key. Got {line.strip()[:200]!r}.",
-                hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+                hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
         if name in found or key in keys:
             raise InputError(f"The clients' file has client {name!r}, or its key, twice; each is one client.")
@@ -348,7 +348,7 @@ def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int
     if values.sum() > most_samples:
         raise InputError(
             f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
-            hint="new keys can allow more: fedcohort keyholder new --most-samples",
+            hint="new keys can allow more: fedcohort privacy keyholder new --most-samples",
         )
     return [int(value) for value in values]
 

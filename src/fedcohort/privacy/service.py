@@ -78,7 +78,7 @@ def client_lines(path: Path) -> list[str]:
         why = error.strerror if isinstance(error, OSError) else f"it is no text: {error}"
         raise InputError(
             f"The clients' names and keys in {path} cannot be read: {why}.",
-            hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+            hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
         ) from error
 
 
@@ -103,7 +103,7 @@ def open_folder(folder: Path) -> tuple[KeyHolder, str]:
     """Return the key holder of a folder and its token; lines that were added to ``clients.txt`` enrol clients."""
     for name in ("secret.key", "token", "clients.txt"):
         if not (folder / name).exists():
-            raise KeyHolderError(f"{folder} has no {name}.", hint="make a folder with: fedcohort keyholder new")
+            raise KeyHolderError(f"{folder} has no {name}.", hint="make a folder with: fedcohort privacy keyholder new")
     if (folder / "secret.key").stat().st_mode & 0o077:
         raise KeyHolderError(
             f"Others can read {folder / 'secret.key'}.", hint=f"chmod 600 {folder / 'secret.key'}, or make new keys"
@@ -312,7 +312,7 @@ class RemoteKeyHolder:
         except (OSError, http.client.HTTPException, ValueError, TypeError) as error:
             raise KeyHolderError(
                 f"The key holder at {self._host}:{self._port} cannot be asked: {error}.",
-                hint="is it running (fedcohort keyholder serve), and is its certificate trusted?",
+                hint="is it running (fedcohort privacy keyholder serve), and is its certificate trusted?",
             ) from error
         finally:
             connection.close()

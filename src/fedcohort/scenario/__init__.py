@@ -10,6 +10,7 @@ from fedcohort.scenario.availability import (
     UniformShare,
 )
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
+from fedcohort.scenario.devices import DEVICES, Devices, DrawnDevices, Presence, Roster, Sessions
 from fedcohort.scenario.dirichlet import (
     ClassHeterogeneity,
     ClientHeterogeneity,
@@ -29,6 +30,7 @@ from fedcohort.scenario.scenario import RoundEvents, Scenario
 
 __all__ = [
     "AVAILABILITIES",
+    "DEVICES",
     "LATENCIES",
     "PARTITIONS",
     "PRESETS",
@@ -43,9 +45,11 @@ __all__ = [
     "ClientSamples",
     "Custom",
     "DayNight",
+    "Devices",
     "DirichletLabels",
     "DirichletQp",
     "DominantClass",
+    "DrawnDevices",
     "Federation",
     "Iid",
     "Imbalanced",
@@ -56,9 +60,12 @@ __all__ = [
     "NoLatency",
     "Partition",
     "Pool",
+    "Presence",
     "Preset",
+    "Roster",
     "RoundEvents",
     "Scenario",
+    "Sessions",
     "Shards",
     "ShiftedExponential",
     "Skewness",

@@ -107,7 +107,7 @@ class Session:
     commit : "always" or "manual"
         Whether each event is durable when its call returns, or only after :meth:`commit`.
     audit : bool
-        Whether to chain the record by digests and to keep answers, for ``fedcohort audit``.
+        Whether to chain the record by digests and to keep answers, for ``fedcohort journal audit``.
     sign : path, optional
         A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest with every event.
 

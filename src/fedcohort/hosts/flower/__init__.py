@@ -1,7 +1,7 @@
 """Selection on a live Flower federation: the same selectors, the same cohorts, on other people's machines.
 
 :class:`CohortStrategy` wraps any Flower strategy and decides who takes part; :func:`cohort_client` gives a ClientApp
-the answers a selector may ask for. Both sides work with Flower's message API (flwr 1.41).
+the answers a selector may ask for. Both sides work with Flower's message API (flwr 1.41 or newer).
 """
 
 import importlib

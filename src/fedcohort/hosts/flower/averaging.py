@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -55,22 +55,17 @@ class _Attempt:
         self._errors = list(errors)
         self._levels = levels(strategy)
         self._before = [_copied(vars(level)) for level in self._levels]
-        self._used = False  # whether a strategy has seen the messages
-        # Strategies write into replies (clipping does); the records themselves they replace.
-        self._more = {
-            reply.name: dict(reply.message.content)
-            for reply in replies
-            if reply.message is not None and len(reply.message.content) != 2
-        }
+        self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
     def __call__(self, replies: Sequence[Checked], strategy: Strategy | None = None) -> Average:
         messages = [reply.message for reply in replies if reply.message is not None]
-        if self._used:
-            for reply, message in zip(replies, messages, strict=True):
-                usual: dict[str, Any] = {reply.kind[0]: reply.arrays, reply.kind[1]: reply.metrics}
-                message.content = RecordDict(self._more.get(reply.name, usual))
-        self._used = True
+        for reply, message in zip(replies, messages, strict=True):
+            # Strategies write into replies (clipping) and take their arrays out (the median): each call gets its own.
+            parts = self._contents[reply.name].items()
+            message.content = RecordDict({key: cast(Any, part.copy()) for key, part in parts})
         arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
+        if arrays is not None and (lost := [key for key in replies[0].arrays if key not in arrays]):
+            raise ValueError(f"the aggregated model lacks the array {lost[0]!r}")
         for key, array in (arrays or {}).items():
             if not is_finite(as_numpy(array).ravel()):
                 raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
@@ -183,8 +178,9 @@ def _accepted(attempt: _Attempt, base: list[Checked], group: list[Checked]) -> l
 
 
 def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes such that what a strategy takes out of a table of its own can be put back."""
-    return {key: dict(value) if type(value) is dict else value for key, value in attributes.items()}
+    """Return attributes such that what a strategy takes out of a table or record of its own can be put back."""
+    kinds = (dict, list, ArrayRecord)
+    return {key: value.copy() if type(value) in kinds else value for key, value in attributes.items()}
 
 
 def value_or_none(what: str, call: Callable[[], MetricRecord | None]) -> MetricRecord | None:

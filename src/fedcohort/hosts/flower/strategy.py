@@ -135,7 +135,8 @@ class CohortStrategy(Strategy):
         Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
         ``RotatedLabels`` or ``NoisyLabels``.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
+        Whether the journal is chained by digests, for ``fedcohort journal audit``; clients are told the newest one
+        every round.
     sign : path, optional
         A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
     rules : Rules, optional

@@ -278,7 +278,10 @@ class Group:
         masks: dict[tuple[int, int, Any], BoolArray] = {}
         turns = []
         for run in runs:
-            available = None
+            available = run.wait()
+            if run.begins == np.inf:
+                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                continue
             if not run.always:
                 plan = run.plan
                 key = (run.context.index, plan.seed, plan.scenario.availability)
@@ -436,7 +439,12 @@ class Group:
         if run.filter is None:
             return good
         labels = None if logits is None else self._server_labels[run.context.index]
-        replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        replies = Replies(
+            good,
+            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
+            logits=logits,
+            labels=labels,
+        )
         verdict = checked_decision(run.filter, replies)
         if verdict.notes:
             run.session.note("filter", {"round": run.round, **verdict.notes})
@@ -526,8 +534,20 @@ def _choose(turn: Answered) -> Chosen:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
         work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
-        events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        if run.devices is None:
+            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        else:
+            copies = run.aggregator.model_copies
+            events = plan.scenario.timed_events(
+                cohort.clients,
+                seed=plan.seed,
+                ticket=cohort.ticket,
+                time=run.begins + cost.seconds,
+                samples=run.costs.samples(cohort.clients, work),
+                transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
+            )
         durations, status = events.durations, events.status
+    cost.seconds += run.begins - run.clock  # nobody was on before
     seconds = round_.settle(durations, status)
     if count:
         run.costs.book_round(
