@@ -5,19 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from typing import Any
 
-import click
 import typer
 
 from fedcohort.cli.app import app
 
 
-def _commands(group: click.Group, above: str) -> Iterator[tuple[str, click.Command]]:
+def _commands(group: Any, above: str) -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         path = f"{above} {name}"
         if command.hidden:
             continue
-        if isinstance(command, click.Group):
+        if hasattr(command, "commands"):
             yield from _commands(command, path)
         else:
             yield path, command
@@ -38,15 +38,15 @@ def _paragraphs(text: str) -> list[str]:
     return found
 
 
-def _default(parameter: click.Parameter) -> str:
+def _default(parameter: Any) -> str:
     value = parameter.default
     if callable(value) or value in (None, False, (), []) or value == "":
         return ""
     return f"`{getattr(value, 'value', value)}`"
 
 
-def _section(path: str, command: click.Command) -> list[str]:
-    context = click.Context(command, info_name=path)
+def _section(path: str, command: Any) -> list[str]:
+    context = command.context_class(command, info_name=path)  # newer releases of typer carry a click of their own
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     lines = [f"## {path.removeprefix('fedcohort ')}", "", *_paragraphs(command.help or ""), "```text", usage, "```", ""]
     rows = []
@@ -54,10 +54,10 @@ def _section(path: str, command: click.Command) -> list[str]:
         if getattr(parameter, "hidden", False):
             continue
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-        if isinstance(parameter, click.Argument):
+        if parameter.param_type_name == "argument":
             names = f"`{parameter.make_metavar(context)}`"
         meaning = _text(getattr(parameter, "help", None) or "")
-        if meaning or isinstance(parameter, click.Option):
+        if meaning or parameter.param_type_name == "option":
             rows.append(f"| {names} | {meaning} | {_default(parameter)} |")
     if rows:
         lines += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
@@ -67,7 +67,6 @@ def _section(path: str, command: click.Command) -> list[str]:
 def page() -> str:
     """Return the page."""
     root = typer.main.get_command(app)
-    assert isinstance(root, click.Group)
     found = list(_commands(root, "fedcohort"))
     lines = [
         "# Commands",
