@@ -19,6 +19,7 @@ from fedcohort.scenario.dirichlet import (
     Skewness,
 )
 from fedcohort.scenario.federation import ClientSamples, Federation
+from fedcohort.scenario.groups import Groups
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
@@ -26,12 +27,15 @@ from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.predefined import Custom, Natural
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
+from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
+from fedcohort.scenario.unequal import Quantity, RareHolders
 
 __all__ = [
     "AVAILABILITIES",
     "LATENCIES",
     "PARTITIONS",
     "PRESETS",
+    "VIEWS",
     "Always",
     "Assignment",
     "Availability",
@@ -47,6 +51,7 @@ __all__ = [
     "DirichletQp",
     "DominantClass",
     "Federation",
+    "Groups",
     "Iid",
     "Imbalanced",
     "LabelNoise",
@@ -57,12 +62,17 @@ __all__ = [
     "Partition",
     "Pool",
     "Preset",
+    "Quantity",
+    "RareHolders",
     "RoundEvents",
     "Scenario",
     "Shards",
+    "Shift",
     "ShiftedExponential",
     "Skewness",
     "UniformShare",
+    "meant",
     "preset",
+    "seen",
     "text_picture",
 ]

@@ -7,12 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.numbers import FAIRNESS
 from fedcohort.simulate.leaderboard.words import deviation, duration, number
 from fedcohort.simulate.metrics import Metric, Spread
 
 if TYPE_CHECKING:
     from fedcohort.simulate.leaderboard.numbers import Leaderboard, LeaderRow
 
+# Heading, and how soon a narrow place gives the column up.
+_GROUP_COLUMNS = (("worst_group", "Worst group", 3), ("worst_tenth", "Worst tenth", 6))
+_TURN_COLUMNS = (
+    ("client_spread", "Spread", 14, "{:.3f}"),
+    ("jain", "Jain", 12, "{:.2f}"),
+    ("longest_absence", "Longest absence", 15, "{:.0f}"),
+)
 FEW_SEEDS = 5  # below, a p-value says little and the table says so
 
 
@@ -45,6 +53,9 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
     add("Terminal", 1, _scores([row.terminal for row in rows], whole, board.metric))
     gain = "Gain over" if board.metric.higher else "Difference to"
     add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
+    for name, heading, rank in _GROUP_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            add(heading, rank, _scores([row.fair(name) for row in rows], whole, board.metric))
     if board.reference is not None:
         made_good = [Cell(_known(row.improvement, "{:.0%}")) for row in rows]
         add(f"Made good of the loss against {board.reference}", 9, made_good)
@@ -64,6 +75,10 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
         add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
     if any(row.query_share > 0 for row in rows):
         add("Query bytes", 13, [Cell(_known(row.query_share, "{:.0%}")) for row in rows])
+        add("Questions", 16, [Cell(_known(row.fair("asked").mean, "{:,.0f}")) for row in rows])
+    for name, heading, rank, form in _TURN_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            add(heading, rank, [Cell(_known(row.fair(name).mean, form)) for row in rows])
     order = sorted(range(len(columns)), key=lambda i: columns[i][1])
     return Table(
         name="leaderboard",
@@ -96,6 +111,13 @@ def note(board: Leaderboard) -> str:
         )
     if any(row.failed for row in board.rows):
         sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
+    if any(row.fair("worst_tenth").count for row in board.rows):
+        sentences.append(
+            "Worst group and worst tenth: accuracy of the group, and of the tenth of clients, that fare worst; spread: "
+            "standard deviation over clients; Jain: evenness of participation, 1 is even; absence in rounds."
+        )
+    for row, lost in board.at_a_cost:
+        sentences.append(f"{row.label} gains on average and loses {-100 * lost:.1f} points in the worst group.")
     if max(row.runs for row in board.rows) > 1:
         sentences.append("± is the standard deviation over seeds.")
     return " ".join([*sentences, _about_p(board)])
@@ -251,6 +273,7 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                 "megabytes": spread(row.megabytes),
                 "query_share_of_bytes": known(row.query_share),
                 "simulated_seconds": spread(row.clock),
+                "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
                 "paired": None
                 if row.paired is None
                 else {

@@ -16,6 +16,7 @@ from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.round import Round
 from fedcohort.simulate.rounds.costs import RoundCost
+from fedcohort.simulate.rounds.judge import Fairness
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.training.aggregators import Members
 
@@ -39,9 +40,7 @@ class Asked(NamedTuple):
         run, plan = self.run, self.run.plan
         if run.instant:
             return np.zeros(len(clients))
-        return plan.scenario.latency.durations(
-            run.federation.sizes, clients, seed=plan.seed, round=run.round, work=work
-        )
+        return plan.scenario.seconds(run.federation, clients, seed=plan.seed, round=run.round, work=work)
 
 
 class Answered(NamedTuple):
@@ -151,6 +150,7 @@ class Test(NamedTuple):
 
     loss: float
     metric: float  # the task's: accuracy for a classifier
+    fairness: Fairness | None  # of a classifier's groups and clients
 
 
 class Evaluated(NamedTuple):
