@@ -108,12 +108,22 @@ def line(label, **gains):
 def test_the_sentence_says_where_it_helps_and_where_it_hurts():
     mixed = line("a", one=[4.0, 6.0], two=[-2.0, -4.0], three=[0.1, 0.1])
     assert mixed.sentence == (
-        "+0.7 points on average; gains 0.5 points or more in one, but loses in two (worst -3.0 in two)."
+        "+0.7 points on average; gains half a point or more in one, but loses in two (worst -3.0 in two)."
     )
     safe = line("b", one=[1.0, 1.0], two=[-0.2, 0.0])
-    assert "loses as much nowhere (worst -0.1 in two)" in safe.sentence
+    assert "and never loses half a point (worst -0.1 in two)" in safe.sentence
     useless = line("c", one=[0.0, 0.2], two=[-1.0, -1.0])
-    assert "gains half a point nowhere, but loses in two" in useless.sentence
+    assert "never gains half a point, but loses in two" in useless.sentence
+
+
+def test_the_sentence_says_how_many_bytes_only_where_every_run_arrives():
+    gain = {"one": np.array([1.0, 1.0])}
+    cheap = SelectorScore("a", gain, {"bytes": {"one": 2.0}}, {"one": 1.0})
+    assert "; reaches uniform's accuracy with 50% fewer bytes;" in cheap.sentence
+    dear = SelectorScore("a", gain, {"bytes": {"one": 0.8}}, {"one": 1.0})
+    assert "with 25% more bytes" in dear.sentence
+    lucky = SelectorScore("a", gain, {"bytes": {"one": 2.0}}, {"one": 1 / 3})
+    assert "; 33% of its runs reach uniform's accuracy;" in lucky.sentence and "bytes" not in lucky.sentence
 
 
 def test_the_interval_is_over_seeds():
@@ -250,7 +260,7 @@ def test_bytes_count_questions_to_clients(small):
                 ends.append(total[-1])
         means = {label: np.minimum(values, min(ends)).mean() for label, values in spent.items()}
         assert line.faster["bytes"][board.setting] == pytest.approx(means["uniform"] / means["balanced"])
-    assert "times its bytes" in line.sentence
+    assert re.search(r"accuracy with (\d+% (fewer|more)|as many|[\d.]+ times the) bytes", line.sentence)
 
 
 def test_ranks_are_means_over_settings_with_an_interval_over_seeds():

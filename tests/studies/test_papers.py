@@ -226,7 +226,7 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypa
     assert "is on record" not in capsys.readouterr().err  # of a study that had fewer labels
     assert json.loads(kept.read_text())["settings"]["1spc"]["labels"].keys() == {"chance", "fedcor"}
     page = (tmp_path / "fedcor-figure-7-fmnist-quick.html").read_text()
-    assert "no result to show" in page
+    assert "a trial on small data, not a result" in page
     assert "<polyline" in page
 
 
@@ -280,7 +280,7 @@ def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
     assert later["again"] == {"uniform": whole["uniform"]["best"]}
     said = (tmp_path / "here" / "fedcor-table-1-fmnist-quick.md").read_text()
     assert re.search(
-        r"2spc, 1spc, dir: AFL; .*: added on cpu, .*, made again .* \+0\.00 to \+0\.00 \(in 3 runs\) points", said
+        r"2spc, 1spc, dir: AFL; .*: added on cpu, .*, run again .* \+0\.00 to \+0\.00 \(in 3 runs\) points", said
     )
     capsys.readouterr()
     assert main(here) == 0

@@ -10,6 +10,7 @@ from fedcohort.scenario.availability import (
     UniformShare,
 )
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
+from fedcohort.scenario.devices import DEVICES, Devices, DrawnDevices, Presence, Roster, Sessions
 from fedcohort.scenario.dirichlet import (
     ClassHeterogeneity,
     ClientHeterogeneity,
@@ -28,10 +29,12 @@ from fedcohort.scenario.predefined import Custom, Natural
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
 from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
+from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
 from fedcohort.scenario.unequal import Quantity, RareHolders
 
 __all__ = [
     "AVAILABILITIES",
+    "DEVICES",
     "LATENCIES",
     "PARTITIONS",
     "PRESETS",
@@ -47,9 +50,11 @@ __all__ = [
     "ClientSamples",
     "Custom",
     "DayNight",
+    "Devices",
     "DirichletLabels",
     "DirichletQp",
     "DominantClass",
+    "DrawnDevices",
     "Federation",
     "Groups",
     "Iid",
@@ -61,18 +66,28 @@ __all__ = [
     "NoLatency",
     "Partition",
     "Pool",
+    "Presence",
     "Preset",
     "Quantity",
     "RareHolders",
+    "Roster",
     "RoundEvents",
     "Scenario",
+    "Sessions",
     "Shards",
     "Shift",
     "ShiftedExponential",
     "Skewness",
+    "Trace",
+    "TraceDevices",
     "UniformShare",
+    "fit",
     "meant",
     "preset",
+    "read_fedscale",
+    "read_flash",
+    "read_trace",
     "seen",
     "text_picture",
+    "write_trace",
 ]

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedcohort.core.arrays import IntArray, sealed
+from fedcohort.core.arrays import IntArray, freeze
 from fedcohort.core.errors import InputError
 
 Kind = Literal["view", "class", "client"]
@@ -48,7 +48,7 @@ class Groups:
                 f"Groups must have a view each and be numbered 0 .. {len(self.names) - 1}. Got {len(self.views)} views "
                 f"and numbers up to {self.of.max(initial=0)}."
             )
-        sealed(self.of)
+        freeze(self.of)
 
     def __len__(self) -> int:
         return len(self.names)

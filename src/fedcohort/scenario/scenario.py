@@ -20,6 +20,7 @@ from fedcohort.scenario.attributes import AttributeTable, draw_attributes, read_
 from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
 from fedcohort.scenario.classwise import Iid
 from fedcohort.scenario.counter_rng import uniforms
+from fedcohort.scenario.devices import DEVICES, Devices
 from fedcohort.scenario.federation import Federation
 from fedcohort.scenario.groups import Groups
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency
@@ -78,6 +79,7 @@ class Scenario(Parameterized):
     shift: Shift = dataclasses.field(default_factory=Shift)
     latency: Latency = dataclasses.field(default_factory=NoLatency)
     availability: Availability = dataclasses.field(default_factory=Always)
+    devices: Devices | None = None  # who is on and how long work takes by the clock, in place of the two above
     failure: float = param(0.0, Interval(float, 0, 1, "left"), "probability that a client fails in mid-round")
     rare_slowness: float = param(
         1.0,
@@ -103,6 +105,23 @@ class Scenario(Parameterized):
                 raise ParameterError(
                     f"The '{name}' of a scenario must be a {kind.__name__}. Got {value!r}.",
                     hint="Scenario.from_dict takes names and tables",
+                )
+        if self.devices is not None:
+            self._check_devices()
+
+    def _check_devices(self) -> None:
+        if not isinstance(self.devices, Devices):
+            raise ParameterError(
+                f"The 'devices' of a scenario must be Devices. Got {self.devices!r}.",
+                hint="Scenario.from_dict takes names and tables",
+            )
+        for name, none in (("latency", NoLatency), ("availability", Always)):
+            part = getattr(self, name)
+            if not isinstance(part, none):
+                raise ParameterError(
+                    f"A scenario with devices takes availability and durations from them. Got the {name} "
+                    f"{part.name!r}.",
+                    hint=f"leave out {name}, or devices",
                 )
 
     def build(
@@ -197,8 +216,10 @@ class Scenario(Parameterized):
         held: IntArray = np.where(sizes >= 2, np.clip(nearest_count, 1, np.maximum(sizes - 1, 1)), 0)
         return held
 
-    def available(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
-        """Return which clients can take part in a round (N,)."""
+    def available(self, federation: Federation, *, seed: int, round: int, time: float = 0.0) -> BoolArray:
+        """Return which clients can take part in a round (N,); with devices, in one that begins at ``time``."""
+        if self.devices is not None:
+            return self.devices.presence(np.arange(len(federation)), seed=seed, time=time).on
         return self.availability.mask(federation, seed=seed, round=round)
 
     def seconds(
@@ -209,6 +230,40 @@ class Scenario(Parameterized):
         if self.rare_slowness == 1:
             return durations
         return durations * np.where(federation.holds_rare[clients], self.rare_slowness, 1.0)
+
+    def timed_events(
+        self,
+        clients: IntArray,
+        *,
+        seed: int,
+        ticket: int,
+        time: float,
+        samples: FloatArray,
+        transfer: FloatArray | float,
+    ) -> RoundEvents:
+        """Return how long each of ``clients`` works by the clock, and who fails: at random, or when its session ends.
+
+        Parameters
+        ----------
+        clients : (k,) int array
+            Who begins at ``time``.
+        seed, ticket : int
+            Which experiment, which cohort.
+        time : float
+        samples : (k,) float array
+            Samples that each goes through, each as often as it is taken.
+        transfer : float or (k,) array
+            Bytes that each receives and sends.
+        """
+        assert self.devices is not None
+        seconds = self.devices.durations(clients, samples, transfer, seed=seed)
+        durations, status = self.devices.work(clients, seconds, seed=seed, time=time)
+        if self.failure:
+            failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
+            moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, ticket)
+            durations = np.where(failed, np.minimum(moment, durations), durations)
+            status[failed] = Status.FAILED
+        return RoundEvents(durations, status)
 
     def events(
         self,
@@ -266,9 +321,12 @@ class Scenario(Parameterized):
             f"partition     {self.partition.describe()}",
             f"label noise   {self.noise.describe()}",
             *([f"shift         {self.shift.describe()}"] if self.shift.views else []),
-            f"latency       {self.latency.describe()}",
-            f"availability  {self.availability.describe()}",
         ]
+        if self.devices is not None:
+            lines.append(f"devices       {self.devices.describe()}")
+        else:
+            lines.append(f"latency       {self.latency.describe()}")
+            lines.append(f"availability  {self.availability.describe()}")
         if self.rare_slowness != 1:
             lines.append(f"rare classes  their holders take {self.rare_slowness:g} times as long")
         if self.failure:
@@ -321,6 +379,8 @@ class Scenario(Parameterized):
                 changes[key] = read_attributes(value)
             elif key in _PLAIN_PARTS:
                 changes[key] = _plain_part(key, value, getattr(base, key))
+            elif key == "devices":
+                changes[key] = _devices_from(value, base.devices)
             elif key in _REGISTRIES:
                 changes[key] = _part_from(key, value, _REGISTRIES[key], getattr(base, key))
             else:
@@ -338,6 +398,9 @@ class Scenario(Parameterized):
             part = getattr(self, name)
             values = {info.name: getattr(part, info.name) for info in parameters(type(part))}
             table[name] = ({"name": part.name} if name in _REGISTRIES else {}) | _plain(values)
+        if self.devices is not None:
+            values = {info.name: getattr(self.devices, info.name) for info in parameters(type(self.devices))}
+            table["devices"] = {"name": self.devices.name} | _plain(values)
         return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
 
 
@@ -375,6 +438,21 @@ def _plain_part(name: str, value: Any, base: T) -> T:
     if not isinstance(value, Mapping):
         raise ParameterError(f"The '{name}' of a scenario must be a table such as {example}. Got {value!r}.")
     return _replace_parameters(what, base, dict(value))
+
+
+def _devices_from(value: Any, base: Devices | None) -> Devices | None:
+    """Return devices of a name or a table; a table without a name changes those of the preset, or draws some."""
+    if value is None or isinstance(value, Devices):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"The 'devices' of a scenario must be a name or a table. Got {value!r}.")
+    values = dict(value)
+    name = values.pop("name", "drawn" if base is None else base.name)
+    if base is not None and name == base.name:
+        return _replace_parameters(f"devices {name!r}", base, values)
+    return DEVICES.create(name, **values)
 
 
 def _part_from(kind: str, value: Any, registry: Registry[Any], base: Any) -> Any:

@@ -22,7 +22,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.hosts.flower import cohort_client, failures
 from fedcohort.hosts.flower.averaging import with_integers
 from fedcohort.hosts.flower.checkpoint import Checkpoints
-from fedcohort.hosts.flower.exchange import Reply
+from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.replies import Checker, flat, weighted_average
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 from fedcohort.journal.codec import pack_many, unpack_many
@@ -65,11 +65,11 @@ def same(a: Any, b: Any) -> None:
     assert a.tobytes() == b.tobytes()
 
 
-def reply(record: ArrayRecord) -> Reply:
+def reply(record: ArrayRecord) -> GridReply:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     question = Message(RecordDict(), dst_node_id=7, message_type="train")
     content = RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 4})})
-    return Reply("anna", Message(content, reply_to=question), 0.5)
+    return GridReply("anna", Message(content, reply_to=question), 0.5)
 
 
 def reopened(record: ArrayRecord, strategy: Any = None, again: Any = None) -> ArrayRecord:

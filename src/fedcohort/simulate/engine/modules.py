@@ -74,7 +74,7 @@ class ModuleBackend:
         for job in np.flatnonzero(table.steps).tolist():
             first, n = int(table.first[job]), int(table.n[job])
             plan = table.plan(job, local)
-            with torch.enable_grad(), self._seeded(table, job):
+            with torch.enable_grad(), self._seed_torch(table, job):
                 train_plain(
                     self._flat.load(out[job]),
                     store.x[store.sample[first : first + n]].view(n, *self._store.shape),
@@ -169,7 +169,7 @@ class ModuleBackend:
             return torch.cat([module(part.view(len(part), *self._store.shape)) for part in torch.split(x, _CHUNK)])
 
     @contextlib.contextmanager
-    def _seeded(self, table: JobTable, job: int) -> Iterator[None]:
+    def _seed_torch(self, table: JobTable, job: int) -> Iterator[None]:
         """Seed torch for a module that draws random numbers (dropout), without touching the caller's generator."""
         if not self._draws:
             yield

@@ -90,7 +90,7 @@ def leaderboards(
     baseline, reference : str, optional
         Label to compare with, and the setting that stands for IID data. Default: the configuration's.
     """
-    options = Options.of(results.config).given(targets, terminal, baseline, reference)
+    options = Options.of(results.config).override(targets, terminal, baseline, reference)
     settings: dict[str, list[RunNumbers]] = {}
     own: dict[str, SettingOptions] = {}
     for info in results.runs:

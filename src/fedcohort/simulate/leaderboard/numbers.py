@@ -111,7 +111,7 @@ class Options:
             reference=run.get("reference"),
         )
 
-    def given(
+    def override(
         self, targets: Sequence[float] | None, terminal: int | None, baseline: str | None, reference: str | None
     ) -> Options:
         """Return these options with the caller's in place of the configuration's."""
@@ -488,7 +488,7 @@ def leaderboard(
     by_label = {label: [_seed(run, targets, options) for run in runs if run.label == label] for label in labels}
     against = {seed.seed: seed.terminal for seed in by_label[base]}
     paired = {
-        label: _paired({s.seed: s.terminal for s in seeds}, against)
+        label: _compare_pairs({s.seed: s.terminal for s in seeds}, against)
         for label, seeds in by_label.items()
         if label != base
     }
@@ -568,7 +568,7 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
     curve = _curve(run)
     rounds_to = tuple(None if math.isnan(target) else curve.rounds_to(target) for target in targets)
     clock = run.values.get("clock")
-    sent = _sent(run)
+    sent = _megabytes_sent(run)
     return SeedRow(
         seed=run.seed,
         state=run.state,
@@ -610,7 +610,7 @@ def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> flo
     return float(running[int(np.searchsorted(round_, rounds - 1))])
 
 
-def _sent(run: RunNumbers) -> FloatArray | None:
+def _megabytes_sent(run: RunNumbers) -> FloatArray | None:
     """Return the megabytes of all rounds so far, both ways and queries included; None where they are unknown."""
     columns = [run.values[name] for name in (*_BYTES, *_QUERY_BYTES) if name in run.values]
     if not columns or not any(np.isfinite(column).any() for column in columns):
@@ -645,7 +645,7 @@ def _mean_if_all(values: Sequence[int | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
+def _compare_pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
     seeds = [s for s in ours if s in theirs and not math.isnan(ours[s]) and not math.isnan(theirs[s])]
     difference = np.array([ours[s] - theirs[s] for s in seeds], np.float64)
     if not len(difference):

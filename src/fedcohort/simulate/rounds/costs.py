@@ -9,7 +9,7 @@ The rules, all of them:
 - Who fails in mid-round uploads nothing; who is late uploads, after the deadline.
 - Client compute is counted in sample passes: a forward pass over one sample is 1, forward and backward together 3. The
   scenario says how many seconds a client's usual local training lasts; everything else it does in that round takes
-  time in proportion to the sample passes.
+  time in proportion to the sample passes. With devices, the bytes take time as well.
 - A loss on a client's data is a forward pass over it, a full-batch gradient a forward and a backward pass. Losses of
   one model on the same samples share their pass.
 - A :class:`~fedcohort.core.protocol.Losses` query: the model goes down to everyone asked, one number per signal comes
@@ -114,6 +114,10 @@ class CostModel:
         passes = passes_of(signals) | ({GRADIENT_PASS} if gradients else frozenset())
         training = 1.0 if work is None else work
         return training + self._work(clients, passes) if passes else training
+
+    def samples(self, clients: IntArray, work: FloatArray | float) -> FloatArray:
+        """(k,) samples trained on in the time that some work takes, given as a share of the usual local training."""
+        return np.asarray(work * self.usual[clients] / (FORWARD + BACKWARD))
 
     def upload(self, signals: Iterable[Signal], copies: int) -> int:
         """Bytes one client sends at the end of its round."""

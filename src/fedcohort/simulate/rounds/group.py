@@ -278,7 +278,7 @@ class Group:
         chosen = [turn for turn in found if turn is not None]
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
-        averaged = [next(trained) if len(turn.arrived) else Averaged.unchanged(turn) for turn in chosen]
+        averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
         evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
         share = (time.perf_counter() - began) / max(len(evaluated), 1)
         for turn in evaluated:
@@ -288,7 +288,10 @@ class Group:
         masks: dict[tuple[int, int, Any], BoolArray] = {}
         turns = []
         for run in runs:
-            available = None
+            available = run.wait()
+            if run.begins == np.inf:
+                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                continue
             if not run.always:
                 plan = run.plan
                 key = (run.context.index, plan.seed, plan.scenario.availability)
@@ -348,7 +351,7 @@ class Group:
                 isolate_failure(run, run.aggregator_label, learn)
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
-            _averaged(arrival, kept, weights, found)
+            _in_cohort_order(arrival, kept, weights, found)
             for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
         ]
 
@@ -371,7 +374,7 @@ class Group:
             verdict = None  # of a run that failed while it trained
             if run.running:
                 judge = f"the filter {run.plan.filter.name!r}"
-                verdict = isolate_failure(run, judge, partial(self._kept, turn, params, logits.get(i)))
+                verdict = isolate_failure(run, judge, partial(self._apply_filter, turn, params, logits.get(i)))
             kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
@@ -393,9 +396,9 @@ class Group:
                     weights[kept] = combined.weights
                     special[i] = combined.model
                 mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
-        return self._mixed(turns, params, mixes, special), shares
+        return self._mix(turns, params, mixes, special), shares
 
-    def _mixed(
+    def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
@@ -439,14 +442,19 @@ class Group:
             found |= zip(places, torch.split(logits, [len(turns[i].clients) for i in places]), strict=True)
         return found
 
-    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _apply_filter(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """(m,) which of the arrived models enter the average."""
         run = turn.run
         good = turn.sound
         if run.filter is None:
             return good
         labels = None if logits is None else self._server_labels[run.context.index]
-        replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        replies = Replies(
+            good,
+            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
+            logits=logits,
+            labels=labels,
+        )
         verdict = checked_decision(run.filter, replies)
         if verdict.notes:
             run.session.note("filter", {"round": run.round, **verdict.notes})
@@ -560,8 +568,20 @@ def _choose(turn: Answered) -> Chosen:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
         work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
-        events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        if run.devices is None:
+            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        else:
+            copies = run.aggregator.model_copies
+            events = plan.scenario.timed_events(
+                cohort.clients,
+                seed=plan.seed,
+                ticket=cohort.ticket,
+                time=run.begins + cost.seconds,
+                samples=run.costs.samples(cohort.clients, work),
+                transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
+            )
         durations, status = events.durations, events.status
+    cost.seconds += run.begins - run.clock  # nobody was on before
     seconds = round_.settle(durations, status)
     if count:
         run.costs.book_round(
@@ -594,7 +614,9 @@ def _known(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _averaged(turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]) -> Averaged:
+def _in_cohort_order(
+    turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
+) -> Averaged:
     """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
     chosen = turn.chosen
     count, arrived = chosen.cohort.size, chosen.arrived

@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to an experiment's directory; the system lets go when this one dies."""
     try:
         import fcntl  # noqa: F401
@@ -102,7 +102,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def shared(folder: Path) -> Iterator[None]:
+def share_lock(folder: Path) -> Iterator[None]:
     """Mark this process as a worker of the one that holds the lock; it may outlive that one by a round."""
     import fcntl
 

@@ -63,7 +63,7 @@ def robustness(scores: Scores) -> Table:
     most = "never worse by more than"
     head = ("selector", "mean gain", "rank", most, "worst run", "reached", "rounds", "seconds", "bytes")
     title = "Ranks, robustness, and how many times less uniform's accuracy costs"
-    return Table("robustness", title, head, tuple(rows), note="" if _timed(scores) else UNTIMED)
+    return Table("robustness", title, head, tuple(rows), note="" if _has_times(scores) else UNTIMED)
 
 
 def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
@@ -73,7 +73,7 @@ def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
     return Cell(f"{speed:.2f}×", f"in {covers}" if covers < settings else "")
 
 
-def _timed(scores: Scores) -> bool:
+def _has_times(scores: Scores) -> bool:
     return not scores.lines or any(line.faster for line in scores.lines)
 
 
@@ -144,7 +144,7 @@ def page(scores: Scores) -> str:
         suite_version=scores.version,
         purpose=_PURPOSES[scores.purpose],
         date=time.strftime("%Y-%m-%d"),
-        untimed="" if _timed(scores) else UNTIMED,
+        untimed="" if _has_times(scores) else UNTIMED,
         rows=[_heat_row(line, scores) for line in scores.lines],
         minorities=[_minority_row(line, scores) for line in scores.lines if line.minority],
         claims=[claims(scores, line.label) for line in scores.lines if line.label == DEFAULT and line.minority],

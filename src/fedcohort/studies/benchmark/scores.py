@@ -30,7 +30,7 @@ from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSIO
 # What a submission calls each speed.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
 _Kinds = tuple[tuple[str, ...], ...]
-_CLEAR = 0.5  # points from which a gain or a loss is worth a word
+_CLEAR = 0.5  # points from which a gain or a loss is worth a word; the sentences call it half a point
 
 
 @dataclass(frozen=True)
@@ -196,15 +196,31 @@ class SelectorScore:
         bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
         start = f"{self.mean:+.1f} points on average"
         paid = self.speed("bytes")
-        if not math.isnan(paid):
-            start += f", uniform's accuracy for {1 / paid:.2g} times its bytes"
-            if self.arrived < 1:
-                start += f" (reached by {self.arrived:.0%} of the runs)"
-        helps = f"gains {_CLEAR:g} points or more in {names(good, 4)}" if good else "gains half a point nowhere"
+        if self.arrived < 1:  # what the others would have taken is not known
+            start += f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
+        elif not math.isnan(paid):
+            start += f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
         worst = f"(worst {self.worst[1]:+.1f} in {self.worst[0]})"
-        loses = f"but loses in {names(bad, 4)} {worst}" if bad else f"and loses as much nowhere {worst}"
         cost = f"; at a minority's cost in {names(self.at_a_cost, 4)}" if self.at_a_cost else ""
-        return f"{start}; {helps}, {loses}{cost}."
+        if not good and not bad:
+            return f"{start}; never gains or loses half a point {worst}{cost}."
+        helps = f"gains half a point or more in {names(good, 4)}" if good else "never gains half a point"
+        if not bad:
+            return f"{start}; {helps}, and never loses half a point {worst}{cost}."
+        return f"{start}; {helps}, but loses in {names(bad, 4)} {worst}{cost}."
+
+
+def _compared(ratio: float) -> str:
+    """Return an amount as compared with uniform's.
+
+    >>> _compared(0.61), _compared(1.2), _compared(3.4), _compared(1.001)
+    ('39% fewer', '20% more', '3.4 times the', 'as many')
+    """
+    if round(100 * ratio) == 100:
+        return "as many"
+    if ratio >= 2:
+        return f"{ratio:.2g} times the"
+    return f"{1 - ratio:.0%} fewer" if ratio < 1 else f"{ratio - 1:.0%} more"
 
 
 @dataclass(frozen=True)
