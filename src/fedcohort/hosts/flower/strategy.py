@@ -319,7 +319,7 @@ class CohortStrategy(Strategy):
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
         everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
-        if self.cohort_size is None and everybody and self.selector.chooses:
+        if self.cohort_size is None and everybody and self.selector.selects:
             log.warning(
                 "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                 "or cohort_size"

@@ -134,7 +134,7 @@ class Bounded(Selector[Any]):
         Optional(Interval(float, 1, None, "right")),
         "factor within which a loss must be of the loss on the server's own samples; None: not compared",
     )
-    around: ClassVar[bool] = True
+    is_wrapper: ClassVar[bool] = True
     added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Bounded(Selector[Any]):
             raise ParameterError(f"The 'of' parameter of Bounded must be another selector. Got {self.of!r}.")
         given = {key: list(v) if isinstance(v, tuple) else v for key, v in (self.params or {}).items()}
         object.__setattr__(self, "params", given or None)
-        for name in ("starves", "chooses", "default_filter"):  # as the one that chooses has them
+        for name in ("starves", "selects", "default_filter"):  # as the one that chooses has them
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @cached_property
