@@ -19,6 +19,7 @@ from fedcohort.cli.demo import demo
 from fedcohort.cli.diagnose import diagnose
 from fedcohort.cli.explain import explain
 from fedcohort.cli.extend import extend
+from fedcohort.cli.flare import flare_app
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
 from fedcohort.cli.journal import journal_app
@@ -50,6 +51,7 @@ EXTRAS = {
     "fastapi": "report",
     "flwr": "flower",
     "jinja2": "report",
+    "nvflare": "nvflare",
     "pandas": "notebook",
     "pyarrow": "sim",
     "ray": "ray",
@@ -101,6 +103,7 @@ for _command in (
     app.command()(_command)
 app.command("list")(list_)
 app.add_typer(flower_app, name="flower")
+app.add_typer(flare_app, name="flare")
 app.add_typer(keyholder_app, name="keyholder")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(rules_app, name="rules")
