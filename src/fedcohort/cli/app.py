@@ -30,6 +30,7 @@ from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.run import run
+from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import OneLine
 
@@ -92,6 +93,7 @@ _PANELS = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(_command.__name__.rstrip("_"), rich_help_panel=_panel)(_command)
+app.add_typer(scenario_app, name="scenario", rich_help_panel="Selectors and federations")
 journal_app.command("audit")(audit)
 journal_app.add_typer(rules_app, name="rules")
 privacy_app.add_typer(keyholder_app, name="keyholder")

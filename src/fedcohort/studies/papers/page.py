@@ -33,7 +33,10 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     for label in labels:
         cells = [Cell(names.get(label, label))]
         for setting, figures in grid.published.items():
-            cells += [_published(figures, label, measure), _ours(record.mean(setting, label, grid.measure), measure)]
+            cells += [
+                _published_cell(figures, label, measure),
+                _ours(record.mean(setting, label, grid.measure), measure),
+            ]
         rows.append(tuple(cells))
     columns = [
         "method",
@@ -48,7 +51,7 @@ def _head(record: StudyRecord, setting: str, measure: str) -> str:
     return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
 
 
-def _published(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
+def _published_cell(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
     if label not in figures:
         return Cell("")
     figure = figures[label]
@@ -271,16 +274,13 @@ def _curves(
 
 
 def overview(folder: Path) -> str:
-    """Return one page of documentation about all records in a folder: what holds, and every table that was run."""
-    found = {}
+    """Return a table in Markdown about all records in a folder: how many claims of each exhibit hold."""
+    rows = []
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(folder / f"{exhibit.study.name}.json", exhibit.study)
-        found[exhibit.name] = (exhibit, record)
-    rows = []
-    for exhibit, record in found.values():
         tally = count_verdicts(judge(exhibit, record))
         state = "" if _whole(exhibit, record) else "fewer seeds or rounds than the paper"
-        state = state if _seen(exhibit, record) else "not run"
+        state = state if _has_results(exhibit, record) else "not run"
         rows.append(
             (
                 Cell(f"`{exhibit.name}`"),
@@ -292,13 +292,11 @@ def overview(folder: Path) -> str:
                 Cell(state),
             )
         )
-    head = ("name", "what", "holds", "does not hold", "open", "not run", "")
-    index = to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1}))).strip()
-    pages = [markdown(exhibit, record, 2) for exhibit, record in found.values() if _seen(exhibit, record)]
-    return index + "\n\n" + "\n".join(pages)
+    head = ("name", "what", "holds", "does not hold", "open", "not run", "run with")
+    return to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1, 6})))
 
 
-def _seen(exhibit: Exhibit, record: StudyRecord) -> bool:
+def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
     """Whether there is anything of ours to show."""
     shown = [label for label in exhibit.study.names if label != exhibit.study.baseline]
     return any(label in found["labels"] for found in record.settings.values() for label in shown)
