@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _NUMBERS = (
     "accuracy", "metric", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
     "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", "available",
+    "worst_group", "worst_tenth", "client_spread", "jain", "longest_absence", "asked",
 )  # fmt: skip
 
 

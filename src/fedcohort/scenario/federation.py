@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
 from fedcohort.core.errors import InputError
+from fedcohort.scenario.groups import Groups
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -74,6 +75,8 @@ class Federation:
         Notes for the user on how it was built ("2 draws were infeasible and redrawn").
     client_names : tuple of str or None
         Names given by the data (writers); None numbers the clients.
+    groups : Groups or None
+        Which clients are judged together; None where samples have no classes and clients no data of their own to test.
 
     Examples
     --------
@@ -98,6 +101,7 @@ class Federation:
     traits: Mapping[str, AnyArray] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     client_names: tuple[str, ...] | None = None
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         total, clients = len(self.indices), len(self.offsets) - 1
@@ -127,6 +131,8 @@ class Federation:
                 )
         if self.client_names is not None and len(self.client_names) != clients:
             raise InputError(f"There must be one name per client ({clients}). Got {len(self.client_names)}.")
+        if self.groups is not None and len(self.groups.of) != clients:
+            raise InputError(f"There must be one group per client ({clients}). Got {len(self.groups.of)}.")
         for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
             freeze(getattr(self, field))
         for trait in self.traits.values():
@@ -195,6 +201,14 @@ class Federation:
     def main_class(self) -> IntArray:
         """The most frequent true class of every client (N,); the smallest one where several tie."""
         return freeze(self.label_counts(part="all", true=True).argmax(axis=1).astype(np.int64))
+
+    @cached_property
+    def holds_rare(self) -> BoolArray:
+        """Which clients (N,) have a third or more of rare classes, of which there are less than 3/4 of the mean."""
+        counts = self.label_counts(part="all", true=True)
+        total = counts.sum(axis=0)
+        rare = total < 0.75 * total.mean()
+        return freeze(3 * counts[:, rare].sum(axis=1) >= np.maximum(counts.sum(axis=1), 1))
 
     def client(self, k: int) -> ClientSamples:
         """Return the samples of client ``k`` as views."""

@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import Spans
+from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
 from fedcohort.training.local import LocalTraining
 from fedcohort.training.losses import cross_entropy, logit_derivative
 
@@ -322,12 +322,22 @@ class DeviceProgram:
     @torch.no_grad()
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
-        logits = self._logits(models, slice(self.n_train, None))
-        y = self.y_test.expand(len(models), -1)
-        loss = cross_entropy(logits, y).mean(1, dtype=torch.float64)
-        right = (logits.argmax(2) == y).double().mean(1)
-        both = torch.stack([loss, right]).cpu().numpy()
+        loss, right = self._answers(models, self.n_train, self.y_test)
+        both = torch.stack([loss, right.double().mean(1)]).cpu().numpy()
         return both[0], both[1]
+
+    @torch.no_grad()
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
+        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        loss, right = self._answers(models, test.first, self._send(test.y))
+        found = right_by_cell(right, self._send(test.cell), test.cells)
+        return loss.cpu().numpy(), found.cpu().numpy()
+
+    def _answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss (M,) on the samples from a row on, and which of them are answered right (M, n)."""
+        logits = self._logits(models, slice(first, first + len(y)))
+        y = y.expand(len(models), -1)
+        return cross_entropy(logits, y).mean(1, dtype=torch.float64), logits.argmax(2) == y
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return the logits (M, V, C) on training samples."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.leaderboard.formats import Table, to_text
 from fedcohort.simulate.leaderboard.numbers import (
+    FAIRNESS,
     Leaderboard,
     LeaderRow,
     Options,
@@ -53,7 +54,7 @@ __all__ = [
     "to_text",
 ]
 
-_COLUMNS = ("qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+_COLUMNS = ("qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", *FAIRNESS)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,11 @@ from fedcohort.simulate.metrics import (
 LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
 _BYTES = ("bytes_down", "bytes_up")
 _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
+_AT_THE_END = ("worst_group", "worst_tenth", "client_spread")  # means over the same rounds as terminal accuracy
+_SO_FAR = ("jain", "longest_absence")  # as the last evaluation found them
+FAIRNESS = (*_AT_THE_END, *_SO_FAR, "asked")
+"""Columns of ``rounds/`` that say who pays for an average."""
+CLEAR = 0.005  # of accuracy: what a minority loses beyond it is worth a sentence
 
 
 class RunNumbers(Protocol):
@@ -170,6 +175,10 @@ class SeedRow:
         Both ways, of training and of queries.
     clock : float
         Simulated seconds in all.
+    fair : mapping of str to float
+        By the names of :data:`FAIRNESS`: accuracy of the worst group and of the worst tenth of clients, its standard
+        deviation over clients, Jain's index of participation, the longest absence in rounds, questions asked in all.
+        Accuracies are NaN for a run that diverged or failed.
     """
 
     seed: int
@@ -186,6 +195,7 @@ class SeedRow:
     megabytes: float
     query_megabytes: float
     clock: float
+    fair: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -285,6 +295,10 @@ class LeaderRow:
         """Simulated seconds in all."""
         return Spread.of([seed.clock for seed in self.seeds])
 
+    def fair(self, name: str) -> Spread:
+        """One of :data:`FAIRNESS`."""
+        return Spread.of([seed.fair.get(name) for seed in self.seeds])
+
 
 @dataclass(frozen=True)
 class RunProgress:
@@ -360,6 +374,17 @@ class Leaderboard:
     def finished(self) -> bool:
         """Whether every run has ended."""
         return self.progress.running == 0
+
+    @property
+    def at_a_cost(self) -> tuple[tuple[LeaderRow, float], ...]:
+        """Selectors that gain on average and lose in the worst group, each with that loss (negative)."""
+        base = {seed.seed: seed.fair.get("worst_group", math.nan) for seed in self.base.seeds}
+        found = []
+        for row in self.rows:
+            lost = Spread.of([s.fair.get("worst_group", math.nan) - base.get(s.seed, math.nan) for s in row.seeds])
+            if row.paired is not None and row.paired.difference > 0 and lost.mean < -CLEAR:
+                found.append((row, lost.mean))
+        return tuple(found)
 
     @property
     def note(self) -> str:
@@ -559,7 +584,23 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
         megabytes=_sum(run, _BYTES) / 1e6,
         query_megabytes=_sum(run, _QUERY_BYTES) / 1e6,
         clock=float(clock[-1]) if clock is not None and len(clock) else math.nan,
+        fair=_fair(run, options),
     )
+
+
+def _fair(run: RunNumbers, options: Options) -> dict[str, float]:
+    window = terminal_window(_rounds_of(run), options.terminal)
+    found = {}
+    for name in FAIRNESS:
+        values = np.asarray(run.values.get(name, ()), np.float64)
+        known = values[np.isfinite(values)]
+        if not len(known) or (name in _AT_THE_END and run.state in LOST):
+            found[name] = math.nan
+        elif name in _AT_THE_END:
+            found[name] = Curve(run.round, values).terminal(window)
+        else:
+            found[name] = float(known[-1] if name in _SO_FAR else known.sum())
+    return found
 
 
 def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> float | None:

@@ -8,12 +8,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.numbers import FAIRNESS
 from fedcohort.simulate.leaderboard.words import deviation, duration, number
 from fedcohort.simulate.metrics import Metric, Spread
 
 if TYPE_CHECKING:
     from fedcohort.simulate.leaderboard.numbers import Leaderboard, LeaderRow
 
+# Heading, and how soon a narrow place gives the column up.
+_GROUP_COLUMNS = (("worst_group", "Worst group", 3), ("worst_tenth", "Worst tenth", 6))
+_TURN_COLUMNS = (
+    ("client_spread", "Spread", 14, "{:.3f}"),
+    ("jain", "Jain", 12, "{:.2f}"),
+    ("longest_absence", "Longest absence", 15, "{:.0f}"),
+)
 FEW_SEEDS = 5  # below, a p-value says little and the table says so
 
 
@@ -50,6 +58,9 @@ def leaderboard_table(
     add("Terminal", 1, _scores([row.terminal for row in rows], whole, board.metric))
     gain = "Gain over" if board.metric.higher else "Difference to"
     add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
+    for name, heading, rank in _GROUP_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            add(heading, rank, _scores([row.fair(name) for row in rows], whole, board.metric))
     if board.reference is not None:
         made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
         add(f"Made good of the loss against {board.reference}", 9, made_good)
@@ -64,6 +75,10 @@ def leaderboard_table(
         add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
     if any(row.query_share > 0 for row in rows):
         add("Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows])
+        add("Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows])
+    for name, heading, rank, form in _TURN_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            add(heading, rank, [Cell(_number_or_dash(row.fair(name).mean, form)) for row in rows])
     order = sorted(range(len(columns)), key=lambda i: columns[i][1])
     return Table(
         name="leaderboard",
@@ -83,6 +98,12 @@ def note(board: Leaderboard) -> str:
         sentences.append(f"Lower {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
         sentences.append("For shorter runs it is the last fifth.")
+    if any(row.fair("worst_tenth").count for row in board.rows):
+        sentences.append(
+            "Worst group and worst tenth: accuracy of the group, and of the tenth of clients, that fare worst; spread: "
+            "standard deviation over clients; Jain: evenness of participation, 1 is even; absence in rounds."
+        )
+    sentences += _at_a_cost(board)
     if max(row.runs for row in board.rows) > 1:
         sentences.append("± is the standard deviation over seeds.")
     return " ".join([*_unfinished(board), *sentences, *_lost(board), _about_p(board)])
@@ -100,7 +121,14 @@ def brief_note(board: Leaderboard) -> str:
         sentences.append(f"Lower {board.metric.name} is better.")
     if few := _few_seeds(board):
         sentences.append(few)
-    return " ".join([*_unfinished(board), *sentences, *_lost(board), "More with --explain."])
+    return " ".join([*_unfinished(board), *sentences, *_at_a_cost(board), *_lost(board), "More with --explain."])
+
+
+def _at_a_cost(board: Leaderboard) -> list[str]:
+    return [
+        f"{row.label} gains on average and loses {-100 * lost:.1f} points in the worst group."
+        for row, lost in board.at_a_cost
+    ]
 
 
 def _window(board: Leaderboard) -> str:
@@ -282,6 +310,7 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                 "megabytes": spread(row.megabytes),
                 "query_share_of_bytes": number_or_none(row.query_share),
                 "simulated_seconds": spread(row.clock),
+                "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
                 "paired": None
                 if row.paired is None
                 else {

@@ -11,8 +11,7 @@ import torch
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import LossMeasure, Signal, VectorOf
 from fedcohort.core.vectors import vector_signal
-from fedcohort.scenario import Federation
-from fedcohort.simulate.engine import ClientData, Engine, Jobs, TrainingResult
+from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived
@@ -218,13 +217,3 @@ def _alike(wanted: Sequence[Mapping[Signal, LossMeasure]]) -> dict[frozenset[Los
         if measures:
             found.setdefault(frozenset(measures.values()), []).append(i)
     return found
-
-
-def client_data(federation: Federation) -> ClientData:
-    """Return a federation as the engine takes it."""
-    return ClientData(
-        indices=federation.indices.astype(np.int64),
-        offsets=federation.offsets,
-        labels=federation.labels.astype(np.int64),
-        validation=federation.validation,
-    )

@@ -192,7 +192,7 @@ def _load(plan: RunPlan) -> Dataset:
 def _federation_identity(plan: RunPlan) -> str:
     """Runs of one identity have the same federation: latency, availability and failures do not change who owns what."""
     scenario = plan.scenario.to_dict()
-    owns = {key: scenario.get(key) for key in ("partition", "noise", "validation", "server_validation")}
+    owns = {key: scenario.get(key) for key in ("partition", "noise", "shift", "validation", "server_validation")}
     return _identity([_data_key(plan.data), owns, plan.seed])
 
 

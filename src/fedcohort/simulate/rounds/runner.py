@@ -260,6 +260,8 @@ class Simulation:
                     sizes=federation.train_sizes.astype(np.float64),
                     noise_rate=federation.noise_rate,
                     names=federation.client_names,
+                    groups=None if federation.groups is None else federation.groups.of,
+                    group_names=() if federation.groups is None else federation.groups.names,
                 ),
             )
         writer.runs(list(self._infos.values()))

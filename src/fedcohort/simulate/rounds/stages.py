@@ -16,6 +16,7 @@ from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.round import Round
 from fedcohort.simulate.rounds.costs import RoundCost
+from fedcohort.simulate.rounds.judge import Fairness
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.training.aggregators import Members
 
@@ -146,6 +147,7 @@ class Test(NamedTuple):
 
     loss: float
     metric: float  # the task's: accuracy for a classifier
+    fairness: Fairness | None  # of a classifier's groups and clients
 
 
 class Evaluated(NamedTuple):

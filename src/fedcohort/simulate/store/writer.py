@@ -223,6 +223,8 @@ class ExperimentWriter:
         }
         if facts.names is not None:
             arrays["names"] = np.array(facts.names)
+        if facts.groups is not None:
+            arrays |= {"groups": facts.groups, "group_names": np.array(facts.group_names)}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
         write_atomically(self.path / f"federation-{key}.npz", buffer.getvalue())
