@@ -53,6 +53,14 @@ def test_who_ends_highest_is_said_of_whoever_does():
     assert "highest" not in accuracy(run("uniform", low))
 
 
+def test_equals_end_highest_together():
+    runs = [run("uniform", [0.1, 0.5]), run("ours", [0.1, 0.6]), run("theirs", [0.2, 0.60004])]
+    assert "theirs and ours end highest, at 60.0% against 50.0% for uniform" in accuracy(*runs)
+    going = [run("uniform", [0.6], state="running"), run("ours", [0.6], state="running"), run("low", [0.1])]
+    text = accuracy(*going, planned=9)
+    assert "ours and uniform are highest, at 60.0%" in text and "against" not in text
+
+
 def test_nothing_ends_while_it_runs():
     going = [run("uniform", np.full(62, 0.3), state="running"), run("ours", np.full(62, 0.4), state="running")]
     text = accuracy(*going, planned=2000)

@@ -34,7 +34,10 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     for label in labels:
         cells = [Cell(names.get(label, label))]
         for setting, figures in grid.published.items():
-            cells += [_published(figures, label, measure), _ours(record.mean(setting, label, grid.measure), measure)]
+            cells += [
+                _published_cell(figures, label, measure),
+                _ours(record.mean(setting, label, grid.measure), measure),
+            ]
         rows.append(tuple(cells))
     columns = [
         "method",
@@ -49,7 +52,7 @@ def _head(record: StudyRecord, setting: str, measure: str) -> str:
     return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
 
 
-def _published(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
+def _published_cell(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
     if label not in figures:
         return Cell("")
     figure = figures[label]
@@ -283,7 +286,7 @@ def overview(folder: Path) -> str:
         record = StudyRecord.read(folder / f"{exhibit.study.name}.json", exhibit.study)
         tally = count_verdicts(judge(exhibit, record))
         state = "" if _whole(exhibit, record) else "fewer seeds or rounds than the paper"
-        state = state if _seen(exhibit, record) else "not run"
+        state = state if _has_results(exhibit, record) else "not run"
         rows.append(
             (
                 Cell(f"`{exhibit.name}`"),
@@ -299,7 +302,7 @@ def overview(folder: Path) -> str:
     return to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1, 6})))
 
 
-def _seen(exhibit: Exhibit, record: StudyRecord) -> bool:
+def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
     """Whether there is anything of ours to show."""
     shown = [label for label in exhibit.study.names if label != exhibit.study.baseline]
     return any(label in found["labels"] for found in record.settings.values() for label in shown)
