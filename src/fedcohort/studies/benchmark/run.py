@@ -25,7 +25,9 @@ QUICK_ROUNDS = 20
 def every_selector() -> list[str]:
     """Return the names of all selectors that choose: not one that always takes everybody, nor one around another."""
     found = {name: SELECTORS.get(name) for name in SELECTORS.names()}
-    return [name for name, cls in found.items() if getattr(cls, "selects", True) and not getattr(cls, "is_wrapper", False)]
+    return [
+        name for name, cls in found.items() if getattr(cls, "selects", True) and not getattr(cls, "is_wrapper", False)
+    ]
 
 
 def parse_seeds(text: str) -> list[int]:
