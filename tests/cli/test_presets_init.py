@@ -174,6 +174,6 @@ def test_arguments_have_their_help(command, command_name, help_text):
     assert help_text in command(command_name, "--help").stdout
 
 
-def test_the_readmes_headline_is_this_one():
-    readme = Path(__file__).parents[2] / "README.md"
-    assert " ".join(("fedcohort", *HEADLINE, "uniform,fedcor,fedcbs", "--seeds", "5")) in readme.read_text()
+def test_the_headline_of_the_documentation_is_this_one():
+    start = Path(__file__).parents[2] / "docs" / "index.md"
+    assert " ".join(("fedcohort", *HEADLINE, "uniform,fedcor,fedcbs", "--seeds", "5")) in start.read_text()

@@ -108,7 +108,7 @@ def test_replies(lot):
     required = frozenset(s for s in REPORTED if r.random() < 0.3)
     sound = [GridReply(name, message(r, False), 0.5) for name in ("ben", "cem")]
     spoilt = GridReply("anna", message(r, True), 0.5)
-    found = Checker(model(), "num-examples", required).all([sound[0], spoilt, sound[1]])
+    found = Checker(model(), "num-examples", required).check_all([sound[0], spoilt, sound[1]])
     found = with_common_names(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason

@@ -34,7 +34,7 @@ def reply(arrays: ArrayRecord, metrics: dict[str, Any] | None = None, **extra: A
 
 
 def checked(*replies: GridReply, **settings: Any) -> list[Checked]:
-    return Checker(record(), "num-examples", settings.pop("required", ()), **settings).all(replies)
+    return Checker(record(), "num-examples", settings.pop("required", ()), **settings).check_all(replies)
 
 
 def told(dtype: str, shape: tuple[int, ...], array: Any) -> Array:

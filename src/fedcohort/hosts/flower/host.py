@@ -215,7 +215,7 @@ class FlowerHost(Host):
         if self._open is not None:
             cohort, outbox = self._open
             replies = outbox.receive(until)
-            checked = self.training.checker.all(replies)
+            checked = self.training.checker.check_all(replies)
             return [
                 Reply(cohort.ticket, reply.name, found.status, found.reason, reply.seconds, found)
                 for reply, found in zip(replies, checked, strict=True)
@@ -406,7 +406,8 @@ class FlowerHost(Host):
             with_ttl(messages.values(), 2 * deadline)
             replies = exchange(self._outbox(), messages, deadline, self.debts)
             answers = [replies[name] for name in names if name in replies]
-            checked, _ = self.training.bound_weights(self.training.checks(arrays, ()).all(answers), online, arrays)
+            sound = self.training.checks(arrays, ()).check_all(answers)
+            checked, _ = self.training.bound_weights(sound, online, arrays)
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))

@@ -129,7 +129,7 @@ class Checker:
         floats = [layout for layout in self._layouts.values() if is_float(layout.dtype)]
         self._parameters = sum(math.prod(layout.shape) for layout in floats) if same_shapes else None
 
-    def all(self, replies: Iterable[GridReply]) -> list[Checked]:
+    def check_all(self, replies: Iterable[GridReply]) -> list[Checked]:
         """Check replies, each by itself."""
         with np.errstate(over="ignore", invalid="ignore"):  # the sum of squares of sound numbers may overflow
             return [self._check(reply) for reply in replies]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
-from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
@@ -23,11 +23,9 @@ QUICK_ROUNDS = 20
 
 
 def every_selector() -> list[str]:
-    """Return the names of all selectors that choose: not one that always takes everybody, nor one around another."""
-    found = {name: SELECTORS.get(name) for name in SELECTORS.names()}
-    return [
-        name for name, cls in found.items() if getattr(cls, "selects", True) and not getattr(cls, "is_wrapper", False)
-    ]
+    """Return the names of all selectors that choose: not one that always takes everybody, nor a wrapper."""
+    found = {name: cast(type[Selector[Any]], SELECTORS.get(name)) for name in SELECTORS.names()}
+    return [name for name, cls in found.items() if cls.selects and not cls.is_wrapper]
 
 
 def parse_seeds(text: str) -> list[int]:

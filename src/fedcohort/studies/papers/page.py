@@ -17,6 +17,7 @@ from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, count_verdict
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
+_OLDER = {"balanced": "0.2.0"}  # the last version with another rule of the same name
 
 
 def number(value: float, measure: Measure) -> str:
@@ -135,11 +136,16 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
         text = (
             f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds"
             f"{' (' + '; '.join(fewer) + ')' if fewer else ''}, on {made['device']}, {made['date']}, "
-            f"by `{made['command']}`"
+            f"fedcohort {made['fedcohort']}, by `{made['command']}`"
         )
         groups.setdefault((text,), []).append(name)
     sentences += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
     sentences += _later(study, record)
+    sentences += [
+        f"The rows of {label} are those of version {version}; its rule has changed since."
+        for label, version in _OLDER.items()
+        if any(label in found["labels"] and found["made"]["fedcohort"] == version for found in settings.values())
+    ]
     counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
     for name, found in settings.items() if "rounds" in counted else ():
         wanted = study.target(name)
@@ -274,13 +280,10 @@ def _curves(
 
 
 def overview(folder: Path) -> str:
-    """Return one page of documentation about all records in a folder: what holds, and every table that was run."""
-    found = {}
+    """Return a table in Markdown about all records in a folder: how many claims of each exhibit hold."""
+    rows = []
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(folder / f"{exhibit.study.name}.json", exhibit.study)
-        found[exhibit.name] = (exhibit, record)
-    rows = []
-    for exhibit, record in found.values():
         tally = count_verdicts(judge(exhibit, record))
         state = "" if _whole(exhibit, record) else "fewer seeds or rounds than the paper"
         state = state if _has_results(exhibit, record) else "not run"
@@ -295,10 +298,8 @@ def overview(folder: Path) -> str:
                 Cell(state),
             )
         )
-    head = ("name", "what", "holds", "does not hold", "open", "not run", "")
-    index = to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1}))).strip()
-    pages = [markdown(exhibit, record, 2) for exhibit, record in found.values() if _has_results(exhibit, record)]
-    return index + "\n\n" + "\n".join(pages)
+    head = ("name", "what", "holds", "does not hold", "open", "not run", "run with")
+    return to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1, 6})))
 
 
 def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
