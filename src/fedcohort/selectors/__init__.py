@@ -21,6 +21,7 @@ from fedcohort.selectors.baselines.rbcs_f import RbcsF
 from fedcohort.selectors.baselines.refl import Refl
 from fedcohort.selectors.baselines.restless_bandit import RestlessBandit
 from fedcohort.selectors.baselines.size_weighted import SizeWeighted
+from fedcohort.selectors.baselines.terraform import Terraform
 from fedcohort.selectors.baselines.tifl import TiFL
 from fedcohort.selectors.baselines.uniform import All, Uniform
 from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
@@ -76,6 +77,7 @@ __all__ = [
     "RestlessBandit",
     "RestlessBanditAdvantage",
     "SizeWeighted",
+    "Terraform",
     "TiFL",
     "Uniform",
 ]
