@@ -8,6 +8,7 @@ from fedcohort.selectors.baselines.divfl import DivFL
 from fedcohort.selectors.baselines.e3cs import E3CS
 from fedcohort.selectors.baselines.fed_cucb import FedCucb
 from fedcohort.selectors.baselines.fedcs import FedCS
+from fedcohort.selectors.baselines.fedrank import FedRank
 from fedcohort.selectors.baselines.fedstas import FedStas
 from fedcohort.selectors.baselines.feel import Feel
 from fedcohort.selectors.baselines.gradnorm import GradNorm
@@ -60,6 +61,7 @@ __all__ = [
     "FedCmUcb",
     "FedCor",
     "FedCucb",
+    "FedRank",
     "FedStas",
     "Feel",
     "Flash",
