@@ -212,7 +212,8 @@ def main() -> None:
     ]
     logging.disable(logging.WARNING)  # of too few clients that carry the training: that is what is measured
     if options.claims:
-        return print_claims([n for n in options.selectors.split(",") if n] or ["balanced", "fedcbs-chance", "astraea"])
+        claimed = ["balanced", "fedcbs", "fedcbs-chance", "astraea"]
+        return print_claims([n for n in options.selectors.split(",") if n] or claimed)
     print("| selector | nobody lies | the worst lie takes | bounded, nobody lies | bounded, the worst lie takes |")
     print("|---|---|---|---|---|")
     for name in names:
