@@ -19,7 +19,7 @@ from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import shorten
-from fedcohort.core.vectors import output_bias
+from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.measures import MEASURED, Measures
 from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, plain, read_gradient, read_report
 
@@ -147,9 +147,9 @@ def flat(model: Model) -> FloatArray:
     return np.concatenate(floats) if floats else np.empty(0)
 
 
-def bias_of(model: Model) -> slice:
-    """Return where the output layer's bias stands in :func:`flat`; an error for a model without one."""
-    return output_bias({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
+def output_of(model: Model) -> OutputLayer:
+    """Return where the output layer stands in :func:`flat`; an error for a model whose output layer has no bias."""
+    return output_layer({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
 
 
 def measures_of(sent: Model, replies: Sequence[Checked]) -> Measures:
@@ -166,7 +166,7 @@ def measures_of(sent: Model, replies: Sequence[Checked]) -> Measures:
         np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64),
         updates=updates,
         gradients=[r.gradient for r in replies],
-        bias=lambda: bias_of(sent),
+        output=lambda: output_of(sent),
     )
 
 
