@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds the package is pinned like what it needs; -c alone does not reach the environment it is built in.
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test lint types unit docs examples bench nightly lock clean
+.PHONY: demo test lint types unit docs examples hosts bench nightly lock clean
 
 demo: $(VENV)/.sim
 	$(BIN)/fedcohort demo
@@ -28,6 +28,10 @@ docs: $(VENV)/.dev
 
 examples: $(VENV)/.dev
 	for file in examples/*.py; do echo "$$file"; $(BIN)/python "$$file" > /dev/null || exit 1; done
+
+# The hosts' tests on the oldest release of Flower we claim and on the newest, and on NVIDIA FLARE.
+hosts: $(VENV)/.dev
+	.ci/hosts
 
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python bench/ask_tell.py

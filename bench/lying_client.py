@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--claims", action="store_true", help="what one client's claim about its labels brings")
     options = parser.parse_args()
     names = [n for n in options.selectors.split(",") if n] or [
-        name for name, cls in ((n, SELECTORS.get(n)) for n in SELECTORS) if cls.chooses and not cls.around
+        name for name, cls in ((n, SELECTORS.get(n)) for n in SELECTORS) if cls.selects and not cls.is_wrapper
     ]
     logging.disable(logging.WARNING)  # of too few clients that carry the training: that is what is measured
     if options.claims:

@@ -87,7 +87,7 @@ def journal(tmp_path_factory):
 
 def test_commands_show_hostile_names(journal):
     path, names = journal
-    calls = [["explain", str(path), "--round", "1"], ["rules", "verify", str(path)]]
+    calls = [["explain", str(path), "--round", "1"], ["journal", "rules", "verify", str(path)]]
     calls += [["explain", str(path), "--client", name] for name in names]
     calls += [["explain", str(path), "--round", "1", "--client", name] for name in names]
     for call in calls:
@@ -120,7 +120,8 @@ def test_logs_stay_one_line_each():
 
 def test_what_flower_logs_stays_one_line(caplog):
     pytest.importorskip("flwr")
-    from fedcohort.hosts.flower.exchange import log, shorten
+    from fedcohort.core.text import shorten
+    from fedcohort.hosts.flower.exchange import log
 
     with caplog.at_level("INFO", logger="flwr.fedcohort"):
         log.propagate, before = True, log.propagate

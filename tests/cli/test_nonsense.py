@@ -3,7 +3,6 @@
 import os
 import sys
 
-import click
 import numpy as np
 import pytest
 import typer
@@ -54,8 +53,8 @@ SOUND = {
     "extend": ["x"],
     "report": ["no-such"],
     "explain": [JOURNAL],
-    "audit": [JOURNAL],
-    "rules verify": [JOURNAL],
+    "journal audit": [JOURNAL],
+    "journal rules verify": [JOURNAL],
     "analytics": ["no-such.toml"],
     "diagnose": ["no-such.toml"],
     "check": ["no-such"],
@@ -65,13 +64,13 @@ SOUND = {
     "dashboard": ["no-such", "--token", "short"],
     "flower new": ["garbage"],
     "privacy audit": ["--counts", "garbage"],
-    "keyholder serve": ["no-such"],
+    "privacy keyholder serve": ["no-such"],
 }
 
 
 def commands(group, path=()):
     for name, command in group.commands.items():
-        if isinstance(command, click.Group):
+        if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:
             yield " ".join((*path, name)), command
@@ -95,10 +94,10 @@ def nonsense(parameter):
 
 def given(name, command):
     """Yield command lines with one parameter that makes no sense."""
-    places = [parameter for parameter in command.params if isinstance(parameter, click.Argument)]
+    places = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     sound = SOUND.get(name, [JOURNAL] * sum(place.required for place in places))
     for parameter in command.params:
-        if isinstance(parameter, click.Argument):
+        if parameter.param_type_name == "argument":
             at = places.index(parameter)
             for value in nonsense(parameter):
                 yield [*name.split(), *sound[:at], value, *sound[at + 1 :]]
@@ -143,10 +142,10 @@ def answer(place, monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "keyholder serve"])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "privacy keyholder serve"])
 def test_a_command_answers_nonsense_with_a_sentence(name, answer):
     cases = list(given(name, COMMANDS[name]))
-    assert cases or name == "keyholder"
+    assert cases
     for arguments in cases:
         answer(arguments)
 

@@ -1,17 +1,19 @@
 """An option that several commands have means the same in all of them."""
 
 import typer
+from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
 
 COMMANDS = typer.main.get_command(app).commands
-EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address", "track", "quiet", "format"]
+EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address", "track", "explain", "quiet", "format"]
 
 
 def option(command, name):
     """Return all that a user sees of an option."""
     found = next(item for item in COMMANDS[command].params if item.name == name)
-    return found.opts, found.help, found.metavar, found.multiple, found.default, found.type.to_info_dict()
+    kind = getattr(found, "type", None)  # newer releases of typer do not show it
+    return found.opts, found.help, found.metavar, found.multiple, found.default, kind and kind.to_info_dict()
 
 
 def test_run_and_compare_share_the_options_of_an_experiment():
@@ -34,3 +36,15 @@ def test_format_and_quiet_mean_the_same_everywhere():
         having = [command for command, made in COMMANDS.items() if name in [item.name for item in made.params]]
         assert len(having) >= 5
         assert all(option(command, name) == option("run", name) for command in having)
+
+
+def test_the_help_of_compare_fits_one_screen():
+    shown = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "80"}).stdout.splitlines()
+    assert len(shown) <= 45 and max(map(len, shown)) <= 80
+
+
+def test_what_operators_use_is_below_two_commands():
+    whole = typer.main.get_command(app)
+    assert {"audit", "rules", "verify", "forget"} <= set(whole.commands["journal"].commands)
+    assert set(whole.commands["privacy"].commands) == {"audit", "keyholder"}
+    assert len(whole.commands) <= 17 and not {"audit", "rules", "keyholder"} & set(whole.commands)

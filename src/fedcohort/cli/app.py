@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 import fedcohort
@@ -31,6 +30,7 @@ from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.run import run
+from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import OneLine
 
@@ -41,6 +41,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# The base of every error about usage. It is click's, or that of the copy of click that newer releases of typer carry.
+_USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 
 # Which extra brings what, by the module that is missing without it.
 EXTRAS = {
@@ -80,39 +83,32 @@ def root(
         handler.addFilter(OneLine())
 
 
-for _command in (
-    demo,
-    compare,
-    bench,
-    reproduce,
-    init,
-    run,
-    extend,
-    report,
-    explain,
-    dashboard,
-    analytics,
-    diagnose,
-    check,
-    audit,
-):
-    app.command()(_command)
-app.command("list")(list_)
-app.add_typer(flower_app, name="flower")
-app.add_typer(keyholder_app, name="keyholder")
-app.add_typer(privacy_app, name="privacy")
-app.add_typer(rules_app, name="rules")
-app.add_typer(journal_app, name="journal")
+# The commands as '--help' lists them: first what a newcomer wants, last what the operator of a live federation wants.
+_PANELS = {
+    "Compare selectors": (demo, compare, bench, reproduce),
+    "Experiments": (init, run, extend),
+    "Results": (report, explain, dashboard),
+    "Selectors and federations": (list_, check, analytics, diagnose),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(_command.__name__.rstrip("_"), rich_help_panel=_panel)(_command)
+app.add_typer(scenario_app, name="scenario", rich_help_panel="Selectors and federations")
+journal_app.command("audit")(audit)
+journal_app.add_typer(rules_app, name="rules")
+privacy_app.add_typer(keyholder_app, name="keyholder")
+for _name, _group in {"flower": flower_app, "journal": journal_app, "privacy": privacy_app}.items():
+    app.add_typer(_group, name=_name, rich_help_panel="Live federations")
 
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 error, 2 wrong usage, 3 done with remarks, 130 interrupted."""
     try:
         code = app(standalone_mode=False)
-    except click.ClickException as error:
+    except _USAGE_ERROR as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except FedcohortError as error:

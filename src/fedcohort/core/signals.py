@@ -149,10 +149,10 @@ class Signal(str):
     --------
     >>> Signal.LOSS
     Signal.LOSS
-    >>> Signal.named("loss-rms") is Signal.LOSS_RMS
+    >>> Signal.by_name("loss-rms") is Signal.LOSS_RMS
     True
     >>> battery = Signal("battery-drop", meaning="percent of the battery that the round took")
-    >>> Signal.named("battery-drop") is battery
+    >>> Signal.by_name("battery-drop") is battery
     True
     """
 
@@ -233,7 +233,7 @@ class Signal(str):
         return before
 
     @classmethod
-    def named(cls, name: str) -> Signal:
+    def by_name(cls, name: str) -> Signal:
         """Return the signal of that name; the error names the nearest one."""
         found = _DECLARED.get(name) if isinstance(name, str) else None
         if found is None:
@@ -245,7 +245,7 @@ class Signal(str):
         return found
 
     @classmethod
-    def declared(cls) -> tuple[Signal, ...]:
+    def all(cls) -> tuple[Signal, ...]:
         """Return the library's signals and those that others have declared so far."""
         return tuple(_DECLARED.values())
 

@@ -68,10 +68,10 @@ class Order:
         changed = [name for key in _LISTS for name in getattr(self, key)]
         return list(dict.fromkeys([*listed, *changed, *self.pause]))
 
-    def renamed(self, name: Callable[[str], str]) -> Order:
+    def with_names(self, name: Callable[[str], str]) -> Order:
         """Return the same order with the clients it names under other names."""
         changes: dict[str, Any] = {key: [name(client) for client in getattr(self, key)] for key in _LISTS}
-        changes["rules"] = None if self.rules is None else Rules(**self.rules).renamed(name).to_dict()
+        changes["rules"] = None if self.rules is None else Rules(**self.rules).with_names(name).to_dict()
         return replace(self, **changes, pause={name(client): rounds for client, rounds in self.pause.items()})
 
     def carried_out(self, rules: Rules | None, round_: int) -> Rules:
@@ -128,7 +128,7 @@ def give(journal: str | Path, order: Order) -> None:
 
 def waiting(journal: str | Path) -> list[Order]:
     """Return the orders beside a journal that nobody has taken, oldest first."""
-    return [order for _, order in _found(target(journal)) if isinstance(order, Order)]
+    return [order for _, order in _order_files(target(journal)) if isinstance(order, Order)]
 
 
 # -- taking -----------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
     """
     if session.journal.path is None:
         return []
-    found = list(_found(target(session.journal.path)))
+    found = list(_order_files(target(session.journal.path)))
     if not found:
         return []
     done = {body.get("order") for body in session.journal.events(CHANGED)}
@@ -170,7 +170,7 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
     return taken
 
 
-def _found(path: Path) -> Iterator[tuple[Path, Order | str]]:
+def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
     """Yield the files of a journal's owner, oldest first, with the order each holds, or why it holds none."""
     folder = _folder(path)
     try:

@@ -234,7 +234,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
         if not name or len(key) != 32:
             raise InputError(
                 f"A line of the clients' file must be a name and the client's public key. Got {line.strip()[:200]!r}.",
-                hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+                hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
         if name in found or key in keys:
             raise InputError(f"The clients' file has client {name!r}, or its key, twice; each is one client.")
@@ -288,7 +288,7 @@ class LabelSeal:
             Its name in the federation and in ``clients.txt``.
         counts : (B,) array of whole numbers
         """
-        values, client = self._checked(counts), _normalise(text(client, "'client'"))
+        values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
         about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
         box = _crypto().seal(self.public.body, about, self._salt() + _pack(values))
         fields = {
@@ -308,7 +308,7 @@ class LabelSeal:
         CiphertextError
             When the confirmation is not the key holder's, or says something else than this client would state.
         """
-        values, client = self._checked(counts), _normalise(text(client, "'client'"))
+        values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
         fields, signature = unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
         told = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
         if told[0] != self.public.name:
@@ -326,7 +326,7 @@ class LabelSeal:
             )
         return str(told[5])
 
-    def _checked(self, counts: ArrayLike) -> list[int]:
+    def _check_counts(self, counts: ArrayLike) -> list[int]:
         return check_counts(counts, self.public.classes, self.public.most_samples)
 
     def _salt(self) -> bytes:
@@ -348,7 +348,7 @@ def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int
     if values.sum() > most_samples:
         raise InputError(
             f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
-            hint="new keys can allow more: fedcohort keyholder new --most-samples",
+            hint="new keys can allow more: fedcohort privacy keyholder new --most-samples",
         )
     return [int(value) for value in values]
 

@@ -21,7 +21,7 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.signals import SIGNALS
 from fedcohort.hosts.flower import Answers, Facts, cohort_client, corrections, failures
 from fedcohort.hosts.flower.metrics import common_metrics
-from fedcohort.hosts.flower.weights import bounded_weights
+from fedcohort.hosts.weights import bounded_weights
 from fedcohort.journal import read_journal
 from fedcohort.session import Session
 

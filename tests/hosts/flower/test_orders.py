@@ -33,13 +33,13 @@ from fedcohort.session.rules import Rules
 
 
 def command(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["rules", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["journal", "rules", *map(str, arguments)])
     assert done.exit_code == 0, done.exception or done.output
     return " ".join(done.output.split())
 
 
 def refused(*arguments: object) -> FedcohortError:
-    done = CliRunner().invoke(app, ["rules", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["journal", "rules", *map(str, arguments)])
     assert isinstance(done.exception, FedcohortError), done.output
     return done.exception
 
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_said_before_anything_is_ordered(tmp_path: Path) -> Non
         file.write_text(text)
         assert words in refused("apply", path, file).message
     for arguments in ((), ("--pause", "kiosk-7"), ("--pause", "kiosk-7=0"), ("--pause", "kiosk-7=1e3")):
-        done = CliRunner().invoke(app, ["rules", "apply", str(path), *arguments])
+        done = CliRunner().invoke(app, ["journal", "rules", "apply", str(path), *arguments])
         assert done.exit_code == 2
     assert "no journal" in refused("apply", tmp_path / "other.sqlite", "--block", "kiosk-7").message
     assert not orders.waiting(path) and list(tmp_path.glob("*.orders/*")) == []

@@ -31,7 +31,7 @@ from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import Answers, Facts, FederationTimeoutError, RoundError, cohort_client, torch_answers
 from fedcohort.hosts.flower.private import Private
-from fedcohort.hosts.flower.wire import RECORD
+from fedcohort.hosts.wire import RECORD
 from fedcohort.journal import read_journal
 from fedcohort.privacy import primitives
 from fedcohort.privacy.keyholder import KeyHolder
@@ -639,7 +639,7 @@ def tls_files(folder: Path) -> tuple[Path, Path]:
 def test_superlink_eight_supernodes_and_a_key_holder(kit: Any, tmp_path: Path) -> None:
     """Real processes for every role; cohorts as with plain counts; the ServerApp's memory searched for the key."""
     holder = tmp_path / "holder"
-    command = [sys.executable, "-m", "fedcohort.cli.app", "keyholder"]
+    command = [sys.executable, "-m", "fedcohort.cli.app", "privacy", "keyholder"]
     lines = [
         subprocess.run(
             [*command, "client-key", str(tmp_path / f"{name}.key"), "--name", name],

@@ -1,7 +1,7 @@
 """Selection on a live Flower federation: the same selectors, the same cohorts, on other people's machines.
 
 :class:`CohortStrategy` wraps any Flower strategy and decides who takes part; :func:`cohort_client` gives a ClientApp
-the answers a selector may ask for. Both sides work with Flower's message API (flwr 1.41).
+the answers a selector may ask for. Both sides work with Flower's message API (flwr 1.41 or newer).
 """
 
 import importlib
@@ -17,7 +17,8 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from fedcohort.hosts.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
+    from fedcohort.hosts.answers import Facts
+    from fedcohort.hosts.flower.client import Answers, client_name, cohort_client, torch_answers
     from fedcohort.hosts.flower.incidents import Incident, corrections, failures
     from fedcohort.hosts.flower.private import Private
     from fedcohort.hosts.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation

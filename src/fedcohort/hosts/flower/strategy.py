@@ -37,7 +37,6 @@ from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import written_to
 from fedcohort.hosts.flower.run import LiveRun
-from fedcohort.hosts.flower.wire import normal_form, plain
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
     changes_shape,
@@ -47,6 +46,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     sample_size,
 )
 from fedcohort.hosts.round import FederationTimeoutError, RoundError
+from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.place import place
 from fedcohort.journal.signing import Signer
 from fedcohort.privacy.label_decoders import LabelDecoder
@@ -135,7 +135,8 @@ class CohortStrategy(Strategy):
         Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
         ``RotatedLabels`` or ``NoisyLabels``.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
+        Whether the journal is chained by digests, for ``fedcohort journal audit``; clients are told the newest one
+        every round.
     sign : path, optional
         A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
     rules : Rules, optional
@@ -259,7 +260,7 @@ class CohortStrategy(Strategy):
             Signer(sign)  # one that cannot be read is named now, not when the clients are there
         self.audit = audit
         self.sign = sign
-        self.rules = None if rules is None else rules.renamed(normal_form)
+        self.rules = None if rules is None else rules.with_names(normal_form)
         self.registered_only = registered_only
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
@@ -318,7 +319,7 @@ class CohortStrategy(Strategy):
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
         everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
-        if self.cohort_size is None and everybody and self.selector.chooses:
+        if self.cohort_size is None and everybody and self.selector.selects:
             log.warning(
                 "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                 "or cohort_size"

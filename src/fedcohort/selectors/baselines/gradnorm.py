@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -71,6 +72,13 @@ class GradNorm(Selector[NormState]):
     >>> cohort.clients[0], cohort.weights, cohort.score
     (np.int64(0), array([1., 2.]), array([1. , 0.5, 0.5]))
     """
+
+    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance to be in the cohort."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "norm": "length of its last update",
+        "size": "its share of all data",
+        "unknown": "1 if it has not reported yet and has the mean norm",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "norms alone": {"floor": 1e-09},

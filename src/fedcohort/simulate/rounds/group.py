@@ -27,11 +27,12 @@ from fedcohort.journal import Savepoint
 from fedcohort.scenario import Federation
 from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
-from fedcohort.simulate.engine import Engine
-from fedcohort.simulate.metrics import imbalance
-from fedcohort.simulate.rounds.batch import Batch, client_data
+from fedcohort.simulate.engine import Engine, HeldOut
+from fedcohort.simulate.metrics import Participation, imbalance
+from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import holders
 from fedcohort.simulate.rounds.isolate_failure import INFRASTRUCTURE_ERRORS, fail, isolate_failure, own_parts
+from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
@@ -85,23 +86,29 @@ class Group:
         self._allow_other_engine = allow_other_engine
         self._journals = journals
         used = list(dict.fromkeys(keys))
-        contexts = {
-            key: FederationContext.of(federations[key], i, plans[0].task.has_classes) for i, key in enumerate(used)
-        }
         first = plans[0]
+        views = Views(dataset, [federations[key] for key in used])
+        judged = first.task.has_classes and first.task.judged_by.is_accuracy
+        contexts = {
+            key: FederationContext.of(
+                federations[key], i, first.task.has_classes, views.judge(federations[key]) if judged else None
+            )
+            for i, key in enumerate(used)
+        }
         self.engine = Engine(
             dataset.x_train,
             dataset.y_train,
             dataset.x_test,
             dataset.y_test,
             classes=dataset.outputs,
-            federations=[client_data(contexts[key].federation) for key in used],
+            federations=[views.client_data(federations[key]) for key in used],
             model=first.model.name,
             local=first.local,
             device=device,
             workers=workers,
             tf32=first.options.tf32,
             task=first.task,
+            copies=views.copies,
         )
         self._server_labels = {
             context.index: torch.as_tensor(
@@ -168,6 +175,7 @@ class Group:
         arrays = {"models": self.models.cpu().numpy()}
         for run in self.runs:
             if run.has_session:
+                arrays[f"participation/{run.row}"] = run.participation.array()
                 arrays[f"session/{run.row}"] = np.frombuffer(run.session.savepoint().to_bytes(), np.uint8)
             if run.memory is not None:
                 for name, value in run.memory.arrays().items():
@@ -197,6 +205,8 @@ class Group:
                 self._journal(run), Savepoint.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
             )
             run.restore(facts)
+            if f"participation/{run.row}" in checkpoint.arrays:
+                run.participation = Participation.of(checkpoint.arrays[f"participation/{run.row}"])
             if run.running:
                 self._continue_engine(run)
             self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
@@ -268,7 +278,7 @@ class Group:
         chosen = [turn for turn in found if turn is not None]
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
-        averaged = [next(trained) if len(turn.arrived) else Averaged.unchanged(turn) for turn in chosen]
+        averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
         evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
         share = (time.perf_counter() - began) / max(len(evaluated), 1)
         for turn in evaluated:
@@ -278,7 +288,10 @@ class Group:
         masks: dict[tuple[int, int, Any], BoolArray] = {}
         turns = []
         for run in runs:
-            available = None
+            available = run.wait()
+            if run.begins == np.inf:
+                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                continue
             if not run.always:
                 plan = run.plan
                 key = (run.context.index, plan.seed, plan.scenario.availability)
@@ -338,7 +351,7 @@ class Group:
                 isolate_failure(run, run.aggregator_label, learn)
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
-            _averaged(arrival, kept, weights, found)
+            _in_cohort_order(arrival, kept, weights, found)
             for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
         ]
 
@@ -361,7 +374,7 @@ class Group:
             verdict = None  # of a run that failed while it trained
             if run.running:
                 judge = f"the filter {run.plan.filter.name!r}"
-                verdict = isolate_failure(run, judge, partial(self._kept, turn, params, logits.get(i)))
+                verdict = isolate_failure(run, judge, partial(self._apply_filter, turn, params, logits.get(i)))
             kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
@@ -383,9 +396,9 @@ class Group:
                     weights[kept] = combined.weights
                     special[i] = combined.model
                 mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
-        return self._mixed(turns, params, mixes, special), shares
+        return self._mix(turns, params, mixes, special), shares
 
-    def _mixed(
+    def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
@@ -429,14 +442,19 @@ class Group:
             found |= zip(places, torch.split(logits, [len(turns[i].clients) for i in places]), strict=True)
         return found
 
-    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _apply_filter(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """(m,) which of the arrived models enter the average."""
         run = turn.run
         good = turn.sound
         if run.filter is None:
             return good
         labels = None if logits is None else self._server_labels[run.context.index]
-        replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        replies = Replies(
+            good,
+            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
+            logits=logits,
+            labels=labels,
+        )
         verdict = checked_decision(run.filter, replies)
         if verdict.notes:
             run.session.note("filter", {"round": run.round, **verdict.notes})
@@ -448,13 +466,34 @@ class Group:
         """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
         stops = [_stop(turn) for turn in turns]
         due = [i for i, turn in enumerate(turns) if stops[i] is not None or _is_due(turn.run)]
-        tests: dict[int, Test] = {}
-        if due:
-            rows = torch.as_tensor([turns[i].run.row for i in due], device=self.models.device)
-            losses, metrics = self.engine.evaluate(self.models[rows])
-            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
-            tests = {i: Test(loss, metric) for i, (loss, metric) in zip(due, numbers, strict=True)}
+        tests = self._tests({i: turns[i].run for i in due})
         return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
+
+    def _tests(self, runs: Mapping[int, Run]) -> dict[int, Test]:
+        """Test the models of some runs, all that take the same test in one batch."""
+        plain = [i for i, run in runs.items() if run.context.judge is None]
+        tests: dict[int, Test] = {}
+        if plain:
+            losses, metrics = self.engine.evaluate(self._models_of([runs[i] for i in plain]))
+            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
+            tests = {i: Test(loss, metric, None) for i, (loss, metric) in zip(plain, numbers, strict=True)}
+        taking: dict[HeldOut, list[int]] = {}
+        for i, run in runs.items():
+            for test in () if run.context.judge is None else run.context.judge.tests:
+                taking.setdefault(test, []).append(i)
+        found: dict[tuple[int, HeldOut], tuple[float, FloatArray]] = {}
+        for test, some in taking.items():
+            losses, right = self.engine.evaluate_cells(self._models_of([runs[i] for i in some]), test)
+            found |= {(i, test): (float(loss), row) for i, loss, row in zip(some, losses, right, strict=True)}
+        for i, run in runs.items():
+            judge = run.context.judge
+            if judge is not None:
+                verdict = judge.verdict(*zip(*(found[i, test] for test in judge.tests), strict=True))
+                tests[i] = Test(*verdict)
+        return tests
+
+    def _models_of(self, runs: Sequence[Run]) -> torch.Tensor:
+        return self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)]
 
     def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, write the rows, see whether the run is over."""
@@ -465,11 +504,12 @@ class Group:
             isolate_failure(run, run.selector_label, partial(chosen.round.finish, averaged.kept, averaged.metrics))
             if not run.running:
                 return
-        sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
+        sound = turn.test if turn.test is not None and np.isfinite(turn.test[:2]).all() else None
         judged_by = run.plan.task.judged_by
         if sound is not None:
             run.session.record(cohort.round, {judged_by.name: sound.metric, "loss": sound.loss})
         run.clock += cost.seconds
+        run.participation.add(run.round, cohort.clients)
         counts = run.context.true_counts
         qcid = imbalance(counts[cohort.clients].sum(0)) if len(cohort) and counts is not None else None
         row = {
@@ -488,10 +528,12 @@ class Group:
             "client_seconds": cost.client_seconds,
             "query_client_seconds": cost.query_client_seconds,
             "query_seconds": cost.query_seconds,
+            "asked": cost.asked,
             "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
             "wall_seconds": wall,
             "durations": durations,
             "weights": averaged.weight,
+            **_fairness(run, sound),
         }
         self._rows.add(row)
         _conclude(turn, diverged=turn.test is not None and sound is None)
@@ -526,8 +568,20 @@ def _choose(turn: Answered) -> Chosen:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
         work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
-        events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        if run.devices is None:
+            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        else:
+            copies = run.aggregator.model_copies
+            events = plan.scenario.timed_events(
+                cohort.clients,
+                seed=plan.seed,
+                ticket=cohort.ticket,
+                time=run.begins + cost.seconds,
+                samples=run.costs.samples(cohort.clients, work),
+                transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
+            )
         durations, status = events.durations, events.status
+    cost.seconds += run.begins - run.clock  # nobody was on before
     seconds = round_.settle(durations, status)
     if count:
         run.costs.book_round(
@@ -543,7 +597,26 @@ def _choose(turn: Answered) -> Chosen:
     return Chosen(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
 
 
-def _averaged(turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]) -> Averaged:
+def _fairness(run: Run, test: Test | None) -> dict[str, Any]:
+    """Return the columns that say who pays for the average; null between evaluations."""
+    found = None if test is None else test.fairness
+    return {
+        "groups": [] if found is None else found.groups,
+        "worst_group": None if found is None or not len(found.groups) else _known(float(np.nanmin(found.groups))),
+        "worst_tenth": None if found is None else _known(found.worst_tenth),
+        "client_spread": None if found is None else _known(found.spread),
+        "jain": None if test is None else _known(run.participation.jain),
+        "longest_absence": None if test is None else run.participation.longest_absence(run.round + 1),
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _in_cohort_order(
+    turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
+) -> Averaged:
     """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
     chosen = turn.chosen
     count, arrived = chosen.cohort.size, chosen.arrived

@@ -52,14 +52,14 @@ def _base(data: str, settings: list[dict[str, Any]], selectors: Mapping[str, Any
     }
 
 
-def _filtered(score: str, **more: Any) -> dict[str, Any]:
+def _with_filter(score: str, **more: Any) -> dict[str, Any]:
     return {"filter": {"name": "fedca", "score": score}, **more}
 
 
 _CA: dict[str, Any] = {
     "fedpdp": {"name": "uniform"},
-    "fedpdp-dirac": _filtered("accuracy", name="uniform"),
-    "fedpdp-loss": _filtered("loss", name="uniform"),
+    "fedpdp-dirac": _with_filter("accuracy", name="uniform"),
+    "fedpdp-loss": _with_filter("loss", name="uniform"),
 }
 _NAMES = {
     "fedavg": "FedAvg",
@@ -78,13 +78,13 @@ _PROX = {"aggregator": {"name": "fedprox"}, "name": "size-weighted"}
 _EVERY: dict[str, Any] = {
     "fedavg": {"name": "uniform", "aggregator": {"name": "fedavg-with-absent"}},
     "fedprox": _PROX,
-    "fedprox-dirac": _filtered("accuracy", **_PROX),
-    "fedprox-loss": _filtered("loss", **_PROX),
+    "fedprox-dirac": _with_filter("accuracy", **_PROX),
+    "fedprox-loss": _with_filter("loss", **_PROX),
     **_CA,
-    "ucb-dirac": _filtered("accuracy", name="fedcm-ucb"),
-    "ucb-loss": _filtered("loss", name="fedcm-ucb"),
-    "ts-dirac": _filtered("accuracy", name="fedcm-ts"),
-    "ts-loss": _filtered("loss", name="fedcm-ts"),
+    "ucb-dirac": _with_filter("accuracy", name="fedcm-ucb"),
+    "ucb-loss": _with_filter("loss", name="fedcm-ucb"),
+    "ts-dirac": _with_filter("accuracy", name="fedcm-ts"),
+    "ts-loss": _with_filter("loss", name="fedcm-ts"),
 }
 
 

@@ -210,7 +210,7 @@ def _grid(data: str) -> Study:
     )
 
 
-def _published(
+def _published_figures(
     upper: Mapping[str, Sequence[tuple[float, float]]], lower: Mapping[str, Sequence[tuple[float, float]]]
 ) -> Published:
     return {
@@ -411,7 +411,7 @@ def _exhibits() -> list[Exhibit]:
                 f"Table {number}",
                 "selectors with aggregators",
                 study,
-                (Grid("best", _published(upper, lower)),),
+                (Grid("best", _published_figures(upper, lower)),),
                 (*_ON_AVERAGE, *_WHOLE),
                 {"cifar10": (_WORK, _LATE, _ONE_SEED), "femnist": (_PLATEAU, _ONE_SEED), "digits": (_BY_ITS_LOSS,)}[
                     data
