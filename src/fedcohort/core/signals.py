@@ -173,6 +173,7 @@ class Signal(str):
     KEPT: ClassVar[Signal]
     DURATION: ClassVar[Signal]
     SERVER_LOSS: ClassVar[Signal]
+    SHAPLEY_VALUE: ClassVar[Signal]
     LOSS: ClassVar[Signal]
     LOSS_AFTER: ClassVar[Signal]
     LOSS_RMS: ClassVar[Signal]
@@ -324,6 +325,12 @@ Signal.SERVER_LOSS = Signal(
     by=Party.HOST,
     supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
 )
+Signal.SHAPLEY_VALUE = Signal(
+    "shapley-value",
+    meaning="Shapley value of the client's model in the round's average, by the loss on the server's own samples",
+    by=Party.HOST,
+    supplied_by="in the simulator set scenario.server_validation; Flower does not supply it",
+)
 Signal.LOSS = Signal(
     "loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
 )
@@ -441,7 +448,9 @@ REPORT_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.REPORT)
 METRIC_SIGNALS = frozenset(s for s in SIGNALS if s.is_metric)
 LOSS_SIGNALS = frozenset(s for s in REPORT_SIGNALS if isinstance(s.how, LossOf) and s.how.model == "received")
 """Losses of the received model: what a client can also be asked for before it is chosen."""
-UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes)
+UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes) - {
+    Signal.SHAPLEY_VALUE  # hundreds of averages, each validated: only the simulator has them at hand
+}
 """What the server knows about any client that trains, whatever the client can tell."""
 
 _BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}

@@ -19,20 +19,36 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from fedcohort.hosts.answers import Facts
-    from fedcohort.hosts.flare.client import Answers, CohortClient, CohortExecutor, torch_answers
+    from fedcohort.hosts.flare.client import Answers, CohortClient, CohortExecutor, seed_of, torch_answers, work_of
     from fedcohort.hosts.flare.controller import CohortController
 
-__all__ = ["Answers", "CohortClient", "CohortController", "CohortExecutor", "Facts", "torch_answers"]
+__all__ = [
+    "Answers",
+    "CohortClient",
+    "CohortController",
+    "CohortExecutor",
+    "Facts",
+    "seed_of",
+    "torch_answers",
+    "work_of",
+]
 # A site need not import the server's side.
 _HOMES = {
     "fedcohort.hosts.answers": ("Facts",),
-    "fedcohort.hosts.flare.client": ("Answers", "CohortClient", "CohortExecutor", "torch_answers"),
+    "fedcohort.hosts.flare.client": (
+        "Answers",
+        "CohortClient",
+        "CohortExecutor",
+        "seed_of",
+        "torch_answers",
+        "work_of",
+    ),
     "fedcohort.hosts.flare.controller": ("CohortController",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(module), name)
+    if name in __all__:
+        homes = [module for module, names in _HOMES.items() if name in names]
+        return getattr(importlib.import_module((homes or ["fedcohort.hosts.flare.client"])[0]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,7 +34,17 @@ from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 from fedcohort.hosts.answers import Facts, TorchMeasures
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
-from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Attribute, Description, asked_signals, plain, report
+from fedcohort.hosts.wire import (
+    GRADIENT_SIGNALS,
+    RECORD,
+    SEED,
+    WORK,
+    Attribute,
+    Description,
+    asked_signals,
+    plain,
+    report,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -202,6 +212,17 @@ class _Respondent:
 def _ours(model: FLModel) -> Mapping[str, Any]:
     found = (model.meta or {}).get(RECORD)
     return found if isinstance(found, Mapping) else {}
+
+
+def seed_of(model: FLModel) -> int:
+    """Return the seed of local training: the run's, or another one in a trial that is thrown away."""
+    return int(_ours(model).get(SEED, 0))
+
+
+def work_of(model: FLModel, site: str) -> float | None:
+    """Return how much a site shall train, as a multiple of its default; None where the cohort says nothing."""
+    work = _ours(model).get(WORK)
+    return float(work[site]) if isinstance(work, Mapping) and site in work else None
 
 
 class CohortClient:

@@ -117,7 +117,7 @@ class Checker:
                 return f"the array {key!r} has the type {array.dtype} instead of {before.dtype}"
             if array.shape != before.shape:
                 return f"the array {key!r} has the shape {array.shape} instead of {before.shape}"
-            if not np.isfinite(array).all() or (array.dtype.kind == "f" and (np.abs(array) > _LARGEST).any()):
+            if not np.isfinite(array).all() or (array.dtype == np.float64 and (np.abs(array) > _LARGEST).any()):
                 return f"the array {key!r} has NaN, infinite or huge entries"
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = (before + array if is_diff else array).astype(before.dtype)

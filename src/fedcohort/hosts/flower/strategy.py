@@ -231,6 +231,11 @@ class CohortStrategy(Strategy):
                 "The selector holds losses against the server's own data; 'validation' is missing.",
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
+        if Signal.SHAPLEY_VALUE in self.selector.requires:
+            raise ParameterError(
+                f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
+                hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
+            )
         self.validation = validation
         self.journal = None if journal is None else place(journal)
         self.seed = seed

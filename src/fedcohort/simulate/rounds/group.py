@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedcohort.core import rng
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import OtherEngineError
 from fedcohort.core.protocol import Status
@@ -42,6 +43,7 @@ from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
 from fedcohort.training.aggregators import Corrections, Mix, WeightedSum
 from fedcohort.training.filters import Need, Replies, checked_decision
+from fedcohort.training.shapley import gtg_shapley
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -334,6 +336,8 @@ class Group:
         for arrival, found in zip(arrived, signals, strict=True):
             if Signal.SERVER_LOSS in arrival.run.needed:
                 found[Signal.SERVER_LOSS] = np.full(len(arrival.clients), self._server_loss(arrival.run))
+            if Signal.SHAPLEY_VALUE in arrival.run.needed:
+                found[Signal.SHAPLEY_VALUE] = self._shapley_values(arrival, params[arrival.jobs])
         new, shares = self._average(arrived, params, trained.steps, signals)
         for arrival in arrived:
             run = arrival.run
@@ -424,10 +428,38 @@ class Group:
 
     def _server_loss(self, run: Run) -> float:
         """Loss of a run's global model, as clients received it, on the server's validation set."""
+        return float(self._server_losses(run, self.models[run.row][None])[0])
+
+    def _server_losses(self, run: Run, models: torch.Tensor) -> FloatArray:
+        """(s,) losses of ``models`` (s, P) on the server's validation set."""
         positions = run.federation.server_validation.astype(np.int64)
-        (logits,) = self.engine.logits(self.models[run.row][None], positions)
         labels = self._server_labels[run.context.index]
-        return float(torch.nn.functional.cross_entropy(logits.double(), labels))
+        logits = self.engine.logits(models, positions).double()
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.repeat(len(models)), reduction="none")
+        return np.asarray(losses.view(len(models), -1).mean(dim=1).cpu().numpy())
+
+    def _shapley_values(self, turn: Arrived, models: torch.Tensor) -> FloatArray:
+        """(m,) Shapley values of the arrived ``models`` (m, P); 0 for those that are not sound.
+
+        A coalition is worth minus the server's loss of its members' average by size, or of the old global model.
+        """
+        run = turn.run
+        sound = np.flatnonzero(turn.sound)
+        old, own = self.models[run.row], models[torch.as_tensor(sound, device=models.device)]
+        sizes = run.context.share[turn.clients[sound]]
+        sizes = sizes if sizes.sum() > 0 else np.ones(len(sound))
+
+        def worth(coalitions: BoolArray) -> FloatArray:
+            weights = coalitions * np.maximum(sizes, np.finfo(np.float64).tiny)
+            total = weights.sum(axis=1, keepdims=True)
+            shares = torch.as_tensor(weights / np.where(total > 0, total, 1.0)).to(own)
+            averages = shares @ own + torch.as_tensor(total[:, 0] == 0).to(own)[:, None] * old
+            return -self._server_losses(run, averages)
+
+        values = np.zeros(len(turn.clients))
+        generator = rng.stream(run.plan.seed, "shapley", run.round)
+        values[sound] = gtg_shapley(worth, len(sound), generator)
+        return np.where(np.isfinite(values), values, 0.0)
 
     def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
         """Logits on the server's validation set where a run's filter wants them; one batch per federation."""

@@ -51,7 +51,7 @@ def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
     """What the simulator can supply about a federation: all, if clients hold out data and samples have classes."""
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
     if not len(federation.server_validation) or not task.has_classes:
-        supplied -= {Signal.SERVER_LOSS}
+        supplied -= {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}
     if not task.has_classes:
         supplied = frozenset(s for s in supplied if not _of_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
