@@ -336,7 +336,7 @@ EXHIBIT = Exhibit(
 
 
 def record(**settings):
-    made = {"device": "cpu", "date": "today", "command": "none"}
+    made = {"fedcohort": "0.3.0", "device": "cpu", "date": "today", "command": "none"}
     curve = {"round": [1, 10], "accuracy": [0.1, 0.5]}
     return StudyRecord(
         "made-up",

@@ -107,9 +107,9 @@ class ShadowSummary:
 
     def sentence(self) -> str:
         """Return it in words."""
-        gone = f" It watches no longer: {self.dropped}." if self.dropped else ""
+        gone = f" It was removed: {self.dropped}." if self.dropped else ""
         if not self.rounds:
-            return f"{self.name} has named no picks ({self.note or 'nothing was chosen yet'}).{gone}"
+            return f"{self.name} has picked no one ({self.note or 'nothing was chosen yet'}).{gone}"
         text = (
             f"{self.name}: over {self.rounds} round{'s' if self.rounds > 1 else ''}, {self.same:.0%} of its picks were "
             f"picked ({self.chance:.0%} by chance)"
@@ -120,7 +120,7 @@ class ShadowSummary:
             text += f"; a round would take {self.seconds[1]:.3g} s by its clients' mean durations, as it was "
             text += f"{self.seconds[0]:.3g} s"
         if self.silent:
-            text += f"; in {self.silent} it named nobody ({self.note})"
+            text += f"; in {self.silent} it picked no one ({self.note})"
         return f"{text}.{gone}"
 
 

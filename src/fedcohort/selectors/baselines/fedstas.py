@@ -16,7 +16,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.groups import distances, scaled, ward_groups
+from fedcohort.selectors.numerics.groups import distances, scale_down, ward_groups
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.selectors.numerics.sampling import inclusion_probabilities, systematic_sample
 
@@ -103,7 +103,7 @@ class FedStas(Selector[RecentVectors]):
         """Divide, allocate, draw."""
         rows = state.rows_of(slate.candidates)
         known = np.flatnonzero(rows >= 0)
-        sketches = scaled(state.vectors[rows[known]])
+        sketches = scale_down(state.vectors[rows[known]])
         strangers = len(known) < len(rows)
         stratum = np.zeros(len(rows), np.int64)  # 0 is that of the strangers, if there are any
         norm = np.ones(len(rows))

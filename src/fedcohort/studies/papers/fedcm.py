@@ -23,19 +23,19 @@ _WEIGHTS = (
 _OPEN = "Batch 50, learning rate 0.01, momentum 0.9, weight decay 5e-4: the paper does not say them."
 _FASHION = "Fashion-MNIST instead of CIFAR-10, an MLP instead of VGG-11, 100 local steps: orderings only."
 _LITTLE = (
-    "There is little to win here: from the IID federation to the others an MLP on Fashion-MNIST loses 4 points, "
+    "There is little to gain here: from the IID federation to the others an MLP on Fashion-MNIST loses 4 points, "
     "VGG-11 on CIFAR-10 in the paper 8 to 25, and all methods lie within 2.5 points of each other where the paper's "
     "lie 12 and 24 apart. Combinatorial averaging helps by 0.1 to 0.9 points wherever it helps; the bandits ask "
     "some clients more often and do not gain by it."
 )
 
 _START = (
-    "Ten rounds of a hundred: VGG-11 is at half of the published accuracies, and who is ahead early need not end "
-    "ahead. The bandits are, by 5 points and more in five of eight figures."
+    "Ten rounds of a hundred: VGG-11 is at half of the published accuracies, and a method that is ahead early need not "
+    "end ahead. The bandits are, by 5 points and more in five of eight figures."
 )
 _RATIOS = (
     "10 to 30 rounds of a hundred, one seed. Both forms of combinatorial averaging are ahead of FedPdp in all three "
-    "non-IID columns, by 1.5 to 8 points, and under IID nobody gains: the methods lie within 1.5 points, 10 to 14 "
+    "non-IID columns, by 1.5 to 8 points, and under IID none gains: the methods lie within 1.5 points, 10 to 14 "
     "below the published ends. Which form is ahead changes with the sampling ratio, in the paper as here."
 )
 

@@ -17,6 +17,7 @@ from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, count_verdict
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
+_OLDER = {"balanced": "0.2.0"}  # the last version with another rule of the same name
 
 
 def number(value: float, measure: Measure) -> str:
@@ -135,11 +136,16 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
         text = (
             f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds"
             f"{' (' + '; '.join(fewer) + ')' if fewer else ''}, on {made['device']}, {made['date']}, "
-            f"by `{made['command']}`"
+            f"fedcohort {made['fedcohort']}, by `{made['command']}`"
         )
         groups.setdefault((text,), []).append(name)
     sentences += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
     sentences += _later(study, record)
+    sentences += [
+        f"The rows of {label} are those of version {version}; its rule has changed since."
+        for label, version in _OLDER.items()
+        if any(label in found["labels"] and found["made"]["fedcohort"] == version for found in settings.values())
+    ]
     counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
     for name, found in settings.items() if "rounds" in counted else ():
         wanted = study.target(name)
