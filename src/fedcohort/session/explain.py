@@ -286,7 +286,7 @@ def about_selector(meta: Any) -> tuple[str, Mapping[str, str]]:
     name = meta.get("name") if isinstance(meta, Mapping) else meta
     if name not in SELECTORS.names():
         return "", MappingProxyType({})
-    known = SELECTORS.get(str(name))
+    known: Any = SELECTORS.get(str(name))
     params = meta.get("params") if isinstance(meta, Mapping) else None
     inner = params.get("of") if isinstance(params, Mapping) and known.around else None
     rule, meanings = about_selector(inner) if isinstance(inner, str) else ("", MappingProxyType({}))

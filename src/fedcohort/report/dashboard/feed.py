@@ -16,9 +16,9 @@ from fedcohort.report.figures import Figure, accuracy, balance, participation, p
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
-from fedcohort.simulate.store.results import LIVE, Results, RunInfo, load
+from fedcohort.simulate.store.results import Results, RunInfo, load
 
-_FILES = ("status.json", "runs.json", "meta.json", "rounds", LIVE, f"{LIVE}-wal")  # in which something new is seen
+_FILES = ("status.json", "runs.json", "meta.json", "rounds")  # in which something new is seen, and live files
 
 
 class ExperimentItem:
@@ -35,7 +35,8 @@ class ExperimentItem:
 
     def poll(self) -> None:
         """Read what changed since the last time."""
-        stamps = [_stamp(self.path / name) for name in _FILES]
+        live = sorted(self.path.glob("live*.sqlite*"))
+        stamps = [_stamp(path) for path in (*(self.path / name for name in _FILES), *live)]
         if stamps != self._stamps:
             self._stamps = stamps
             self.version += 1
