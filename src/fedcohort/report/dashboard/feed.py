@@ -13,6 +13,7 @@ from fedcohort.report import palette
 from fedcohort.report.dashboard.attendance import Attendance, status_name
 from fedcohort.report.data import Setting, boards, is_orphaned, runs_of, setting_of
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
+from fedcohort.report.sweep import sweep
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
@@ -109,7 +110,8 @@ class ExperimentItem:
         settings = self._settings(results, warnings)
         for setting, board in zip(settings, boards(settings, Options.of(results.config)), strict=True):
             warnings += [f"{setting.name}, {text}" for text in setting.warnings()]
-            figures = [accuracy(setting, board), balance(setting), picks(setting), participation(setting)]
+            drawn = (accuracy(setting, board), sweep(setting, board), balance(setting), picks(setting))
+            figures = [*drawn, participation(setting)]
             sections.append(
                 {
                     "name": setting.name,
