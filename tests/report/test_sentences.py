@@ -138,18 +138,6 @@ def test_participation():
     assert "most even" not in same and "0.00 for all of them" in same
 
 
-def test_what_clients_hold():
-    def text(classes, largest, sizes):
-        return figures._holdings(np.array(classes), np.array(largest), np.array(sizes))
-
-    assert text([1, 1], [1.0, 1.0], [600, 600]) == "Every client holds 600 samples of a single class."
-    assert text([1, 1], [1.0, 1.0], [500, 600]) == "A client holds 500 to 600 samples of a single class."
-    assert text([2, 2], [0.5, 0.7], [600, 600]) == (
-        "A client holds 600 samples of 2 classes; for half of the clients one class makes up 60% or more."
-    )
-    assert "1 to 10 classes" in text([1, 10, 3], [1.0, 0.2, 0.4], [5, 9, 7])
-
-
 # -- cost -----------------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +318,10 @@ def test_the_scenario_is_described_by_what_clients_hold():
     single = text([[10, 0, 0], [0, 5, 0], [0, 0, 7]])
     assert single == "3 clients, 3 classes. A client holds 5 to 10 samples of a single class."
     assert "wrong" not in single
+    assert text([[600, 0], [0, 600]]) == "2 clients, 2 classes. Every client holds 600 samples of a single class."
+    mixed = text([[3, 7, 0], [5, 5, 0], [9, 1, 0]])
+    assert mixed.endswith("holds 10 samples of 2 classes; for half of the clients one class makes up 70% or more.")
+    assert "1 to 3 classes" in text([[3, 3, 3], [9, 0, 0]])
     even = text([[4, 4, 4], [4, 4, 4], [4, 4, 4]], noise=0.25)
     assert "12 samples of 3 classes" in even and "33% or more" in even and "25% of a client's labels are wrong" in even
 

@@ -19,6 +19,7 @@ from fedcohort.cli.demo import demo
 from fedcohort.cli.diagnose import diagnose
 from fedcohort.cli.explain import explain
 from fedcohort.cli.extend import extend
+from fedcohort.cli.flare import flare_app
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
 from fedcohort.cli.journal import journal_app
@@ -30,6 +31,7 @@ from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.run import run
+from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import OneLine
 
@@ -51,6 +53,7 @@ EXTRAS = {
     "fastapi": "report",
     "flwr": "flower",
     "jinja2": "report",
+    "nvflare": "nvflare",
     "pandas": "notebook",
     "pyarrow": "sim",
     "ray": "ray",
@@ -93,10 +96,11 @@ _PANELS = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(_command.__name__.rstrip("_"), rich_help_panel=_panel)(_command)
+app.add_typer(scenario_app, name="scenario", rich_help_panel="Selectors and federations")
 journal_app.command("audit")(audit)
 journal_app.add_typer(rules_app, name="rules")
 privacy_app.add_typer(keyholder_app, name="keyholder")
-for _name, _group in {"flower": flower_app, "journal": journal_app, "privacy": privacy_app}.items():
+for _name, _group in {"flower": flower_app, "flare": flare_app, "journal": journal_app, "privacy": privacy_app}.items():
     app.add_typer(_group, name=_name, rich_help_panel="Live federations")
 
 

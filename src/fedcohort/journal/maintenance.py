@@ -33,7 +33,7 @@ from fedcohort.journal.fields import (
     ByWord,
     Field,
     Notes,
-    Text,
+    TextKind,
 )  # fmt: skip
 from fedcohort.journal.lock import COMPANIONS
 from fedcohort.journal.replies import ReplyBlock
@@ -208,7 +208,7 @@ class Eraser:
             return self._string(value, holds)
         if isinstance(value, list):
             return [self.value(item, holds) for item in value]
-        if not isinstance(value, Mapping) or holds is Text.OWN:
+        if not isinstance(value, Mapping) or holds is TextKind.OWN:
             return value
         kept = {}
         for key, item in value.items():
@@ -225,13 +225,13 @@ class Eraser:
 
     def _string(self, text: str, holds: Field) -> str:
         match holds:
-            case Text.OWN:
+            case TextKind.OWN:
                 return text
-            case Text.NAME:
+            case TextKind.NAME:
                 return self.stand_in if text == self.client else text
-            case Text.CONDITION:
+            case TextKind.CONDITION:
                 return _QUOTED.sub(lambda m: self.text(m[0]), text)
-            case Text.METRIC:
+            case TextKind.METRIC:
                 parts = text.split("/")
                 if len(parts) == 1 and text == self.client:
                     return text  # the host's own metric: those of a client have its name before or after a slash
@@ -271,7 +271,7 @@ def _holds(table: str, column: str, row: Mapping[str, Any]) -> tuple[Field, bool
     if (table, column) == ("events", "body"):
         return EVENTS.get(row["kind"], FREE), True
     if (table, column) == ("events", "kind"):
-        return Text.OWN if row["kind"] in EVENTS else Text.SENTENCE, False
+        return TextKind.OWN if row["kind"] in EVENTS else TextKind.SENTENCE, False
     return COLUMNS[table, column], (table, column) == ("cohorts", "notes")
 
 
@@ -286,7 +286,7 @@ def copies(path: Path, client: str) -> list[Path]:
     with closing(read_journal(journal)) as record:
         names = record.table()[0].names
     others = [name for name in names if client.lower() in name.lower() and name != client]
-    pattern = _written([*sorted(others, key=len, reverse=True), client])
+    pattern = _names_pattern([*sorted(others, key=len, reverse=True), client])
     kept = {form for name in others for form in _spellings(name)}
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
     found = []
@@ -319,7 +319,7 @@ def _names_it(file: Path, client: str) -> bool:
         return False
 
 
-def _written(names: Sequence[str]) -> re.Pattern[bytes]:
+def _names_pattern(names: Sequence[str]) -> re.Pattern[bytes]:
     """Return what finds names in a file, in capitals or not."""
     forms = [form for name in names for written in (name, name.lower(), name.upper()) for form in _spellings(written)]
     return re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, dict.fromkeys(forms))) + rb")(?!\w)", re.IGNORECASE)

@@ -314,7 +314,7 @@ def loss(setting: Setting) -> Figure | None:
     """Test loss over rounds."""
     series, last = [], {}
     for group in setting.groups:
-        band = seed_band([(x.astype(float), y) for x, y in (run.evaluated("loss") for run in group.runs)], False)
+        band = seed_band([(x.astype(float), y) for x, y in (run.evaluations("loss") for run in group.runs)], False)
         if band is not None:
             series.append(_series(group, band))
             if not any(run.state in LOST for run in group.runs):  # its mean would end where the lost run did
@@ -345,13 +345,15 @@ def balance(setting: Setting) -> Figure | None:
     window = max(1, setting.rounds // 25)
     series, means = [], {}
     for group in setting.groups:
-        curves = [(x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
+        curves = [
+            (x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluations("qcid") for run in group.runs)
+        ]
         band = seed_band(curves, False)
         if band is not None:
             if "lo" in band:
                 band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
             series.append(_series(group, band))
-            known = np.concatenate([run.evaluated("qcid")[1] for run in group.runs])
+            known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
             means[group.label] = float(known.mean())
     if not series:
         return None
@@ -409,7 +411,7 @@ def picks(setting: Setting) -> Figure | None:
     others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
     sentence = (
         "A horizontal streak is a client picked again and again. "
-        f"The longest: {group.label} picked client {setting.called(client)} "
+        f"The longest: {group.label} picked client {setting.client_name(client)} "
         f"(seed {group.runs[0].seed}) in {percent(share, 0)} of the rounds{again}{others}."
     )
     return Figure(

@@ -27,10 +27,11 @@ from fedcohort.scenario.partition import describe_parts
 DEVICES: Registry[Devices] = Registry("devices")
 
 HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
+TICK = 1e-3  # seconds; rounding may put a change at the very moment, and whoever waits for it must get on
 # Positions in the devices stream; those of states come from their names. Never renumber them.
 _SPEED, _BANDWIDTH, _TIME_ZONE = 0, 1, 2
 _GAP, _PHASE, _LENGTH, _START, _WHETHER = range(5)  # positions below a state
-_POSITIVE = Interval(float, 0, None, "neither")
+POSITIVE = Interval(float, 0, None, "neither")
 _SPREAD = Interval(float, 0, None)
 
 
@@ -65,8 +66,8 @@ class Sessions(Parameterized):
     0.25
     """
 
-    session: float = param(HOUR, _POSITIVE, "mean length of a session in seconds")
-    gap: float = param(2 * HOUR, _POSITIVE, "mean length of a gap in seconds")
+    session: float = param(HOUR, POSITIVE, "mean length of a session in seconds")
+    gap: float = param(2 * HOUR, POSITIVE, "mean length of a gap in seconds")
     spread: float = param(0.0, _SPREAD, "standard deviation of the log of session lengths")
     variety: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' own mean gaps")
     daily: float = param(0.0, Interval(float, 0, 1), "share of sessions that fall out at the quietest hour (d)")
@@ -102,8 +103,7 @@ class Sessions(Parameterized):
             chance = self.activity(start / HOUR + self._offsets(clients, seed))
             takes_place = uniforms_each(seed, rng.DEVICES, clients, number, state, _WHETHER) < chance
         on = takes_place & (start <= time) & (time < end)
-        # Rounding may put the end of a cycle at the very moment, and a moment that does not move would be for ever.
-        later = np.maximum(zero + cycle, np.nextafter(time, np.inf))
+        later = np.maximum(zero + cycle, time + TICK)
         until = np.where(on, end, np.where(takes_place & (time < start), start, later))
         return Presence(on, until)
 
@@ -230,9 +230,9 @@ class DrawnDevices(Devices):
     states: Mapping[str, Mapping[str, Any]] | None = param(
         None, Optional(_States()), "states that must all hold for a client to be on; None: always on"
     )
-    speed: float = param(100.0, _POSITIVE, "median of the samples that clients train on in a second")
+    speed: float = param(100.0, POSITIVE, "median of the samples that clients train on in a second")
     speed_spread: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' speeds")
-    bandwidth: float = param(1e6, _POSITIVE, "median of the bytes that clients receive or send in a second")
+    bandwidth: float = param(1e6, POSITIVE, "median of the bytes that clients receive or send in a second")
     bandwidth_spread: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' bandwidths")
 
     @cached_property

@@ -288,6 +288,6 @@ def about_selector(meta: Any) -> tuple[str, Mapping[str, str]]:
         return "", MappingProxyType({})
     known: Any = SELECTORS.get(str(name))
     params = meta.get("params") if isinstance(meta, Mapping) else None
-    inner = params.get("of") if isinstance(params, Mapping) and known.around else None
+    inner = params.get("of") if isinstance(params, Mapping) and known.is_wrapper else None
     rule, meanings = about_selector(inner) if isinstance(inner, str) else ("", MappingProxyType({}))
     return f"{known.picks_by} {rule}".strip(), MappingProxyType({**meanings, **known.part_meanings})

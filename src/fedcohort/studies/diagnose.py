@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, param
@@ -26,7 +26,7 @@ from fedcohort.scenario import Federation
 from fedcohort.selectors.papers.fedcor.diagnostics import Normality, normality, stationarity
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.rounds.group import OnRound
-from fedcohort.simulate.rounds.single_run import played
+from fedcohort.simulate.rounds.single_run import play_run
 
 FEWEST_SAMPLES = 20
 _NEARLY = 0.1  # a distance to a Gaussian that is there, and small
@@ -54,7 +54,7 @@ class UniformTrials(Selector[TrialState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> TrialState:
         """No looks yet."""
-        return TrialState(sealed(np.empty((0, self.samples, clients.n))))
+        return TrialState(freeze(np.empty((0, self.samples, clients.n))))
 
     def query(self, state: TrialState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask for trials of uniform cohorts in the rounds of a look."""
@@ -67,7 +67,7 @@ class UniformTrials(Selector[TrialState]):
     ) -> tuple[Cohort, TrialState]:
         """Draw a uniform cohort and keep what the trials showed."""
         if answer is not None:
-            state = TrialState(sealed(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]])))
+            state = TrialState(freeze(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]])))
         return Cohort(clients=_uniform(slate, rng)), state
 
     def update(self, state: TrialState, outcome: Outcome) -> TrialState:
@@ -156,11 +156,11 @@ def diagnose(
     if looks < 2:
         raise InputError(f"Stationarity compares looks: at least 2 are needed. Got {looks}.")
 
-    def planned(plan: RunPlan, federation: Federation) -> RunPlan:
+    def adjust_plan(plan: RunPlan, federation: Federation) -> RunPlan:
         return replace(plan, options=replace(plan.options, rounds=(looks - 1) * every + 1))
 
     selectors = {"trials": {"name": f"{__name__}:UniformTrials", "samples": samples, "every": every}}
-    with played(table, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
+    with play_run(table, selectors, adjust_plan, device=device, on_start=on_start, on_round=on_round) as group:
         state: TrialState = group.runs[0].session.state
         changes = list(state.changes)
     if len(changes) < 2:

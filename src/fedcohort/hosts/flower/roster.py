@@ -19,8 +19,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
-from fedcohort.hosts.flower.exchange import Outbox, Reply
-from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, VERSION, Description, normal_form
+from fedcohort.core.text import natural
+from fedcohort.hosts.flower.exchange import GridReply, Outbox
+from fedcohort.hosts.flower.wire import DESCRIBE
+from fedcohort.hosts.wire import RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
 _UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
@@ -69,17 +71,6 @@ class Card:
     def lacks(self, required: Iterable[Signal], sealed: bool) -> list[Signal]:
         """Return the required signals nobody can know about this client."""
         return sorted(frozenset(required) - self.signals(sealed))
-
-
-def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Return a sort key for any text that puts client-10 after client-9; no two texts have the same.
-
-    >>> sorted(["client-10", "client-9", "anna"], key=natural)
-    ['anna', 'client-9', 'client-10']
-    """
-    # A number goes by its length and then its digits, which holds for any length and needs no conversion.
-    parts = [(part, part.lstrip("0")) for part in re.split("([0-9]+)", name) if part]
-    return [(0, len(digits), digits) if part[0] in "0123456789" else (1, 0, part) for part, digits in parts], name
 
 
 class Roster:
@@ -184,12 +175,12 @@ class Roster:
     def _is_new(self, node: int, now: float) -> bool:
         return self._unfit.get(node, now) <= now
 
-    def _changed(self) -> None:
+    def _bump_version(self) -> None:
         self._sorted = None
         self.version += 1
 
     def _forget(self, node: int) -> None:
-        self._changed()
+        self._bump_version()
         self._described.pop(node, None)
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
@@ -198,7 +189,7 @@ class Roster:
             for other in [n for n, c in self._cards.items() if c.name == card.name]:
                 del self._cards[other]
 
-    def _read(self, node: int, reply: Reply) -> None:
+    def _read(self, node: int, reply: GridReply) -> None:
         if node not in self._registered or reply.vanished or reply.expired:
             return
         if reply.error is not None:
@@ -237,7 +228,7 @@ class Roster:
         card = Card(name, node, description, answers, registered)
         if self._cards.get(node) == card and rival == node:
             return
-        self._changed()
+        self._bump_version()
         self._cards[node] = card
         self._by_name[name] = node
         self._names[node] = name

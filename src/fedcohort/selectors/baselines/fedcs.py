@@ -18,7 +18,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.running import expected_seconds, moved
+from fedcohort.selectors.numerics.running import expected_seconds, update_means
 
 _MEMORY = 10  # a client's expected duration is the mean of about so many
 
@@ -125,7 +125,7 @@ class FedCS(Selector[DurationState]):
         asked, ok = state.asked.copy(), outcome.ok
         asked[outcome.clients] += 1
         who = outcome.clients[ok]
-        seconds, timed = moved(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
+        seconds, timed = update_means(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
         return DurationState(seconds, timed, asked)
 
 

@@ -103,7 +103,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
             clients,
             candidates=slate.candidates,
             score=choice.score,
-            parts={**choice.parts, "seconds": np.where(_timed(state), state.seconds, np.nan)[slate.candidates]},
+            parts={**choice.parts, "seconds": np.where(_has_duration(state), state.seconds, np.nan)[slate.candidates]},
             work=work,
             notes={**choice.notes, "mean work": round(float(work.mean()), 4)},
         )
@@ -112,7 +112,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     def _work(self, state: PyramidState, clients: IntArray) -> FloatArray:
         """(k,) work of each client as a multiple of the usual."""
         seconds, work = state.seconds[clients], np.ones(len(clients))
-        timed = _timed(state)[clients]
+        timed = _has_duration(state)[clients]
         if timed.any():
             spare = seconds[timed].max() - seconds[timed]
             work[timed] += np.minimum(self.most_extra, spare / seconds[timed])
@@ -120,9 +120,9 @@ class PyramidFL(Guidance, Selector[PyramidState]):
 
     def update(self, state: PyramidState, outcome: Outcome) -> PyramidState:
         """Learn utilities, and durations of the usual work."""
-        return self.learned(state, outcome, outcome[Signal.DURATION] / state.given[outcome.clients])
+        return self.learn(state, outcome, outcome[Signal.DURATION] / state.given[outcome.clients])
 
 
-def _timed(state: PyramidState) -> BoolArray:
+def _has_duration(state: PyramidState) -> BoolArray:
     """(N,) whose duration is known; one of 0 tells nothing."""
     return np.asarray((state.last > 0) & (state.seconds > 0))

@@ -73,7 +73,7 @@ class All(Selector[NoState]):
 
     picks_by: ClassVar[str] = "Everybody who is there is picked."
 
-    chooses = False
+    selects = False
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
         """Return the empty state."""

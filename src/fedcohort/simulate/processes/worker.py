@@ -24,7 +24,7 @@ from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.prepare import Prepared
 from fedcohort.simulate.store.checkpoint import pause_after
 from fedcohort.simulate.store.live import LiveFeed
-from fedcohort.simulate.store.writer import shared
+from fedcohort.simulate.store.writer import share_lock
 
 STOP = "stop"
 KEPT = "kept"  # what was handed over is on disk
@@ -124,7 +124,7 @@ def serve(connection: Connection) -> None:
         connection.send(("failed", pack_error(error)))
         return
     connection.send(("ready", None))
-    with shared(work.out):
+    with share_lock(work.out):
         while True:
             message = connection.recv()
             if message == STOP:

@@ -11,8 +11,7 @@ import torch
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import LossMeasure, Signal, VectorOf
 from fedcohort.core.vectors import vector_signal
-from fedcohort.scenario import Federation
-from fedcohort.simulate.engine import ClientData, Engine, Jobs, TrainingResult
+from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived
@@ -140,7 +139,7 @@ class Batch:
         moved = [i for i, turn in enumerate(turns) if turn.run.updates]
         if moved:
             updates = [params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients) for i in moved]
-            self._taken(moved, turns, updates, [turns[i].run.updates for i in moved], found)
+            self._add_vectors(moved, turns, updates, [turns[i].run.updates for i in moved], found)
         pulled = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
         if not pulled:
             return found, {}
@@ -153,7 +152,7 @@ class Batch:
             np.concatenate([turns[i].clients for i in pulled]),
         )
         gradients = torch.split(stacked, lengths)
-        self._taken(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
+        self._add_vectors(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
         return found, {turns[i].run.row: part for i, part in zip(pulled, gradients, strict=True)}
 
     def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
@@ -186,7 +185,7 @@ class Batch:
             for at, i in enumerate(places):
                 found[i].update({s: parts[measure][at] for s, measure in turns[i].run.after.items()})
 
-    def _taken(
+    def _add_vectors(
         self,
         places: Sequence[int],
         turns: Sequence[Arrived],
@@ -218,13 +217,3 @@ def _alike(wanted: Sequence[Mapping[Signal, LossMeasure]]) -> dict[frozenset[Los
         if measures:
             found.setdefault(frozenset(measures.values()), []).append(i)
     return found
-
-
-def client_data(federation: Federation) -> ClientData:
-    """Return a federation as the engine takes it."""
-    return ClientData(
-        indices=federation.indices.astype(np.int64),
-        offsets=federation.offsets,
-        labels=federation.labels.astype(np.int64),
-        validation=federation.validation,
-    )

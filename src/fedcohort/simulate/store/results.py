@@ -142,6 +142,10 @@ def rounds_schema() -> pa.Schema:
     columns += [("available", pa.int32()), ("wall_seconds", pa.float64())]
     # Of each client of the cohort, in the order of the journal's:
     columns += [(name, pa.list_(pa.float32())) for name in ("durations", "weights")]
+    # Where the model was evaluated, what its accuracy hides; groups in the order of federation-KEY.npz:
+    columns += [("groups", pa.list_(pa.float32()))]
+    columns += [(name, pa.float32()) for name in ("worst_group", "worst_tenth", "client_spread", "jain")]
+    columns += [("longest_absence", pa.int32()), ("asked", pa.int64())]
     return pa.schema(columns)
 
 

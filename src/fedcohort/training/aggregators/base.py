@@ -86,7 +86,7 @@ class Members:
         """(k,) multiplicities, summing to 1."""
         return np.asarray(self.multiplicity / self.multiplicity.sum())
 
-    def weighted(self, weighting: str) -> FloatArray:
+    def weights_by(self, weighting: str) -> FloatArray:
         """(k,) :attr:`by_size` or :attr:`by_count`, by the name that aggregators' ``weighting`` has."""
         return self.by_size if weighting == "size" else self.by_count
 

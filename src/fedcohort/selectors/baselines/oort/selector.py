@@ -90,4 +90,4 @@ class Oort(Guidance, Selector[OortState]):
 
     def update(self, state: OortState, outcome: Outcome) -> OortState:
         """Learn utilities and durations; relax the preferred duration when utility falls."""
-        return self.learned(state, outcome, outcome[Signal.DURATION] if self.penalty > 0 else None)
+        return self.learn(state, outcome, outcome[Signal.DURATION] if self.penalty > 0 else None)

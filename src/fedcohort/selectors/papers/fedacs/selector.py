@@ -153,9 +153,9 @@ class FedAcs(Selector[FedAcsState]):
         """Let everybody who delivered duel with everybody else (Algorithm 2)."""
         distance = outcome[self._distance]
         there = outcome.ok & np.isfinite(distance)
-        return self.duelled(state, outcome.clients[there], distance[there])
+        return self.duel(state, outcome.clients[there], distance[there])
 
-    def duelled(self, state: FedAcsState, clients: IntArray, distance: FloatArray) -> FedAcsState:
+    def duel(self, state: FedAcsState, clients: IntArray, distance: FloatArray) -> FedAcsState:
         """Return the state after these clients duelled with these distances (k,)."""
         if len(clients) < 2:
             return state

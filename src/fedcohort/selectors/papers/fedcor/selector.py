@@ -253,9 +253,9 @@ class FedCor(Selector[CorrelationState]):
                     measured, losses = t, now
         state = dataclasses.replace(state, losses=losses, measured=measured, trained=False)
         fresh = [(taken, change) for taken, change in fresh if not np.isnan(change).all()]
-        return self._fitted(state, t, fresh) if fresh else state
+        return self._fit(state, t, fresh) if fresh else state
 
-    def _fitted(self, state: CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> CorrelationState:
+    def _fit(self, state: CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> CorrelationState:
         """Put new samples into the ring of the last H, fit the embedding to those in use and reset the annealing."""
         changes, taken, count = state.changes.copy(), state.taken.copy(), state.samples
         for when, change in fresh:
