@@ -45,7 +45,8 @@ from flwr.superlink.grid import InMemoryGrid
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import CohortStrategy
-from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, Description
+from fedcohort.hosts.flower.wire import DESCRIBE
+from fedcohort.hosts.wire import RECORD, Description
 
 
 def model(parameters: int) -> ArrayRecord:
@@ -80,7 +81,7 @@ class AnsweringGrid(InMemoryGrid):
             counts = tuple(int(c) for c in self.counts[number])
             signals = frozenset({Signal.LOSS, Signal.LOSS_QUERY})
             record = Description(f"client-{number}", sum(counts), counts, signals=signals).to_record()
-            return RecordDict({RECORD: record})
+            return RecordDict({RECORD: ConfigRecord(record)})
         record = ConfigRecord({"version": 1, "name": f"client-{number}", "loss": 1.0 + number / 1000})
         if kind == "evaluate":
             return RecordDict({"metrics": MetricRecord({"num-examples": 100, "loss": 0.5})})

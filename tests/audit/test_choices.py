@@ -25,7 +25,7 @@ from fedcohort.core.clients import LabelGram, LabelGramRows
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.journal import Journal
-from fedcohort.journal.chain import joined
+from fedcohort.journal.chain import next_link
 from fedcohort.journal.codec import pack
 from fedcohort.journal.database import Seal
 from fedcohort.journal.maintenance import prune
@@ -356,7 +356,7 @@ def test_a_selector_of_the_servers_own_is_not_confirmed_unread(tmp_path: Path) -
     assert not found.confirmed and "From round 1 on" in str(found.problem) and "friends.py:Friends" in found.problem
     own = f"{tmp_path}/friends.py:Friends"
     trusted = CliRunner().invoke(app, ["journal", "audit", str(tmp_path / "run.sqlite"), "--selector", own])
-    assert trusted.exit_code == 3 and "'Friends' chose, in the place of 'uniform'" in trusted.stdout
+    assert trusted.exit_code == 3 and "'Friends' chose, in place of 'uniform'" in trusted.stdout
     assert "not one of fedcohort's" in " ".join(trusted.stdout.split())
 
 
@@ -368,7 +368,7 @@ def test_another_selector_of_the_library_is_remarked_on(tmp_path: Path) -> None:
                 session.change_selector(create(name))
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    assert verify(path).remarks == ("From round 1 on 'size-weighted' chose, in the place of 'uniform'.",)
+    assert verify(path).remarks == ("From round 1 on 'size-weighted' chose, in place of 'uniform'.",)
 
 
 def test_rules_that_leave_nobody_else_are_not_confirmed(tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ def test_a_rewritten_journal_cannot_be_signed_by_somebody_else(tmp_path: Path) -
         digest = hashlib.sha256(b"something else").digest()
         body = json.dumps({**json.loads(data.partition(b"\n")[0]), "digest": digest.hex()}).encode() + b"\n"
         kind = db.execute("SELECT kind FROM chain WHERE id = ?", (last,)).fetchone()[0]
-        db.execute("UPDATE chain SET data = ?, link = ? WHERE id = ?", (body, joined(tip, kind, digest), last))
+        db.execute("UPDATE chain SET data = ?, link = ? WHERE id = ?", (body, next_link(tip, kind, digest), last))
         _resealed(db)
     assert not verify(path, public=public).confirmed
 

@@ -120,7 +120,8 @@ def test_logs_stay_one_line_each():
 
 def test_what_flower_logs_stays_one_line(caplog):
     pytest.importorskip("flwr")
-    from fedcohort.hosts.flower.exchange import log, shorten
+    from fedcohort.core.text import shorten
+    from fedcohort.hosts.flower.exchange import log
 
     with caplog.at_level("INFO", logger="flwr.fedcohort"):
         log.propagate, before = True, log.propagate

@@ -18,9 +18,10 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcohort.hosts.flower.exchange import Reply
-from fedcohort.hosts.flower.replies import Checker, Measures, sample_counts, weighted_average, with_common_names
-from fedcohort.hosts.flower.wire import RECORD, REPORTABLE, Description, report_record
+from fedcohort.hosts.flower.exchange import GridReply
+from fedcohort.hosts.flower.replies import Checker, measures_of, sample_counts, weighted_average, with_common_names
+from fedcohort.hosts.flower.wire import report_record
+from fedcohort.hosts.wire import RECORD, REPORTABLE, Description
 
 LOT = st.integers(0, 2**31 - 1)
 CLASSES = 3
@@ -105,13 +106,13 @@ def test_replies(lot):
     r = Random(lot)
     tried("replies")
     required = frozenset(s for s in REPORTED if r.random() < 0.3)
-    sound = [Reply(name, message(r, False), 0.5) for name in ("ben", "cem")]
-    spoilt = Reply("anna", message(r, True), 0.5)
-    found = Checker(model(), "num-examples", required).all([sound[0], spoilt, sound[1]])
+    sound = [GridReply(name, message(r, False), 0.5) for name in ("ben", "cem")]
+    spoilt = GridReply("anna", message(r, True), 0.5)
+    found = Checker(model(), "num-examples", required).check_all([sound[0], spoilt, sound[1]])
     found = with_common_names(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason
-    measures = Measures(model(), found, sample_counts(found))
+    measures = measures_of(model(), found, sample_counts(found))
     for signal in required:
         column = measures.column(signal)
         assert np.isfinite(column[[0, 2]]).all(), f"{signal} of sound clients"

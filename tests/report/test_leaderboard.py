@@ -273,6 +273,23 @@ def test_more_seeds_do_not_make_more_settings():
     assert (one.blocks, one.over) == (20, "seed") and one.friedman < 1e-4
 
 
+def false_positives(blocks_of, n_settings=8, seeds=5, labels=4, trials=400):
+    """Return how often equal selectors are told apart; seeds of a setting share what is peculiar to it."""
+    rng, found = np.random.default_rng(7), 0
+    for _ in range(trials):
+        # How well a selector suits a setting is chance, the same for all seeds of that setting.
+        suits = rng.normal(size=(n_settings, 1, labels))
+        results = 0.6 + 0.05 * suits + 0.01 * rng.normal(size=(n_settings, seeds, labels))
+        found += rank_selectors([f"s{i}" for i in range(labels)], blocks_of(results)).friedman < 0.05
+    return found / trials
+
+
+def test_equal_selectors_are_told_apart_in_one_case_of_twenty():
+    assert 0.02 < false_positives(lambda results: results.mean(axis=1)) < 0.08
+    # Seeds as blocks, as it was: they are no independent settings, and most cases are rejected.
+    assert false_positives(lambda results: results.reshape(-1, results.shape[-1])) > 0.5
+
+
 def test_who_lost_a_run_is_never_best_and_says_so():
     board = leaderboard(
         setting(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from fedcohort.core.plots import SelectorRun
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.report import figures
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
+from fedcohort.report.sweep import sweep
 from fedcohort.simulate.leaderboard import Options, SettingOptions
 from fedcohort.simulate.store.results import FederationFacts
 
@@ -51,6 +54,14 @@ def test_who_ends_highest_is_said_of_whoever_does():
     assert "uniform ends highest, at 60.0%" in accuracy(run("uniform", high), run("ours", low))
     assert "; all end at 50.0%" in accuracy(run("uniform", low), run("ours", low))
     assert "highest" not in accuracy(run("uniform", low))
+
+
+def test_equals_end_highest_together():
+    runs = [run("uniform", [0.1, 0.5]), run("ours", [0.1, 0.6]), run("theirs", [0.2, 0.60004])]
+    assert "theirs and ours end highest, at 60.0% against 50.0% for uniform" in accuracy(*runs)
+    going = [run("uniform", [0.6], state="running"), run("ours", [0.6], state="running"), run("low", [0.1])]
+    text = accuracy(*going, planned=9)
+    assert "ours and uniform are highest, at 60.0%" in text and "against" not in text
 
 
 def test_nothing_ends_while_it_runs():
@@ -110,7 +121,7 @@ def test_balance():
 def test_picks_say_how_often_and_against_what():
     always = run("ours", [0.5] * 4, seed=7, picks=[[2, 0], [2, 1], [2, 3], [2, 0]])
     text = figures.picks(setting(always)).sentence
-    assert "ours picked client 2 (seed 7) in 100% of the rounds (2.00 times as often as the average client)" in text
+    assert "client 2 by ours (seed 7), in 100% of the rounds (2.00 times as often as the average client)" in text
     evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
     text = figures.picks(setting(evenly)).sentence
     assert "times as often" not in text and "25% of the rounds, and 3 others as often" in text
@@ -125,18 +136,6 @@ def test_participation():
     )
     same = figures.participation(setting(all_, run("ours", [0.5] * 4, picks=[[3], [2], [1], [0]]))).sentence
     assert "most even" not in same and "0.00 for all of them" in same
-
-
-def test_what_clients_hold():
-    def text(classes, largest, sizes):
-        return figures._holdings(np.array(classes), np.array(largest), np.array(sizes))
-
-    assert text([1, 1], [1.0, 1.0], [600, 600]) == "Every client holds 600 samples of a single class."
-    assert text([1, 1], [1.0, 1.0], [500, 600]) == "A client holds 500 to 600 samples of a single class."
-    assert text([2, 2], [0.5, 0.7], [600, 600]) == (
-        "A client holds 600 samples of 2 classes; for half of the clients one class makes up 60% or more."
-    )
-    assert "1 to 10 classes" in text([1, 10, 3], [1.0, 0.2, 0.4], [5, 9, 7])
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------
@@ -267,6 +266,46 @@ def test_coefficients_say_which_way(sign, word):
     assert "nothing has been learned" in shown("flash", {}, notes=nothing)
 
 
+# -- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def swept(ends, key="rate", **more):
+    """The figure of a sweep: by value, where each seed ends; and uniform, which always ends at 50%."""
+    runs = [run("uniform", [0.5], seed=s) for s in range(len(next(iter(ends.values()))))]
+    for value, seeds in ends.items():
+        for seed, end in enumerate(seeds):
+            made = run(f"ours {key}={value}", [end if end is not None else 0.9], seed=seed)
+            state = "finished" if end is not None else "diverged"
+            runs.append(dataclasses.replace(made, selector="ours", params={key: value, **more}, state=state))
+    made = setting(*runs)
+    groups = tuple(dataclasses.replace(g, selector=g.runs[0].selector) for g in made.groups)
+    made = dataclasses.replace(made, groups=groups)
+    return sweep(made, boards([made], Options())[0])
+
+
+def test_the_best_of_a_sweep_is_shown_on_seeds_that_did_not_choose_it():
+    found = swept({1: [0.9, 0.9, 0.3, 0.3], 2: [0.6, 0.6, 0.8, 0.8]})
+    assert found.sentence == (
+        "With ours, rate 1 is best on seeds 0 and 1 (90.0%). On seeds 2 and 3, which did not choose it, it ends at "
+        "30.0% and uniform at 50.0%."
+    )
+    (view,) = found.spec["views"]
+    assert view["series"][0]["x"] == [1.0, 2.0] and view["series"][0]["y"] == [0.6, 0.7]
+    assert "rate 2 is best on seed 0 (60.0%)" in swept({1: [0.3, 0.9], 2: [0.6, 0.1]}).sentence
+
+
+def test_a_value_that_lost_a_run_is_never_best_and_one_seed_shows_nothing():
+    assert "With ours, rate 2 is best" in swept({1: [0.99, None], 2: [0.6, 0.6]}).sentence
+    assert swept({1: [None], 2: [None]}).sentence == "With ours, every value of rate lost a run."
+    assert "with one seed there is no other to show it on" in swept({1: [0.6], 2: [0.7]}).sentence
+    assert swept({1: [0.6, 0.6]}) is None and swept({"a": [0.6], "b": [0.7]}) is None  # nothing to draw against
+
+
+def test_values_over_several_magnitudes_are_drawn_by_their_logarithm():
+    (view,) = swept({0.01: [0.6], 0.1: [0.7], 1: [0.6]}).spec["views"]
+    assert view["x"]["label"] == "log10 of rate" and view["series"][0]["x"] == [-2.0, -1.0, 0.0]
+
+
 # -- the federation -------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +318,10 @@ def test_the_scenario_is_described_by_what_clients_hold():
     single = text([[10, 0, 0], [0, 5, 0], [0, 0, 7]])
     assert single == "3 clients, 3 classes. A client holds 5 to 10 samples of a single class."
     assert "wrong" not in single
+    assert text([[600, 0], [0, 600]]) == "2 clients, 2 classes. Every client holds 600 samples of a single class."
+    mixed = text([[3, 7, 0], [5, 5, 0], [9, 1, 0]])
+    assert mixed.endswith("holds 10 samples of 2 classes; for half of the clients one class makes up 70% or more.")
+    assert "1 to 3 classes" in text([[3, 3, 3], [9, 0, 0]])
     even = text([[4, 4, 4], [4, 4, 4], [4, 4, 4]], noise=0.25)
     assert "12 samples of 3 classes" in even and "33% or more" in even and "25% of a client's labels are wrong" in even
 

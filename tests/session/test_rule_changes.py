@@ -260,7 +260,7 @@ def test_quotas_must_name_their_values() -> None:
 
 def test_a_journal_whose_quotas_name_no_values_is_proved_and_played_again_but_not_gone_on_with(tmp_path: Path) -> None:
     """As version 0.2 wrote it: every value that a client says has a claim."""
-    old = Rules.recorded({"quotas": {"region": 1}, "max_participations": 9})
+    old = Rules.from_journal({"quotas": {"region": 1}, "max_participations": 9})
     path = tmp_path / "j"
     with Session(Uniform(), ClientTable(n=6), journal=path, rules=old, audit=True) as session:
         session.set_attributes({str(c): {"region": f"r{c % 3}"} for c in range(6)})

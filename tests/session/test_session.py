@@ -22,7 +22,7 @@ from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from fedcohort.testing.snapshot import differences, full_disk, recorded, standing
+from fedcohort.testing.snapshot import differences, full_disk, journal_content, standing
 
 NAMES = ["anna", "ben", "cem", "dora", "emil", "fay"]
 
@@ -33,7 +33,7 @@ def named(selector="uniform", **kwargs):
 
 def snapshot(session):
     """Everything that could change."""
-    return standing(session), recorded(session)
+    return standing(session), journal_content(session)
 
 
 def test_names_go_in_and_out():
@@ -487,13 +487,13 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
                 session.note("filling", {"with": "x" * 300, "number": i})
             except JournalError:
                 break
-        before, record = standing(session), recorded(session)
+        before, record = standing(session), journal_content(session)
         try:
             change(session)
             worked = True  # it fitted into what was left of a page
         except JournalError:
             worked = False
-        changed = differences(before, standing(session)) + differences(record, recorded(session))
+        changed = differences(before, standing(session)) + differences(record, journal_content(session))
         assert bool(changed) == worked
     now = standing(session)
     session.close()

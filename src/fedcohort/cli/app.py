@@ -19,6 +19,7 @@ from fedcohort.cli.demo import demo
 from fedcohort.cli.diagnose import diagnose
 from fedcohort.cli.explain import explain
 from fedcohort.cli.extend import extend
+from fedcohort.cli.flare import flare_app
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
 from fedcohort.cli.journal import journal_app
@@ -39,6 +40,7 @@ app = typer.Typer(
     help="Choose which clients train in each round of federated learning, and show why.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -51,6 +53,7 @@ EXTRAS = {
     "fastapi": "report",
     "flwr": "flower",
     "jinja2": "report",
+    "nvflare": "nvflare",
     "pandas": "notebook",
     "pyarrow": "sim",
     "ray": "ray",
@@ -97,7 +100,7 @@ app.add_typer(scenario_app, name="scenario", rich_help_panel="Selectors and fede
 journal_app.command("audit")(audit)
 journal_app.add_typer(rules_app, name="rules")
 privacy_app.add_typer(keyholder_app, name="keyholder")
-for _name, _group in {"flower": flower_app, "journal": journal_app, "privacy": privacy_app}.items():
+for _name, _group in {"flower": flower_app, "flare": flare_app, "journal": journal_app, "privacy": privacy_app}.items():
     app.add_typer(_group, name=_name, rich_help_panel="Live federations")
 
 

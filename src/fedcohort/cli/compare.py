@@ -81,7 +81,7 @@ def compare(
 ) -> None:
     """Compare selectors on the same federation with the same seeds.
 
-    What you do not say comes from the scenario's paper, or else from the demo; the command prints what it took.
+    Whatever you leave out comes from the scenario's paper, or else from the demo; the command prints what it used.
 
     Example: fedcohort compare --data digits --selectors uniform,fedcor --seeds 5
     """

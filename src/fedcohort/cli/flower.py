@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-import keyword
 import re
-import shutil
-from collections.abc import Iterator, Mapping
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +11,7 @@ import typer
 
 import fedcohort
 from fedcohort.cli.options import complete_selector
-from fedcohort.cli.output import out
-from fedcohort.core.errors import InputError
-from fedcohort.core.files import write_file
+from fedcohort.cli.templates import check_name, template_files, write_app
 from fedcohort.core.terminal import err, say
 
 flower_app = typer.Typer(
@@ -53,26 +47,8 @@ def new(
     Example: fedcohort flower new my-app --selector fedcor
     """
     files = app_files(directory.resolve().name, selector)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"{directory} exists and is not an empty directory.", hint="name a new or empty directory")
-    _write(directory, files)
-    for path in files:
-        say(out(), str(directory / path))
+    write_app(directory, files)
     say(err(), f"The app is complete. {directory / 'README.md'} says how to run it.")
-
-
-def _write(directory: Path, files: Mapping[str, str]) -> None:
-    """Write all files of an app, or none: half an app would be in the way of the next attempt."""
-    new = not directory.exists()
-    try:
-        for path, text in files.items():
-            file = directory / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_file(file, text.encode())
-    except BaseException:
-        for item in [directory] if new else directory.iterdir():
-            shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
-        raise
 
 
 def app_files(name: str, selector: str) -> dict[str, str]:
@@ -91,11 +67,7 @@ def app_files(name: str, selector: str) -> dict[str, str]:
     from fedcohort.selectors import Uniform
 
     package = name.replace("-", "_")
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or keyword.iskeyword(package):
-        raise InputError(
-            f"The directory's name becomes the app's: letters, digits, '-' and '_', beginning with a letter. "
-            f"Got {name!r}."
-        )
+    check_name(name)
     chosen = create(selector)
     requires = chosen.requires
     scenario, answers, filter_ = "", "", ""
@@ -129,15 +101,7 @@ def app_files(name: str, selector: str) -> dict[str, str]:
     }
     template = importlib.resources.files("fedcohort.hosts") / "flower" / "template"
     files = dict(own)
-    for path, text in _files(template):
+    for path, text in template_files(template):
         target = path.removesuffix(".txt").replace("package/", f"{package}/")
         files[target] = re.sub(r"@(\w+)@", lambda m: values[m[1]], text)
     return files
-
-
-def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for item in sorted(folder.iterdir(), key=lambda item: item.name):
-        if item.is_dir():
-            yield from _files(item, f"{prefix}{item.name}/")
-        elif item.name.endswith(".txt"):
-            yield f"{prefix}{item.name}", item.read_text()

@@ -22,7 +22,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.events import SETTINGS
-from fedcohort.journal.presence import planned, run_state
+from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.toml import read_table, to_toml
@@ -79,7 +79,7 @@ def apply_rules(
         raise typer.BadParameter("nothing to change: name a FILE, or use --block, --pin, --pause, ...")
     with closing(read_journal(journal)) as record:
         table, _ = record.table()
-        order = order.renamed(lambda name: name if name in table else unicodedata.normalize("NFC", name))
+        order = order.with_names(lambda name: name if name in table else unicodedata.normalize("NFC", name))
         if not allow_unknown:
             _check_names(order, table)
         round_ = next_round(record)[0]
@@ -144,7 +144,7 @@ def _pause(text: str) -> tuple[str, int]:
 def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
     """Return the rules that will hold once all earlier pending changes have been applied."""
     known = record.meta().get("rules")
-    rules = None if known is None else Rules.recorded(known)
+    rules = None if known is None else Rules.from_journal(known)
     for earlier in waiting(journal):
         rules = earlier.carried_out(rules, next_round(record)[0])
     return rules
@@ -152,7 +152,7 @@ def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
 
 def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
     """Refuse rules that the current clients cannot satisfy, if the host recorded the size of its cohorts."""
-    settings, rounds = record.events(SETTINGS)[-1:], planned(record)
+    settings, rounds = record.events(SETTINGS)[-1:], planned_rounds(record)
     size = settings[0].get("cohort-size") if settings else None
     if isinstance(size, int) and rounds is not None and rounds > round_:
         rules.check_feasible(participations(record), size, rounds - round_)

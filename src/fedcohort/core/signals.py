@@ -82,13 +82,14 @@ class VectorOf:
     ----------
     vector : "update" or "gradient"
         The client's model less the received one; or the full-batch gradient of its mean loss at the received model.
-    take : "norm", "distance", "weighted-distance", "output-bias" or "sketch"
+    take : "norm", "distance", "weighted-distance", "output-bias", "output-norm" or "sketch"
         L2 norm; L2 distance to the mean vector of the cohort, in which every client counts once or as often as it has
-        samples; the entries that belong to the output layer's bias; a random projection.
+        samples; the entries that belong to the output layer's bias; the L2 norm of the output layer's entries; a random
+        projection.
     """
 
     vector: Literal["update", "gradient"]
-    take: Literal["norm", "distance", "weighted-distance", "output-bias", "sketch"]
+    take: Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,10 @@ class Signal(str):
     --------
     >>> Signal.LOSS
     Signal.LOSS
-    >>> Signal.named("loss-rms") is Signal.LOSS_RMS
+    >>> Signal.by_name("loss-rms") is Signal.LOSS_RMS
     True
     >>> battery = Signal("battery-drop", meaning="percent of the battery that the round took")
-    >>> Signal.named("battery-drop") is battery
+    >>> Signal.by_name("battery-drop") is battery
     True
     """
 
@@ -174,6 +175,7 @@ class Signal(str):
     DURATION: ClassVar[Signal]
     STALENESS: ClassVar[Signal]
     SERVER_LOSS: ClassVar[Signal]
+    SHAPLEY_VALUE: ClassVar[Signal]
     LOSS: ClassVar[Signal]
     LOSS_AFTER: ClassVar[Signal]
     LOSS_RMS: ClassVar[Signal]
@@ -186,6 +188,7 @@ class Signal(str):
     UPDATE_DISTANCE: ClassVar[Signal]
     WEIGHTED_UPDATE_DISTANCE: ClassVar[Signal]
     OUTPUT_BIAS_UPDATE: ClassVar[Signal]
+    OUTPUT_UPDATE_NORM: ClassVar[Signal]
     UPDATE_SKETCH: ClassVar[Signal]
     GRADIENT_NORM: ClassVar[Signal]
     GRADIENT_DISTANCE: ClassVar[Signal]
@@ -234,7 +237,7 @@ class Signal(str):
         return before
 
     @classmethod
-    def named(cls, name: str) -> Signal:
+    def by_name(cls, name: str) -> Signal:
         """Return the signal of that name; the error names the nearest one."""
         found = _DECLARED.get(name) if isinstance(name, str) else None
         if found is None:
@@ -246,7 +249,7 @@ class Signal(str):
         return found
 
     @classmethod
-    def declared(cls) -> tuple[Signal, ...]:
+    def all(cls) -> tuple[Signal, ...]:
         """Return the library's signals and those that others have declared so far."""
         return tuple(_DECLARED.values())
 
@@ -331,6 +334,12 @@ Signal.SERVER_LOSS = Signal(
     by=Party.HOST,
     supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
 )
+Signal.SHAPLEY_VALUE = Signal(
+    "shapley-value",
+    meaning="Shapley value of the client's model in the round's average, by the loss on the server's own samples",
+    by=Party.HOST,
+    supplied_by="in the simulator set scenario.server_validation; Flower does not supply it",
+)
 Signal.LOSS = Signal(
     "loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
 )
@@ -394,6 +403,12 @@ Signal.OUTPUT_BIAS_UPDATE = Signal(
     how=VectorOf("update", "output-bias"),
     width="classes",
 )
+Signal.OUTPUT_UPDATE_NORM = Signal(
+    "output-update-norm",
+    meaning="L2 norm of the client's update of the output layer, weights and bias",
+    by=Party.SERVER,
+    how=VectorOf("update", "output-norm"),
+)
 Signal.UPDATE_SKETCH = Signal(
     "update-sketch",
     meaning=f"random projection of the client's update to {SKETCH_WIDTH} numbers, which keeps distances and angles",
@@ -448,7 +463,9 @@ REPORT_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.REPORT)
 METRIC_SIGNALS = frozenset(s for s in SIGNALS if s.is_metric)
 LOSS_SIGNALS = frozenset(s for s in REPORT_SIGNALS if isinstance(s.how, LossOf) and s.how.model == "received")
 """Losses of the received model: what a client can also be asked for before it is chosen."""
-UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes)
+UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes) - {
+    Signal.SHAPLEY_VALUE  # hundreds of averages, each validated: only the simulator has them at hand
+}
 """What the server knows about any client that trains, whatever the client can tell."""
 
 _BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}

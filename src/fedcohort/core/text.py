@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import logging
+import re
 from unicodedata import category
 
 
@@ -92,3 +93,24 @@ class OneLine(logging.Filter):
         """Write the message out; always True."""
         record.msg, record.args = "\t".join(map(printable, record.getMessage().split("\t"))), ()
         return True
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    r"""Return what somebody else wrote on one line and not longer than ``limit``.
+
+    >>> shorten("a\n  b"), shorten("abcdef", 5)
+    ('a b', 'ab...')
+    """
+    text = printable(" ".join(text[: 10 * limit].split()))
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Return a sort key for any text that puts client-10 after client-9; no two texts have the same.
+
+    >>> sorted(["client-10", "client-9", "anna"], key=natural)
+    ['anna', 'client-9', 'client-10']
+    """
+    # A number goes by its length and then its digits, which holds for any length and needs no conversion.
+    parts = [(part, part.lstrip("0")) for part in re.split("([0-9]+)", name) if part]
+    return [(0, len(digits), digits) if part[0] in "0123456789" else (1, 0, part) for part, digits in parts], name

@@ -194,26 +194,26 @@ def _app(holder: KeyHolder, token: str) -> Any:
     # A statement of each enrolled client in base64, and as many names.
     limit = 4096 + (2 * STATEMENT_LIMIT + 4096) * len(holder.enrolled)
 
-    def refused(code: int, error: str, message: str, hint: str | None = None) -> Response:
+    def refuse(code: int, error: str, message: str, hint: str | None = None) -> Response:
         log.warning("refused: %s", message)
         return JSONResponse({"error": error, "message": message, "hint": hint}, code)
 
-    async def answered(request: Request, question: Callable[[Any], Any]) -> Response:
+    async def answer(request: Request, question: Callable[[Any], Any]) -> Response:
         given = request.headers.get("Authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            return refused(401, "KeyHolderError", "The token is wrong or missing.")
+            return refuse(401, "KeyHolderError", "The token is wrong or missing.")
         data = bytearray()
         async for part in request.stream():
             data += part
             if len(data) > limit:
-                return refused(413, "InputError", f"The request is oversize; at most {limit} bytes are possible.")
+                return refuse(413, "InputError", f"The request is oversize; at most {limit} bytes are possible.")
         try:
             return JSONResponse(await run_in_threadpool(lambda: question(json.loads(data or b"{}"))))
         except FedcohortError as error:
             kind = next((name for name, cls in _ERRORS.items() if isinstance(error, cls)), "KeyHolderError")
-            return refused(422, kind, error.message, error.hint)
+            return refuse(422, kind, error.message, error.hint)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            return refused(400, "InputError", f"The request cannot be read: {str(error)[:200]}.")
+            return refuse(400, "InputError", f"The request cannot be read: {str(error)[:200]}.")
 
     def admit(body: Any) -> Any:
         statements = {name: base64.b64decode(data, validate=True) for name, data in body["statements"].items()}
@@ -232,13 +232,13 @@ def _app(holder: KeyHolder, token: str) -> Any:
         ("POST", "/v1/confirm"): confirm,
     }
 
-    async def asked(request: Request) -> Response:
+    async def dispatch(request: Request) -> Response:
         question = questions.get((request.method, request.url.path))
         if question is None:
-            return refused(404, "KeyHolderError", f"The key holder answers nothing at {request.url.path[:100]!r}.")
-        return await answered(request, question)
+            return refuse(404, "KeyHolderError", f"The key holder answers nothing at {request.url.path[:100]!r}.")
+        return await answer(request, question)
 
-    return Starlette(routes=[Route("/{path:path}", asked, methods=["GET", "POST"])])
+    return Starlette(routes=[Route("/{path:path}", dispatch, methods=["GET", "POST"])])
 
 
 def _text(data: bytes) -> str:
@@ -311,7 +311,7 @@ class RemoteKeyHolder:
             answer = dict(json.loads(reply.read()))
         except (OSError, http.client.HTTPException, ValueError, TypeError) as error:
             raise KeyHolderError(
-                f"The key holder at {self._host}:{self._port} cannot be asked: {error}.",
+                f"The key holder at {self._host}:{self._port} cannot be reached: {error}.",
                 hint="is it running (fedcohort privacy keyholder serve), and is its certificate trusted?",
             ) from error
         finally:

@@ -21,6 +21,7 @@ from fedcohort.core.text import escape_html
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SelectorRanking, ranking
+from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import names, number, percent, quantity, times
@@ -195,52 +196,64 @@ def so_far(setting: Setting) -> str:
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
-    metric = board.metric
-    target = metric.level(board.target)
     known = [row for row in board.rows if not math.isnan(row.terminal.mean)]
     if not known:
-        return f"No selector has a terminal {metric.name}{'' if board.finished else ' yet'}."
-    whole = [row for row in known if not row.lost] or known
+        return f"No selector has a terminal {board.metric.name}{'' if board.finished else ' yet'}."
     before = "" if board.finished else f"So far ({board.progress.words}): "
-    place = "highest" if metric.higher else "lowest, which is best"
-    at_the_top = f"ends {place}" if board.finished else f"is {place}"
+    ends = _ends(board, known)
+    opened = ends.replace("all ", "All ", 1) if ends.startswith("all ") else ends
+    if math.isnan(board.target):
+        return f"{before}{opened}."
+    reached = [row for row in board.rows if row.main.rounds.count == row.runs]
+    if not reached:
+        some = any(row.main.rounds.count for row in board.rows)
+        nobody = f"none {'reaches' if board.finished else 'has reached'} {board.metric.level(board.target)}"
+        return f"{before}{opened}; {nobody}{' in every seed' if some else ''}."
+    return f"{before}{_quickest(board, reached)}; {ends}."
+
+
+def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
+    """Return which selectors end best, among those with a terminal score."""
+    metric = board.metric
+    whole = [row for row in known if not row.lost] or known
     best = whole[0]
     value = metric.value(best.terminal.mean)
     if len(known) == 1:
-        text = f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
-    elif {metric.value(row.terminal.mean) for row in known} == {value}:
-        text = f"all {'end at' if board.finished else 'are at'} {value}"
-    else:
-        of_all = any(row.terminal.mean > best.terminal.mean for row in known)
-        text = f"{best.label} {at_the_top}{' of those that lost no run' if of_all else ''}, at {value}"
-        if not best.baseline and not math.isnan(board.base.terminal.mean):
-            text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
-    opened = text.replace("all ", "All ", 1) if text.startswith("all ") else text
-    reached = [row for row in board.rows if row.main.rounds.count == row.runs]
-    if math.isnan(board.target):
-        return f"{before}{opened}."
-    if not reached:
-        some = any(row.main.rounds.count for row in board.rows)
-        nobody = f"none {'reaches' if board.finished else 'has reached'} {target}"
-        return f"{before}{opened}; {nobody}{' in every seed' if some else ''}."
+        return f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
+    if {metric.value(row.terminal.mean) for row in known} == {value}:
+        return f"all {'end at' if board.finished else 'are at'} {value}"
+    top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
+    one, several = ("ends", "end") if board.finished else ("is", "are")
+    place = "highest" if metric.higher else "lowest, which is best"
+    of_all = any(row.terminal.mean > best.terminal.mean for row in known)
+    among = " of those that lost no run" if of_all else ""
+    text = f"{names(top)} {one if len(top) == 1 else several} {place}{among}, at {value}"
+    if board.baseline not in top and not math.isnan(board.base.terminal.mean):
+        text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
+    return text
+
+
+def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
+    """Return which selectors are first at the target, among those that reach it in every seed."""
     quickest = min(row.main.rounds.mean for row in reached)
     first = [row for row in reached if row.main.rounds.mean == quickest]
-    who = f"{names([row.label for row in first])} {'is' if len(first) == 1 else 'are'} first at {target}"
+    verb = "is" if len(first) == 1 else "are"
+    leaders = f"{names([row.label for row in first])} {verb} first at {board.metric.level(board.target)}"
     after = f"after {quantity(quickest, 'round')}"
     won, seeds = _firsts(board, first[0])
     if all(row.runs == 1 for row in board.rows):
-        quick = f"{who}, {after}"
+        text = f"{leaders}, {after}"
     elif len(first) == 1 and won == seeds:
-        quick = f"{who} in every seed, {after} on average"
+        text = f"{leaders} in every seed, {after} on average"
     else:
         some = any(0 < row.main.rounds.count < row.runs for row in board.rows)
-        quick = f"{who} on average{' of those that reach it in every seed' if some else ''}, {after}"
+        text = f"{leaders} on average{' of those that reach it in every seed' if some else ''}, {after}"
         if len(first) == 1:
-            quick += f" (first in {won} of {quantity(seeds, 'seed')})"
+            text += f" (first in {won} of {quantity(seeds, 'seed')})"
     gain = first[0].main.speed_up
     if len(first) == 1 and not first[0].baseline and gain > 1:
-        quick += f", {times(gain)} times as fast as {board.baseline}"
-    return f"{before}{quick}; {text}."
+        text += f", {times(gain)} times as fast as {board.baseline}"
+    return text
 
 
 def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
@@ -310,13 +323,18 @@ def loss(setting: Setting) -> Figure | None:
     """Test loss over rounds."""
     series, last = [], {}
     for group in setting.groups:
-        band = seed_band([(x.astype(float), y) for x, y in (run.evaluated("loss") for run in group.runs)], False)
+        band = seed_band([(x.astype(float), y) for x, y in (run.evaluations("loss") for run in group.runs)], False)
         if band is not None:
             series.append(_series(group, band))
-            last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
+            if not any(run.state in LOST for run in group.runs):  # its mean would end where the lost run did
+                last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
     if not series:
         return None
     known = {label: value for label, value in last.items() if not math.isnan(value)}
+    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
+    spec = {"kind": "lines", "views": views, "y": {"label": "test loss"}}
+    if not known:
+        return Figure("loss", "Test loss", "Every selector lost a run.", spec)
     low = min(known, key=lambda label: known[label])
     high = max(known, key=lambda label: known[label])
     verb = "is" if setting.running else "ends"
@@ -326,8 +344,9 @@ def loss(setting: Setting) -> Figure | None:
     else:
         sentence = f"{so_far(setting)}The loss {verb} lowest with {low} ({number(known[low])})"
         sentence += f" and highest with {high} ({number(known[high])})."
-    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
-    return Figure("loss", "Test loss", sentence, {"kind": "lines", "views": views, "y": {"label": "test loss"}})
+    if left_out := [str(one["label"]) for one in series if one["label"] not in known]:
+        sentence += f" Selectors that lost a run are left out: {names(left_out)}."
+    return Figure("loss", "Test loss", sentence, spec)
 
 
 def balance(setting: Setting) -> Figure | None:
@@ -335,13 +354,15 @@ def balance(setting: Setting) -> Figure | None:
     window = max(1, setting.rounds // 25)
     series, means = [], {}
     for group in setting.groups:
-        curves = [(x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
+        curves = [
+            (x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluations("qcid") for run in group.runs)
+        ]
         band = seed_band(curves, False)
         if band is not None:
             if "lo" in band:
                 band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
             series.append(_series(group, band))
-            known = np.concatenate([run.evaluated("qcid")[1] for run in group.runs])
+            known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
             means[group.label] = float(known.mean())
     if not series:
         return None
@@ -399,8 +420,8 @@ def picks(setting: Setting) -> Figure | None:
     others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
     sentence = (
         "A horizontal streak is a client picked again and again. "
-        f"The longest: {group.label} picked client {setting.called(client)} "
-        f"(seed {group.runs[0].seed}) in {percent(share, 0)} of the rounds{again}{others}."
+        f"Most often picked: client {setting.client_name(client)} by {group.label} "
+        f"(seed {group.runs[0].seed}), in {percent(share, 0)} of the rounds{again}{others}."
     )
     return Figure(
         "picks",

@@ -20,6 +20,7 @@ from fedcohort.scenario.dirichlet import (
     Skewness,
 )
 from fedcohort.scenario.federation import ClientSamples, Federation
+from fedcohort.scenario.groups import Groups
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
@@ -27,7 +28,9 @@ from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.predefined import Custom, Natural
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
+from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
 from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
+from fedcohort.scenario.unequal import Quantity, RareHolders
 
 __all__ = [
     "AVAILABILITIES",
@@ -35,6 +38,7 @@ __all__ = [
     "LATENCIES",
     "PARTITIONS",
     "PRESETS",
+    "VIEWS",
     "Always",
     "Assignment",
     "Availability",
@@ -52,6 +56,7 @@ __all__ = [
     "DominantClass",
     "DrawnDevices",
     "Federation",
+    "Groups",
     "Iid",
     "Imbalanced",
     "LabelNoise",
@@ -63,21 +68,26 @@ __all__ = [
     "Pool",
     "Presence",
     "Preset",
+    "Quantity",
+    "RareHolders",
     "Roster",
     "RoundEvents",
     "Scenario",
     "Sessions",
     "Shards",
+    "Shift",
     "ShiftedExponential",
     "Skewness",
     "Trace",
     "TraceDevices",
     "UniformShare",
     "fit",
+    "meant",
     "preset",
     "read_fedscale",
     "read_flash",
     "read_trace",
+    "seen",
     "text_picture",
     "write_trace",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,7 +181,7 @@ class Referee:
             if self._condition is not None:
                 self._unmet[client] = self._condition.unmet(attributes)
             for name, values in self._values.items():
-                values[client] = _claimed((self.rules.quotas or {})[name], attributes.get(name))
+                values[client] = _quota_value((self.rules.quotas or {})[name], attributes.get(name))
 
     # -- before the choice ------------------------------------------------------------------------------------------
 
@@ -222,9 +222,9 @@ class Referee:
             after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
             exclude(hot, f"it cools off for {rules.cool_off} cohorts after {after}")
         allowed = candidates[codes[candidates] == 0]
-        return Eligibility(allowed, self._demanded(round_, allowed), codes, tuple(reasons))
+        return Eligibility(allowed, self._required_clients(round_, allowed), codes, tuple(reasons))
 
-    def _demanded(self, round_: int, allowed: IntArray) -> IntArray:
+    def _required_clients(self, round_: int, allowed: IntArray) -> IntArray:
         rules, ledger = self.rules, self.ledger
         pinned = allowed[np.isin(allowed, self._pinned)]
         if rules.min_in_window is None or rules.window is None:
@@ -290,26 +290,32 @@ class Referee:
             least = claims if isinstance(claims, Mapping) else dict.fromkeys(groups, int(claims))
             need = {value: min(least[value], len(members)) for value, members in groups.items()}
             for value, members in groups.items():
-                for client in members:
-                    have = sum(values[c] == value for c in picked)
-                    if have >= need[value]:
+                for client in (c for c in members if c not in picked):
+                    if _count(values, picked, value) >= need[value]:
                         break
-                    if client in picked:
-                        continue
                     if len(picked) >= size:
-                        counts = {v: sum(values[c] == v for c in picked) for v in need}
-                        spare = [c for c in picked if c not in fixed and c not in added and
-                                 (values[c] is None or counts[values[c]] > need[values[c]])]  # fmt: skip
+                        # What was picked for another quota, or must be there, is not given up again.
+                        spare = _spare(values, need, picked, fixed.union(added))
                         if not spare:
                             break
                         picked = [c for c in picked if c != max(spare, key=place.__getitem__)]
                     picked = [*picked, client]
                     added.append(client)
             for value, count in least.items():
-                have = sum(values[c] == value for c in picked)
+                have = _count(values, picked, value)
                 if have < count:
                     unmet.append(f"{name} {value}: {have} of {count}")
         return picked, added, unmet
+
+
+def _count(values: Sequence[Any], picked: Sequence[int], value: object) -> int:
+    return sum(values[client] == value for client in picked)
+
+
+def _spare(values: Sequence[Any], need: Mapping[Any, int], picked: Sequence[int], fixed: set[int]) -> list[int]:
+    """Return the picked clients that may give up their place: of no value, or of one that has more than enough."""
+    counts = {value: _count(values, picked, value) for value in need}
+    return [c for c in picked if c not in fixed and (values[c] is None or counts[values[c]] > need[values[c]])]
 
 
 def _knows(table: ClientTable, name: str) -> bool:
@@ -320,7 +326,7 @@ def _knows(table: ClientTable, name: str) -> bool:
     return True
 
 
-def _claimed(claims: Mapping[str, int] | int, value: object) -> object:
+def _quota_value(claims: Mapping[str, int] | int, value: object) -> object:
     """Return the value of a quota that a client counts for, or None: values the operator does not name have no claim.
 
     Values are compared as TOML writes them, because a journal's keys are texts.

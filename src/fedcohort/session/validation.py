@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import DuplicateReportError, InputError, SelectorError, SignalError
 from fedcohort.core.protocol import (
@@ -73,7 +73,7 @@ def as_table(value: object) -> ClientTable:
 
 def as_signals(value: object) -> frozenset[Signal]:
     """Return signals, given themselves or by their names."""
-    return frozenset(Signal.named(item) for item in listing(value, "'signals'", "signals"))
+    return frozenset(Signal.by_name(item) for item in listing(value, "'signals'", "signals"))
 
 
 def as_request(value: object) -> RoundRequest:
@@ -160,7 +160,7 @@ def _in_order(cohort: Cohort, signal: Signal, values: Any) -> Any:
 
 def _signal_of(keyword: str) -> Signal:
     """Return the signal that a keyword names, which has underscores where the signal has hyphens."""
-    signal = Signal.named(keyword.replace("_", "-"))
+    signal = Signal.by_name(keyword.replace("_", "-"))
     if not signal.is_metric:
         raise InputError(f"The signal '{signal}' is not a number to report after a round.", hint=signal.supplied_by)
     return signal
@@ -218,8 +218,22 @@ def check_one_at_a_time(asynchronous: bool, selector: Selector[Any]) -> None:
 
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
     """Refuse a cohort that breaks the protocol."""
-    picked = cohort.clients
     name = selector_name(selector)
+    _check_picks(name, cohort, slate)
+    _check_amounts(name, cohort)
+    if cohort.stop is not None and not isinstance(cohort.stop, str):
+        raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
+    for part, values in {"score": cohort.score, **cohort.parts}.items():
+        if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
+            raise SelectorError(
+                f"The selector {name} must give '{part}' for each of the cohort's candidates.",
+                hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
+            )
+
+
+def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
+    """Each pick is a candidate, none is there twice, and there are no more than were asked for."""
+    picked = cohort.clients
     if picked.ndim != 1:
         raise SelectorError(f"The selector {name} must return a list of clients. Got shape {picked.shape}.")
     if len(picked) > slate.size:
@@ -235,6 +249,11 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(
             f"The selector {name} picked nobody out of {len(slate.candidates)} and gave no stop reason."
         )
+
+
+def _check_amounts(name: str, cohort: Cohort) -> None:
+    """Weights and work are finite numbers of at least 0, one for each pick."""
+    picked = cohort.clients
     for field in ("weights", "work"):
         values = getattr(cohort, field)
         if values is not None and (values.shape != picked.shape or not np.isfinite(values).all() or (values < 0).any()):
@@ -245,15 +264,6 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(
             f"The selector {name} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
         )
-    if cohort.stop is not None and not isinstance(cohort.stop, str):
-        raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
-    lengths = {"score": cohort.score, **cohort.parts}
-    for part, values in lengths.items():
-        if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
-            raise SelectorError(
-                f"The selector {name} must give '{part}' for each of the cohort's candidates.",
-                hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
-            )
 
 
 def check_query(selector: Selector[Any], query: object, n: int) -> None:
@@ -327,12 +337,12 @@ def check_report(
         _check_reported(table, cohort, earlier, report.ticket, clients)
     count = len(clients)
     status = _statuses(report, count)
-    kept = _kept(report, count)
+    kept = _kept_mask(report, count)
     columns: dict[str, FloatArray] = {}
     if not isinstance(report.metrics, Mapping):
         raise refuse("A report's metrics", "a mapping from signals to numbers", report.metrics)
     for name, values in report.metrics.items():
-        signal = Signal.named(name)
+        signal = Signal.by_name(name)
         if not signal.reported:
             raise InputError(f"The signal '{signal}' is not reported after a round; it is known {signal.known.value}.")
         column = _column(signal, values, count, earlier)
@@ -340,7 +350,7 @@ def check_report(
             wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
             column[wrong] = np.nan
             status[(status == Status.OK) & wrong] = Status.INVALID
-        columns[signal.value] = sealed(column)
+        columns[signal.value] = freeze(column)
     ok = status == Status.OK
     if ok.any():
         for signal in sorted(s for s in selector.requires if s.is_metric):
@@ -351,7 +361,7 @@ def check_report(
                     hint=signal.supplied_by,
                 )
     kept &= ok
-    return ReplyBlock(report.ticket, time.time(), False, clients, sealed(status), sealed(kept), columns)
+    return ReplyBlock(report.ticket, time.time(), False, clients, freeze(status), freeze(kept), columns)
 
 
 def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundReport) -> IntArray:
@@ -418,9 +428,8 @@ def _check_reported(
 def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
     """Return a metric as a new array, (count,) or (count, V) where the signal is a vector.
 
-    A vector of one number per class is as long as it was in ``earlier`` reports of the round, else as most rows of
-    this one are. A row of another length than the rest becomes NaN, like anything else a client gets wrong; NaN alone
-    stands for a whole row.
+    A row of another length than the rest becomes NaN, like anything else a client gets wrong; NaN alone stands for a
+    whole row.
     """
     if signal.width is None:
         column = _numbers(signal, values)
@@ -437,22 +446,29 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
             f"The metric '{signal}' must have one row of numbers per reported client, {count}. "
             f"Got shapes {[row.shape for row in rows]}."
         )
-    widths = Counter(len(row) for row in rows if np.isfinite(row).all())  # of those that could be sound
-    known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
-    width = widths.most_common(1)[0][0] if widths else 1
-    if known is not None:
-        width = known.shape[1]
-    elif signal.width != "classes":
-        width = signal.width
-    if widths and width not in widths:
-        raise InputError(
-            f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
-        )
+    width = _row_width(signal, rows, earlier)
     column = np.full((count, width), np.nan)
     for at, row in zip(column, rows, strict=True):
         if len(row) == width:
             at[:] = row
     return column
+
+
+def _row_width(signal: Signal, rows: Sequence[FloatArray], earlier: Sequence[ReplyBlock]) -> int:
+    """Return how long a vector is: as in ``earlier`` reports of the round, as the signal says, or as most are."""
+    widths = Counter(len(row) for row in rows if np.isfinite(row).all())  # of those that could be sound
+    known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
+    if known is not None:
+        width = int(known.shape[1])
+    elif isinstance(signal.width, int):
+        width = signal.width
+    else:
+        width = widths.most_common(1)[0][0] if widths else 1
+    if widths and width not in widths:
+        raise InputError(
+            f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
+        )
+    return width
 
 
 def _numbers(signal: Signal, values: Any) -> FloatArray:
@@ -467,7 +483,7 @@ def _numbers(signal: Signal, values: Any) -> FloatArray:
         raise refuse(what, allowed, values) from None
 
 
-def _kept(report: RoundReport, count: int) -> BoolArray:
+def _kept_mask(report: RoundReport, count: int) -> BoolArray:
     """Return a new (count,) array of whether each model was kept."""
     if report.kept is None:
         return np.ones(count, np.bool_)

@@ -13,18 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flower import wire
+from fedcohort.hosts import wire
 from fedcohort.hosts.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
-from fedcohort.hosts.flower.wire import (
-    DESCRIBE,
-    LOSSES,
-    RECORD,
-    Description,
-    ask_record,
-    read_gradient,
-    read_report,
-    report_record,
-)
+from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, ask_record, report_record
+from fedcohort.hosts.wire import RECORD, Description, read_gradient, read_report
 from fedcohort.training.local import LocalTraining
 
 

@@ -188,32 +188,30 @@ def with_loss(kit: Any, loss: float) -> Any:
 
 
 @pytest.mark.parametrize("name", TAKING)
-def test_a_reply_that_cannot_be_aggregated_does_not_empty_the_model(
-    name: str, fleet: Any, kit: Any, tmp_path: Path
-) -> None:
+def test_a_reply_that_cannot_be_aggregated_does_not_empty_the_model(name: str, kit: Any, tmp_path: Path) -> None:
     def no_negative(records: Any, key: str) -> MetricRecord:
         if any(record["metrics"]["train_loss"] < 0 for record in records):
             raise ValueError("a negative loss")
         return MetricRecord({})
 
-    for number in range(6):
-        app = with_loss(kit, -5.0 if number == 2 else 1.0)
-        fleet.grid.nodes[fleet.grid.node_of(f"client-{number}")].app = app
+    fleet = kit.Fleet()
+    for number in range(4):
+        fleet.grid.add(fleet.node(number, with_loss(kit, -5.0 if number == 2 else 1.0)))
     inner = TAKING[name](fraction_evaluate=0.0, train_metrics_aggr_fn=no_negative)
     strategy = fleet.strategy("all", inner, journal=tmp_path / "j")
-    sent = kit.model(counter=False)
-    result = strategy.start(fleet.grid, sent, num_rounds=2)
+    result = strategy.start(fleet.grid, kit.model(counter=False), num_rounds=1)
     assert {key: array.numpy().shape for key, array in result.arrays.items()} == {"weight": (2, 3), "bias": (3,)}
     assert result.arrays["bias"].numpy()[0] > 0
     assert {(f.client, f.status) for f in failures(tmp_path / "j")} == {("client-2", Status.INVALID)}
 
 
 @pytest.mark.parametrize("name", TAKING)
-def test_updates_are_measured_although_the_strategy_takes_them_apart(name: str, fleet: Any, kit: Any) -> None:
-    for number in range(6):
-        fleet.grid.nodes[fleet.grid.node_of(f"client-{number}")].app = with_loss(kit, 1.0 + number)
+def test_updates_are_measured_although_the_strategy_takes_them_apart(name: str, kit: Any) -> None:
+    fleet = kit.Fleet()
+    for number in range(4):
+        fleet.grid.add(fleet.node(number, with_loss(kit, 1.0 + number)))
     strategy = fleet.strategy("hics-fl", TAKING[name](fraction_evaluate=0.0), cohort_size=3)
-    result = strategy.start(fleet.grid, kit.model(counter=False), num_rounds=3)
+    result = strategy.start(fleet.grid, kit.model(counter=False), num_rounds=2)
     assert result.arrays["bias"].numpy()[0] > 0
 
 

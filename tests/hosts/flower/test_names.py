@@ -16,12 +16,12 @@ from flwr.serverapp.strategy import (
 from hypothesis import given
 
 from fedcohort.core.clients import ClientTable
+from fedcohort.core.text import natural
 from fedcohort.hosts.flower import (
     cohort_client,
 )
 from fedcohort.hosts.flower.population import Population
-from fedcohort.hosts.flower.roster import natural
-from fedcohort.hosts.flower.wire import Description
+from fedcohort.hosts.wire import Description
 from fedcohort.journal import read_journal
 from fedcohort.session.explain import history
 

@@ -265,7 +265,11 @@ def test_nobody_else_is_obeyed(tmp_path: Path, caplog: Any) -> None:
         begun = time.monotonic()
         assert orders.take(session) == [] and time.monotonic() - begun < 1
         (folder / "3").unlink()
-        for i, text in enumerate(("", "[]", "{", '{"block": "anna"}', '{"pause": {"anna": "x"}}', '{"so": 1}')):
+        texts = ["", "[]", "{", '{"block": "anna"}', '{"pause": {"anna": "x"}}', '{"so": 1}']
+        lists: dict[str, Any] = {key: [] for key in ("block", "unblock", "pin", "unpin", "resume")}
+        for rules in (5, [], "x", {"of a later version": 1}):  # all else is as it should be
+            texts.append(json.dumps({**lists, "id": "5", "rules": rules}))
+        for i, text in enumerate(texts):
             (folder / f"4{i}").write_text(text)
         orders.give(path, Order(unblock=["anna"]))  # nobody is blocked
         orders.give(path, Order(block=["ben"]))
@@ -274,4 +278,5 @@ def test_nobody_else_is_obeyed(tmp_path: Path, caplog: Any) -> None:
         assert [file.name for file in folder.iterdir()] == ["2"]
         (body_,) = session.journal.events("order-refused")
         assert "'anna' is not blocked" in body_["reason"]
+        assert "Got {'of a later version': 1}" in caplog.text
     assert (folder.stat().st_mode & 0o777) == 0o700

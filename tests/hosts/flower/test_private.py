@@ -31,7 +31,7 @@ from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import Answers, Facts, FederationTimeoutError, RoundError, cohort_client, torch_answers
 from fedcohort.hosts.flower.private import Private
-from fedcohort.hosts.flower.wire import RECORD
+from fedcohort.hosts.wire import RECORD
 from fedcohort.journal import read_journal
 from fedcohort.privacy import primitives
 from fedcohort.privacy.keyholder import KeyHolder

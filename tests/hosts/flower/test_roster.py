@@ -12,10 +12,11 @@ from flwr.clientapp import ClientApp
 from fedcohort.core.clients import LabelFactor
 from fedcohort.core.errors import SignalError
 from fedcohort.core.signals import Signal
+from fedcohort.core.text import natural
 from fedcohort.hosts.flower import Answers, Facts, cohort_client
 from fedcohort.hosts.flower.exchange import Outbox
 from fedcohort.hosts.flower.population import Population
-from fedcohort.hosts.flower.roster import Roster, natural
+from fedcohort.hosts.flower.roster import Roster
 
 
 def settle(fleet: Any, roster: Roster, seconds: float = 3.0) -> None:

@@ -17,7 +17,8 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from fedcohort.hosts.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
+    from fedcohort.hosts.answers import Facts
+    from fedcohort.hosts.flower.client import Answers, client_name, cohort_client, torch_answers
     from fedcohort.hosts.flower.incidents import Incident, corrections, failures
     from fedcohort.hosts.flower.private import Private
     from fedcohort.hosts.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation

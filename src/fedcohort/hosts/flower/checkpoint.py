@@ -1,63 +1,26 @@
-"""The model and the strategy's memory after a round, in one safetensors file beside the journal.
-
-The file is complete on disk before the journal names it, in the same transaction that closes the round. A crash between
-the two leaves a file nobody names and a round that is trained again from the checkpoint before it.
-"""
+"""The model and the strategy's memory after a round: what a checkpoint of a Flower run holds."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
-from io import FileIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from fedcohort.core.arrays import AnyArray
-from fedcohort.core.errors import JournalError
+from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
 _FORMAT = "fedcohort-flower-2"
 _OLDER = "fedcohort-flower-1"  # of 0.2: arrays without dimensions got one
 _MODEL, _STRATEGY = "model/", "strategy/"
-# What safetensors and NumPy both have; other types are kept as bytes.
-_TYPES = frozenset(
-    {"bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"}
-)
 
 
-class Checkpoints:
-    """Checkpoint files of one journal.
-
-    Parameters
-    ----------
-    folder : path
-        Where they lie; made when missing.
-    keep : int
-        How many of the newest stay.
-    """
-
-    def __init__(self, folder: str | Path, keep: int = 2) -> None:
-        self.folder = Path(folder)
-        self._folder = os.fspath(self.folder)
-        self.keep = keep
-        self._files: list[str] | None = None
-
-    @staticmethod
-    def name(rounds: int) -> str:
-        """Return the file name of the checkpoint after ``rounds`` rounds."""
-        return f"after-{rounds:06d}.safetensors"
-
-    def exists(self, name: str) -> bool:
-        """Whether the checkpoint is there."""
-        return (self.folder / name).is_file()
+class Checkpoints(CheckpointFiles):
+    """Checkpoints with Flower's records and the wrapped strategy's memory."""
 
     def save(self, rounds: int, arrays: ArrayRecord, memory: StrategyState, config: Mapping[str, Any]) -> str:
         """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns.
@@ -65,40 +28,16 @@ class Checkpoints:
         ``config`` is what the strategy has written into the train config, as a schedule does.
         """
         plain, state = memory.save()
-        tensors = {f"{_MODEL}{key}": as_numpy(array) for key, array in arrays.items()}
+        tensors: dict[str, AnyArray] = {f"{_MODEL}{key}": as_numpy(array) for key, array in arrays.items()}
         tensors.update({f"{_STRATEGY}{key}": np.asarray(array, order="C") for key, array in state.items()})
-        odd = {key: tensor for key, tensor in tensors.items() if not _has_type(tensor)}
-        tensors.update({key: np.frombuffer(tensor.tobytes(), np.uint8) for key, tensor in odd.items()})
         header = {
             "format": _FORMAT,
             # safetensors sorts its tensors; Flower's strategies and torch go by the order of the record.
             "model": json.dumps({key: array.dtype for key, array in arrays.items()}),
-            "bytes": json.dumps({key: [tensor.dtype.str, tensor.shape] for key, tensor in odd.items()}),
             "strategy": json.dumps(plain),
             "config": json.dumps({k: {"bytes": v.hex()} if isinstance(v, bytes) else v for k, v in config.items()}),
-            "rounds": str(rounds),
         }
-        name = self.name(rounds)
-        partial = self._path(f"{name}.partial")
-        rest = memoryview(save(tensors, header))
-        with self._begun(partial) as file:
-            while rest:  # a single call may take less than all
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        os.replace(partial, self._path(name))
-        _sync_folder(self._folder)
-        return name
-
-    def _path(self, name: str) -> str:
-        return f"{self._folder}{os.sep}{name}"
-
-    def _begun(self, path: str) -> FileIO:
-        """Open a new file, in a new folder if need be."""
-        try:
-            return open(path, "wb", buffering=0)
-        except FileNotFoundError:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return open(path, "wb", buffering=0)
+        return self.write(rounds, tensors, header)
 
     def load(
         self,
@@ -112,20 +51,7 @@ class Checkpoints:
         ``like`` is the model the run was started with, which tells arrays of one entry from those without dimensions
         in a checkpoint of version 0.2.
         """
-        path = self.folder / name
-        try:
-            with safe_open(path, framework="numpy") as file:
-                header: dict[str, str] = file.metadata() or {}
-                tensors: dict[str, AnyArray] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise JournalError(
-                f"The checkpoint {path}, which the journal names, cannot be read: {error}.",
-                hint="bring the file back from a backup, or start a new journal",
-            ) from error
-        if header.get("format") not in (_FORMAT, _OLDER):
-            raise JournalError(f"The checkpoint {path} is in the format {header.get('format')!r}, not {_FORMAT!r}.")
-        for key, (dtype, shape) in json.loads(header.get("bytes", "{}")).items():
-            tensors[key] = np.frombuffer(tensors[key].tobytes(), np.dtype(dtype)).reshape(shape)
+        header, tensors = self.read(name, _FORMAT, _OLDER)
         if memory is not None:
             state = {key[len(_STRATEGY) :]: value for key, value in tensors.items() if key.startswith(_STRATEGY)}
             plain: dict[str, Any] = json.loads(header["strategy"])
@@ -139,30 +65,3 @@ class Checkpoints:
         flat = {key for key, array in (like or {}).items() if array.shape == ()}
         found = {key: tensors[f"{_MODEL}{key}"] for key in model}
         return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in found.items()})
-
-    def prune(self, current: str) -> None:
-        """Delete all but the newest ``keep`` checkpoints; the one the journal names always stays."""
-        if self._files is None:  # those of earlier runs with the same journal
-            self._files = sorted(file.name for file in self.folder.glob("after-*.safetensors"))
-        elif current not in self._files:
-            self._files.append(current)
-        while len(self._files) > self.keep and self._files[0] != current:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(self._files.pop(0)))
-
-
-def _has_type(tensor: AnyArray) -> bool:
-    """Whether a checkpoint can hold an array as it is."""
-    return tensor.dtype.name in _TYPES and (tensor.dtype.isnative or tensor.dtype.itemsize == 1)
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the new name durable as well; not every system lets a folder be opened."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -24,25 +25,23 @@ from flwr.client.mod import LocalDpMod as LegacyLocalDpMod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
 from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 from fedcohort.core.validate import instance, listing, refuse
-from fedcohort.hosts.flower.wire import (
+from fedcohort.hosts.answers import Facts, TorchMeasures
+from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays, report_record
+from fedcohort.hosts.wire import (
     COMMITMENT,
     CONFIRMATION,
-    DESCRIBE,
     GRADIENT_SIGNALS,
-    LOSSES,
     RECORD,
     Attribute,
     Description,
     asked_signals,
     normal_form,
-    only_arrays,
     plain,
-    report_record,
 )
 from fedcohort.privacy.scheme import LabelSeal
 
@@ -71,29 +70,6 @@ def client_name(context: Context) -> str:
     if "partition-id" in config:
         return f"partition-{config['partition-id']}"
     return ""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a client says about its data before the first round.
-
-    Parameters
-    ----------
-    size : int, optional
-        Training samples.
-    label_counts : sequence of int, optional
-        Samples per class; the server sees them in the clear.
-    sealed_labels : bytes, optional
-        Label counts in an encrypted form instead; the server passes them on to whoever can open them
-        (``CohortStrategy(labels=...)``).
-    attributes : mapping of str to str, float, int or bool
-        Anything else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
-    """
-
-    size: int | None = None
-    label_counts: Any = None
-    sealed_labels: bytes | None = None
-    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,7 +110,7 @@ class Answers:
         found = listing(self.signals, "The signals of Answers", "losses")
         if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in found):
             raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
-        object.__setattr__(self, "signals", frozenset(Signal.named(signal) for signal in found))
+        object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in found))
 
     @property
     def supplied(self) -> frozenset[Signal]:
@@ -204,14 +180,14 @@ class _CohortClient(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
         if kind == DESCRIBE:
-            return self._described(message, context)
+            return self._describe(message, context)
         if kind == LOSSES:
             return self._losses(message, context)
         if kind.split(".")[0] == MessageType.TRAIN and RECORD in message.content:
-            return self._trained(message, context)
+            return self._train(message, context)
         return self._app(message, context)
 
-    def _described(self, message: Message, context: Context) -> Message:
+    def _describe(self, message: Message, context: Context) -> Message:
         facts = Facts() if self._answers.facts is None else self._answers.facts(context)
         if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
             # Sealed ones too: whoever opens them learns exact products of the counts.
@@ -224,17 +200,17 @@ class _CohortClient(ClientApp):
             signals=self._answers.supplied,
             attributes=dict(facts.attributes),
         )
-        return Message(RecordDict({RECORD: description.to_record()}), reply_to=message)
+        return Message(RecordDict({RECORD: ConfigRecord(description.to_record())}), reply_to=message)
 
     def _losses(self, message: Message, context: Context) -> Message:
         arrays = only_arrays(message.content)
         if arrays is None:
             raise InputError("A question for losses must carry exactly one model.")
         wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
-        values = self._measured(arrays, context, arrays, wanted & LOSS_SIGNALS)
+        values = self._measure(arrays, context, arrays, wanted & LOSS_SIGNALS)
         return Message(RecordDict({RECORD: report_record(self._answers.name(context), values)}), reply_to=message)
 
-    def _measured(
+    def _measure(
         self, arrays: ArrayRecord, context: Context, received: ArrayRecord, wanted: frozenset[Signal]
     ) -> dict[Signal, float]:
         if not wanted:
@@ -247,7 +223,7 @@ class _CohortClient(ClientApp):
             raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
         return {signal: float(values[signal.value]) for signal in wanted}
 
-    def _trained(self, message: Message, context: Context) -> Message:
+    def _train(self, message: Message, context: Context) -> Message:
         question = cast(ConfigRecord, message.content[RECORD])
         wanted = asked_signals(question)
         if COMMITMENT in question:  # kept, it shows later whether the server's journal is the one it was
@@ -260,7 +236,7 @@ class _CohortClient(ClientApp):
         values: dict[Signal, float] = {}
         gradient = None
         if received is not None:
-            values.update(self._measured(received, context, received, wanted & LOSS_SIGNALS))
+            values.update(self._measure(received, context, received, wanted & LOSS_SIGNALS))
             if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
                 gradient = plain(self._answers.gradient(received, context))
         begun = time.monotonic()
@@ -270,7 +246,7 @@ class _CohortClient(ClientApp):
             after = {same_of_received(s): s for s in losses_of(wanted, "own")}
             trained = only_arrays(reply.content)
             if after and trained is not None and received is not None:
-                measured = self._measured(trained, context, received, frozenset(after))
+                measured = self._measure(trained, context, received, frozenset(after))
                 values.update({after[signal]: value for signal, value in measured.items()})
             reply.content[RECORD] = report_record(self._answers.name(context), values, seconds, gradient)
         return reply
@@ -287,41 +263,7 @@ class _CohortClient(ClientApp):
         log.info("the key holder opened this client's labels as sealed, in the set of clients %s", digest)
 
 
-_LABELS = ("label", "labels", "target", "targets", "y")
-
-
-def _pair(found: Any) -> tuple[Any, Any]:
-    """Return inputs and labels: given as such, or as a DataLoader, or as several of which the first is for training."""
-    if isinstance(found, (tuple, list)) and found and hasattr(found[0], "dataset"):
-        found = found[0]
-    if not hasattr(found, "dataset"):
-        inputs, labels = found
-        return inputs, labels
-    import torch
-
-    parts = [_batch(batch) for batch in found]
-    if not parts:
-        return torch.empty(0), torch.empty(0, dtype=torch.long)
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-
-def _batch(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of one batch of a DataLoader."""
-    if isinstance(batch, Mapping):
-        key = next((key for key in _LABELS if key in batch), None)
-        others = [k for k in batch if k != key]
-        if key is None or len(others) != 1:
-            raise InputError(
-                f"A batch that is a table must have one column of labels ({', '.join(_LABELS)}) and one of inputs. "
-                f"Got {', '.join(map(str, batch))}.",
-                hint="return inputs and labels from 'data', or rename the columns",
-            )
-        return batch[others[0]], batch[key]
-    inputs, labels = batch
-    return inputs, labels
-
-
-class Seal(Protocol):
+class LabelSealer(Protocol):
     """How label counts leave a client; :class:`~fedcohort.privacy.LabelSeal` also checks what became of them."""
 
     def seal(self, client: str, counts: Any) -> bytes:
@@ -336,7 +278,7 @@ def torch_answers(
     validation: Callable[[Context], tuple[Any, Any]] | None = None,
     robust: LocalTraining | None = None,
     share_labels: bool = True,
-    seal: Seal | None = None,
+    seal: LabelSealer | None = None,
     private: Private | None = None,
     attributes: Callable[[Context], Mapping[str, Attribute]] | None = None,
     batch_size: int = 1024,
@@ -374,97 +316,47 @@ def torch_answers(
     """
     if seal is not None and not hasattr(seal, "seal"):
         raise ParameterError(f"'seal' must be a LabelSeal or a SecretRotation of fedcohort.privacy. Got {seal!r}.")
-    import torch
-    from torch.nn.functional import cross_entropy
 
-    from fedcohort.training.losses import reduce_losses
-
-    def samples(source: Callable[[Context], Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = _pair(source(context))
-        return torch.as_tensor(x).detach(), torch.as_tensor(y).detach().long()
-
-    def labels_of(context: Context) -> IntArray:
-        return samples(data, context)[1].cpu().numpy().astype(np.int64)
+    def measures(context: Context) -> TorchMeasures:
+        return TorchMeasures(
+            partial(model, context),
+            partial(data, context),
+            validation=None if validation is None else partial(validation, context),
+            robust=robust,
+            batch_size=batch_size,
+        )
 
     def facts(context: Context) -> Facts:
-        labels = labels_of(context)
+        labels = measures(context).labels()
         told = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
         if classes is None:
             return told
         counts = np.bincount(labels, minlength=classes)
         if private is not None:
-            return replace(told, sealed_labels=private.sealed(context, normal_form(name(context)), counts))
+            return replace(told, sealed_labels=private.seal(context, normal_form(name(context)), counts))
         if seal is not None:
             return replace(told, sealed_labels=seal.seal(normal_form(name(context)), counts))
         return replace(told, label_counts=counts if share_labels else None)
 
     def confirm(context: Context, confirmation: bytes) -> str:
         assert isinstance(seal, LabelSeal)
-        counts = np.bincount(labels_of(context), minlength=classes or 0)
+        counts = np.bincount(measures(context).labels(), minlength=classes or 0)
         return seal.confirm(name(context), counts, confirmation)
 
-    def loaded(arrays: ArrayRecord, context: Context) -> torch.nn.Module:
-        module = model(context)
-        module.load_state_dict(arrays.to_torch_state_dict())
-        return module.eval()
-
-    def device_of(module: torch.nn.Module) -> torch.device:
-        """Where the app made the model: there the data go, batch by batch."""
-        return next((p.device for p in module.parameters()), torch.device("cpu"))
-
-    def logits_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        there = device_of(module)
-        parts = [x[start : start + batch_size] for start in range(0, len(x), batch_size)]
-        with torch.no_grad():
-            return torch.cat([module(part.to(there)).cpu() for part in parts])
-
     def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
-        module = loaded(arrays, context)
-        teacher = module if received is arrays or robust is None else loaded(received, context)
-        values: dict[str, float] = {}
-        for part, source in sources.items():
-            mine = {signal: measure for signal, measure in measured.items() if measure.part == part}
-            x, y = samples(source, context)
-            y = y.cpu()
-            if not len(y):
-                values.update({signal.value: float("nan") for signal in mine})
-                continue
-            logits = logits_of(module, x)
-            by_label = cross_entropy(logits, y, reduction="none")
-            if private is not None:
-                values.update({signal.value: private.loss(context, by_label.numpy()) for signal in mine})
-                continue
-            by_pseudo = None
-            if any(measure.loss != "label" for measure in mine.values()):
-                by_pseudo = cross_entropy(logits, logits_of(teacher, x).argmax(1), reduction="none")
-            columns = reduce_losses(by_label, by_pseudo, torch.tensor([len(y)]), list(mine.values()), robust)
-            values.update({signal.value: float(column) for signal, column in zip(mine, columns, strict=True)})
-        return values
+        found = measures(context)
+        state = arrays.to_torch_state_dict()
+        if private is not None:  # one number, so that one answer is one release
+            by_label = found.by_label(state)
+            return {Signal.LOSS.value: private.loss(context, by_label) if len(by_label) else float("nan")}
+        return found.losses(state, state if received is arrays else received.to_torch_state_dict())
 
     def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
-        module = loaded(arrays, context)
-        there = device_of(module)
-        x, y = samples(data, context)
-        for start in range(0, len(y), batch_size):
-            inputs, labels = (part[start : start + batch_size].to(there) for part in (x, y))
-            (cross_entropy(module(inputs), labels, reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
-        return np.concatenate(
-            [np.zeros(p.numel()) if p.grad is None else plain(p.grad).ravel() for p in module.parameters()]
-        )
+        return measures(context).gradient(arrays.to_torch_state_dict())
 
-    sources: dict[str, Callable[[Context], tuple[Any, Any]]] = {"train": data}
-    if validation is not None:
-        sources["validation"] = validation
-    measured = {
-        signal: measure
-        for signal, measure in losses_of(LOSS_SIGNALS, "received").items()
-        if measure.part in sources and (measure.loss == "label" or robust is not None)
-    }
-    if private is not None:  # one number, so that one answer is one release
-        sources, measured = {"train": data}, {Signal.LOSS: measured[Signal.LOSS]}
+    signals = TorchMeasures.signals(validation is not None, robust is not None)
+    if private is not None:
         tells = losses if private.losses is not None else None
-        return Answers(facts=facts, losses=tells, signals=frozenset(measured), name=name, noised=True)
+        return Answers(facts=facts, losses=tells, signals=frozenset({Signal.LOSS}), name=name, noised=True)
     confirms = confirm if isinstance(seal, LabelSeal) and classes is not None else None
-    return Answers(
-        facts=facts, losses=losses, signals=frozenset(measured), gradient=gradient, name=name, confirm=confirms
-    )
+    return Answers(facts=facts, losses=losses, signals=signals, gradient=gradient, name=name, confirm=confirms)

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flower.exchange import shorten
+from fedcohort.core.text import shorten
 from fedcohort.hosts.flower.logs import say
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import ENDED, PLANNED

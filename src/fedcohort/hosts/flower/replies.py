@@ -11,25 +11,24 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
-from fedcohort.core.vectors import output_bias, vector_signal
-from fedcohort.hosts.flower.exchange import Reply
+from fedcohort.core.signals import METRIC_SIGNALS, Signal
+from fedcohort.core.vectors import OutputLayer, output_layer
+from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
-from fedcohort.hosts.flower.weights import bounded_weights
-from fedcohort.hosts.flower.wire import GRADIENT_SIGNALS, RECORD, Value, read_gradient, read_report
+from fedcohort.hosts.measures import MEASURED, Measures
+from fedcohort.hosts.weights import bounded_weights
+from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, read_gradient, read_report
 
 log = logging.getLogger("flwr.fedcohort")
-MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))  # by the server, from the models
 # In Python 3.11 reading a member from its enumeration takes longer than comparing it.
 _OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
 _NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
@@ -80,10 +79,10 @@ def flat(arrays: ArrayRecord) -> FloatArray:
     return np.concatenate(floats) if floats else np.empty(0)
 
 
-def bias_of(arrays: ArrayRecord) -> slice:
-    """Return where the output layer's bias stands in :func:`flat`; an error for a model without one."""
+def output_of(arrays: ArrayRecord) -> OutputLayer:
+    """Return where the output layer stands in :func:`flat`; an error for a model whose output layer has no bias."""
     shapes = {key: array.numpy() for key, array in arrays.items()}
-    return output_bias({key: array.shape for key, array in shapes.items() if is_float(array.dtype)})
+    return output_layer({key: array.shape for key, array in shapes.items() if is_float(array.dtype)})
 
 
 def is_finite(values: AnyArray) -> bool:
@@ -130,12 +129,12 @@ class Checker:
         floats = [layout for layout in self._layouts.values() if is_float(layout.dtype)]
         self._parameters = sum(math.prod(layout.shape) for layout in floats) if same_shapes else None
 
-    def all(self, replies: Iterable[Reply]) -> list[Checked]:
+    def check_all(self, replies: Iterable[GridReply]) -> list[Checked]:
         """Check replies, each by itself."""
         with np.errstate(over="ignore", invalid="ignore"):  # the sum of squares of sound numbers may overflow
-            return [self._checked(reply) for reply in replies]
+            return [self._check(reply) for reply in replies]
 
-    def _checked(self, reply: Reply) -> Checked:
+    def _check(self, reply: GridReply) -> Checked:
         message = reply.message
         if message.has_error():
             # Lost on the way is not the client's error: it is as if it had never answered.
@@ -168,7 +167,7 @@ class Checker:
         weight = numbers.get(self._weight_key)
         if not reason and not _is_weight(weight):
             reason = f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
-        reason = reason or self._unreported(values, gradient)
+        reason = reason or self._missing_signals(values, gradient)
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         if rewritten:
@@ -215,7 +214,7 @@ class Checker:
                 return f"the array {key!r} has NaN or infinite entries"
         return ""
 
-    def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
+    def _missing_signals(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
         """Return what the selector must learn and the client did not report, or an empty string."""
         for signal in self._reported:
             if signal not in values:
@@ -261,7 +260,7 @@ def with_common_names(replies: Sequence[Checked], records: Sequence[str] = ("arr
         if reply.status is _OK and reply.kind[2] != widths:
             found[i] = reply._replace(status=_INVALID, reason=reason)
         elif reply.status is _OK and [*reply.kind[:2]] != usual:
-            found[i] = _renamed(reply, *usual)
+            found[i] = _with_records(reply, *usual)
     return found
 
 
@@ -270,7 +269,7 @@ def _most_common(values: Sequence[Any], preferred: Any = None) -> Any:
     return max(counts, key=lambda value: (counts[value], value == preferred, value))
 
 
-def _renamed(reply: Checked, arrays: str, metrics: str) -> Checked:
+def _with_records(reply: Checked, arrays: str, metrics: str) -> Checked:
     """Return a reply whose two records have these names."""
     assert reply.message is not None
     others = {k: v for k, v in reply.message.content.items() if k not in (*reply.kind[:2], arrays, metrics)}
@@ -314,65 +313,22 @@ def clip_update(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked
     return reply._replace(arrays=arrays), norm
 
 
-class Measures:
-    """Numbers the server computes from the models of the OK replies, each when it is first read.
+def measures_of(model: ArrayRecord, replies: Sequence[Checked], samples: FloatArray) -> Measures:
+    """Return what the server can measure of the OK replies to ``model``; ``samples`` are from :func:`sample_counts`."""
 
-    Parameters
-    ----------
-    model : ArrayRecord
-        The model that was sent.
-    replies : sequence of Checked
-    samples : (r,) float array
-        How many samples each reply counts for, from :func:`sample_counts`.
-    """
-
-    def __init__(self, model: ArrayRecord, replies: Sequence[Checked], samples: FloatArray) -> None:
-        self._model = model
-        self._replies = replies
-        self._samples = samples
-
-    @cached_property
-    def updates(self) -> FloatArray:
-        """(r, P) each client's model less the one sent; zeros for replies that are not OK."""
-        sent = flat(self._model)
-        rows = [flat(r.arrays) - sent if r.status is _OK else np.zeros_like(sent) for r in self._replies]
+    def updates() -> FloatArray:
+        sent = flat(model)
+        rows = [flat(r.arrays) - sent if r.status is _OK else np.zeros_like(sent) for r in replies]
         return np.stack(rows) if rows else np.empty((0, len(sent)))
 
-    @cached_property
-    def _gradients(self) -> FloatArray:
-        width = next((len(r.gradient) for r in self._replies if r.status is _OK and r.gradient is not None), 0)
-        rows = [r.gradient if r.status is _OK and r.gradient is not None else np.zeros(width) for r in self._replies]
-        return np.stack(rows) if rows else np.empty((0, width))
-
-    @cached_property
-    def ok(self) -> BoolArray:
-        """(r,) which replies are OK."""
-        return np.array([r.status is _OK for r in self._replies], np.bool_)
-
-    @cached_property
-    def all_ok(self) -> bool:
-        """Whether all replies are OK."""
-        return all(r.status is _OK for r in self._replies)
-
-    @cached_property
-    def rows(self) -> IntArray:
-        """(m,) where the OK replies stand."""
-        return np.arange(len(self._replies)) if self.all_ok else np.flatnonzero(self.ok)
-
-    def column(self, signal: Signal) -> FloatArray:
-        """(r,) one signal over the replies, or (r, V) where it is a vector; NaN where a reply is not OK."""
-        if isinstance(signal.how, VectorOf):
-            rows = self.updates if signal.how.vector == "update" else self._gradients
-            bias = bias_of(self._model) if signal.how.take == "output-bias" else None
-            values = np.asarray(vector_signal(signal.how, rows, self.ok, bias, self._samples), np.float64)
-        else:
-            found = [reply.values.get(signal) if reply.status is _OK else None for reply in self._replies]
-            if any(value is None for value in found):
-                shape = next((np.shape(value) for value in found if value is not None), ())
-                nothing = np.full(shape, np.nan)
-                found = [nothing if value is None else value for value in found]
-            values = np.array(found, np.float64)
-        return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
+    return Measures(
+        np.array([r.status is _OK for r in replies], np.bool_),
+        [r.values for r in replies],
+        samples,
+        updates=updates,
+        gradients=[r.gradient for r in replies],
+        output=lambda: output_of(model),
+    )
 
 
 def weight_of(reply: Checked, key: str) -> float:

@@ -19,8 +19,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
-from fedcohort.hosts.flower.exchange import Outbox, Reply
-from fedcohort.hosts.flower.wire import DESCRIBE, RECORD, VERSION, Description, normal_form
+from fedcohort.core.text import natural
+from fedcohort.hosts.flower.exchange import GridReply, Outbox
+from fedcohort.hosts.flower.wire import DESCRIBE
+from fedcohort.hosts.wire import RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
 _UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
@@ -69,17 +71,6 @@ class Card:
     def lacks(self, required: Iterable[Signal], sealed: bool) -> list[Signal]:
         """Return the required signals nobody can know about this client."""
         return sorted(frozenset(required) - self.signals(sealed))
-
-
-def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Return a sort key for any text that puts client-10 after client-9; no two texts have the same.
-
-    >>> sorted(["client-10", "client-9", "anna"], key=natural)
-    ['anna', 'client-9', 'client-10']
-    """
-    # A number goes by its length and then its digits, which holds for any length and needs no conversion.
-    parts = [(part, part.lstrip("0")) for part in re.split("([0-9]+)", name) if part]
-    return [(0, len(digits), digits) if part[0] in "0123456789" else (1, 0, part) for part, digits in parts], name
 
 
 class Roster:
@@ -143,22 +134,34 @@ class Roster:
         found = self._grid.get_node_ids()
         ids = found if isinstance(found, set) else set(found)
         if ids != self._seen:
-            # Only newcomers are worth the longer question, which brings the names they were registered under.
-            self._registered = {
-                int(n.node_id): normal_form(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
-            }
-            self._seen = set(self._registered)
-            names = set(self._registered.values())
-            for node in [n for n, c in self._cards.items() if n not in self._registered or
-                         (not c.registered and c.name in names)]:  # fmt: skip
-                if node in self._cards:
-                    self._forget(node)
+            self._look_up_names()
         elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():
-            return
+            return  # nobody came or went, and nobody owes an answer
         now = self._clock()
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
             if int(asked_node) not in self._registered or now - sent > _UNANSWERED_AFTER:
                 del self._outbox.waiting[message_id]
+        self._ask_newcomers(now)
+        for reply in self._outbox.pull():
+            self._read(int(reply.name), reply)
+
+    def _look_up_names(self) -> None:
+        """Ask the grid for the names its nodes were registered under; only newcomers are worth this longer question."""
+        self._registered = {
+            int(n.node_id): normal_form(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
+        }
+        self._seen = set(self._registered)
+        names = set(self._registered.values())
+        gone = [
+            node
+            for node, card in self._cards.items()
+            if node not in self._registered or (not card.registered and card.name in names)
+        ]
+        for node in gone:
+            if node in self._cards:  # forgetting one may have taken another along
+                self._forget(node)
+
+    def _ask_newcomers(self, now: float) -> None:
         asked = {int(node) for node in self._outbox.owing()}
         newcomers = [
             node
@@ -172,8 +175,6 @@ class Roster:
         self._outbox.send(
             {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=_UNANSWERED_AFTER) for n in newcomers}
         )
-        for reply in self._outbox.pull():
-            self._read(int(reply.name), reply)
 
     def _is_due(self) -> bool:
         return self.describe_every is not None and self._clock() >= self._due
@@ -184,12 +185,12 @@ class Roster:
     def _is_new(self, node: int, now: float) -> bool:
         return self._unfit.get(node, now) <= now
 
-    def _changed(self) -> None:
+    def _bump_version(self) -> None:
         self._sorted = None
         self.version += 1
 
     def _forget(self, node: int) -> None:
-        self._changed()
+        self._bump_version()
         self._described.pop(node, None)
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
@@ -198,7 +199,7 @@ class Roster:
             for other in [n for n, c in self._cards.items() if c.name == card.name]:
                 del self._cards[other]
 
-    def _read(self, node: int, reply: Reply) -> None:
+    def _read(self, node: int, reply: GridReply) -> None:
         if node not in self._registered or reply.vanished or reply.expired:
             return
         if reply.error is not None:
@@ -237,7 +238,7 @@ class Roster:
         card = Card(name, node, description, answers, registered)
         if self._cards.get(node) == card and rival == node:
             return
-        self._changed()
+        self._bump_version()
         self._cards[node] = card
         self._by_name[name] = node
         self._names[node] = name

@@ -15,8 +15,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower.exchange import Outbox, with_ttl
 from fedcohort.hosts.flower.replies import Checked, Checker, clip_update, with_common_names, with_weight
 from fedcohort.hosts.flower.roster import Card
-from fedcohort.hosts.flower.weights import bounded_weights
-from fedcohort.hosts.flower.wire import CONFIRMATION, RECORD, SEED, WORK, ask_record
+from fedcohort.hosts.flower.wire import ask_record
 from fedcohort.hosts.flower.wrapped_strategy import (
     GridView,
     changes_shape,
@@ -25,6 +24,8 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     record_names,
     taking_all,
 )
+from fedcohort.hosts.weights import bounded_weights
+from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK
 
 log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
@@ -93,7 +94,7 @@ class Training:
         """Return the checks of replies to ``arrays``."""
         return Checker(arrays, self._weight_key, required, same_shapes=not self._grows)
 
-    def bounded(
+    def bound_weights(
         self, replies: Iterable[Checked], online: Mapping[str, Card], arrays: ArrayRecord
     ) -> tuple[list[Checked], dict[str, list[str]]]:
         """Return checked replies as they may enter an average, and what was changed about each."""

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.numbers import FAIRNESS
 from fedcohort.simulate.leaderboard.words import deviation, duration, number
 from fedcohort.simulate.metrics import Metric, Spread
 
 if TYPE_CHECKING:
     from fedcohort.simulate.leaderboard.numbers import Leaderboard, LeaderRow
 
+# Heading, and how soon a narrow place gives the column up.
+_GROUP_COLUMNS = (("worst_group", "Worst group", 3), ("worst_tenth", "Worst tenth", 6))
+_TURN_COLUMNS = (
+    ("client_spread", "Spread", 14, "{:.3f}"),
+    ("jain", "Jain", 12, "{:.2f}"),
+    ("longest_absence", "Longest absence", 15, "{:.0f}"),
+)
 FEW_SEEDS = 5  # below, a p-value says little and the table says so
 
 
@@ -30,40 +38,15 @@ def leaderboard_table(
     explain : bool
         Whether the note says how everything is computed, or only what qualifies these numbers.
     """
-    rows, last = board.rows, len(board.targets) - 1
-    most = max(row.runs for row in rows)
-    columns: list[tuple[str, int, list[Cell]]] = []  # heading, how soon a narrow place gives it up, cells
-
-    def add(heading: str, rank: int, cells: Sequence[Cell]) -> None:
-        columns.append((heading, rank, list(cells)))
-
-    add("Selector", 0, [_label(row, most, (drawn or {}).get(row.label)) for row in rows])
-    for i, target in enumerate(board.targets):
-        cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
-        means = [_complete(row, row.to_target[i].rounds) for row in rows]
-        add(f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark(cells, means, min))
-    add("Speed-up", 4, [Cell(_known(row.main.speed_up, "{:.2f}×")) for row in rows])
-    whole = [not row.lost for row in rows]
-    add("Best", 6, _scores([row.best for row in rows], whole, board.metric))
-    if any(row.early_stop != row.best for row in rows):
-        add("Where it stopped", 10, _scores([row.early_stop for row in rows], whole, board.metric))
-    add("Terminal", 1, _scores([row.terminal for row in rows], whole, board.metric))
-    gain = "Gain over" if board.metric.higher else "Difference to"
-    add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
-    if board.reference is not None:
-        made_good = [Cell(_known(row.improvement, "{:.0%}")) for row in rows]
-        add(f"Made good of the loss against {board.reference}", 9, made_good)
-    add("p", 5, [_p_value(row) for row in rows])
-    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
-        means = [_complete(row, row.main.seconds) for row in rows]
-        add(f"Time to {board.metric.level(board.target)}", 12, _mark([_time(row) for row in rows], means, min))
-    if any(row.qcid.count for row in rows):
-        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
-        add("Mean QCID", 7, _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min))
-    if any(row.megabytes.count for row in rows):
-        add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
-    if any(row.query_share > 0 for row in rows):
-        add("Query bytes", 13, [Cell(_known(row.query_share, "{:.0%}")) for row in rows])
+    most = max(row.runs for row in board.rows)
+    labels = [_label(row, most, (drawn or {}).get(row.label)) for row in board.rows]
+    columns = [
+        ("Selector", 0, labels),
+        *_target_columns(board),
+        *_score_columns(board),
+        *_cost_columns(board),
+        *_turn_columns(board),
+    ]
     order = sorted(range(len(columns)), key=lambda i: columns[i][1])
     return Table(
         name="leaderboard",
@@ -75,6 +58,62 @@ def leaderboard_table(
     )
 
 
+_Column = tuple[str, int, list[Cell]]
+"""Heading, how soon a narrow screen drops the column (0: never), and a cell for each selector."""
+
+
+def _target_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield how soon each target was reached."""
+    rows, last = board.rows, len(board.targets) - 1
+    for i, target in enumerate(board.targets):
+        cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
+        means = [_complete(row, row.to_target[i].rounds) for row in rows]
+        yield f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark(cells, means, min)
+    yield "Speed-up", 4, [Cell(_number_or_dash(row.main.speed_up, "{:.2f}×")) for row in rows]
+
+
+def _score_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield how good the models are, and how they compare with the baseline's."""
+    rows, metric = board.rows, board.metric
+    whole = [not row.lost for row in rows]
+    yield "Best", 6, _scores([row.best for row in rows], whole, metric)
+    if any(row.early_stop != row.best for row in rows):
+        yield "Where it stopped", 10, _scores([row.early_stop for row in rows], whole, metric)
+    yield "Terminal", 1, _scores([row.terminal for row in rows], whole, metric)
+    gain = "Gain over" if metric.higher else "Difference to"
+    yield f"{gain} {board.baseline}", 2, [_difference(row, metric) for row in rows]
+    for name, heading, rank in _GROUP_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            yield heading, rank, _scores([row.fair(name) for row in rows], whole, metric)
+    if board.reference is not None:
+        made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
+        yield f"Made good of the loss against {board.reference}", 9, made_good
+    yield "p", 5, [_p_value(row) for row in rows]
+
+
+def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield what the runs cost: time, balance and bytes, each only where a run says something about it."""
+    rows = board.rows
+    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
+        means = [_complete(row, row.main.seconds) for row in rows]
+        yield f"Time to {board.metric.level(board.target)}", 12, _mark([_time(row) for row in rows], means, min)
+    if any(row.qcid.count for row in rows):
+        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
+        yield "Mean QCID", 7, _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
+    if any(row.megabytes.count for row in rows):
+        yield "MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows]
+    if any(row.query_share > 0 for row in rows):
+        yield "Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows]
+        yield "Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows]
+
+
+def _turn_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield how evenly the clients took part."""
+    for name, heading, rank, form in _TURN_COLUMNS:
+        if any(row.fair(name).count for row in board.rows):
+            yield heading, rank, [Cell(_number_or_dash(row.fair(name).mean, form)) for row in board.rows]
+
+
 def note(board: Leaderboard) -> str:
     """Return how the columns are computed, and what qualifies these numbers."""
     sentences = [f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count."]
@@ -83,6 +122,12 @@ def note(board: Leaderboard) -> str:
         sentences.append(f"Lower {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
         sentences.append("For shorter runs it is the last fifth.")
+    if any(row.fair("worst_tenth").count for row in board.rows):
+        sentences.append(
+            "Worst group and worst tenth: accuracy of the group, and of the tenth of clients, that fare worst; spread: "
+            "standard deviation over clients; Jain: evenness of participation, 1 is even; absence in rounds."
+        )
+    sentences += _at_a_cost(board)
     if max(row.runs for row in board.rows) > 1:
         sentences.append("± is the standard deviation over seeds.")
     return " ".join([*_unfinished(board), *sentences, *_lost(board), _about_p(board)])
@@ -100,7 +145,14 @@ def brief_note(board: Leaderboard) -> str:
         sentences.append(f"Lower {board.metric.name} is better.")
     if few := _few_seeds(board):
         sentences.append(few)
-    return " ".join([*_unfinished(board), *sentences, *_lost(board), "More with --explain."])
+    return " ".join([*_unfinished(board), *sentences, *_at_a_cost(board), *_lost(board), "More with --explain."])
+
+
+def _at_a_cost(board: Leaderboard) -> list[str]:
+    return [
+        f"{row.label} gains on average and loses {-100 * lost:.1f} points in the worst group."
+        for row, lost in board.at_a_cost
+    ]
 
 
 def _window(board: Leaderboard) -> str:
@@ -162,7 +214,7 @@ def megabytes(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _known(value: float, form: str) -> str:
+def _number_or_dash(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
@@ -171,7 +223,7 @@ def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., 
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
     if len(known) < 2:
         return list(cells)
-    best = cells[choose(known, key=lambda i: known[i])].text
+    best = cells[int(choose(known, key=lambda i: known[i]))].text
     return [replace(cell, best=i in known and cell.text == best) for i, cell in enumerate(cells)]
 
 
@@ -204,15 +256,15 @@ def _scores(values: Sequence[Spread], whole: Sequence[bool], metric: Metric) -> 
 
 
 def _rounds(row: LeaderRow, value: Spread) -> Cell:
-    return _reached(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}")
+    return _reached_cell(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}")
 
 
 def _time(row: LeaderRow) -> Cell:
     value = row.main.seconds
-    return _reached(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "")
+    return _reached_cell(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "")
 
 
-def _reached(row: LeaderRow, value: Spread, mean: str, std: str) -> Cell:
+def _reached_cell(row: LeaderRow, value: Spread, mean: str, std: str) -> Cell:
     if value.count == 0:
         return Cell("never" if all(seed.state != "running" for seed in row.seeds) else "not yet")
     some = f"in {value.count} of {row.runs}" if value.count < row.runs else ""
@@ -235,14 +287,14 @@ def _p_value(row: LeaderRow) -> Cell:
 def to_dict(board: Leaderboard) -> dict[str, Any]:
     """Return the leaderboard's numbers for machines; None where a number is not known."""
 
-    def known(value: float) -> float | None:
+    def number_or_none(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
     def spread(value: Spread) -> dict[str, Any]:
-        return {"mean": known(value.mean), "std": known(value.std), "seeds": value.count}
+        return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
 
     def natural(score: float) -> float | None:
-        return known(board.metric.natural(score))
+        return number_or_none(board.metric.natural(score))
 
     def scores(value: Spread) -> dict[str, Any]:
         return {**spread(value), "mean": natural(value.mean)}
@@ -270,25 +322,26 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                         "target": natural(item.target),
                         "rounds": spread(item.rounds),
                         "simulated_seconds": spread(item.seconds),
-                        "speed_up": known(item.speed_up),
+                        "speed_up": number_or_none(item.speed_up),
                     }
                     for item in row.to_target
                 ],
                 "best": scores(row.best),
                 "early_stop": scores(row.early_stop),
                 "terminal": scores(row.terminal),
-                "made_good": known(row.improvement),
+                "made_good": number_or_none(row.improvement),
                 "qcid": spread(row.qcid),
                 "megabytes": spread(row.megabytes),
-                "query_share_of_bytes": known(row.query_share),
+                "query_share_of_bytes": number_or_none(row.query_share),
                 "simulated_seconds": spread(row.clock),
+                "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
                 "paired": None
                 if row.paired is None
                 else {
                     "seeds": row.paired.seeds,
                     "difference": natural(row.paired.difference),
                     "wins": row.paired.wins,
-                    "p": known(row.paired.p),
+                    "p": number_or_none(row.paired.p),
                 },
                 "seeds": [
                     {

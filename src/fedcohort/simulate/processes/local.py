@@ -26,7 +26,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
 from fedcohort.simulate.processes.cuda_sharing import shared_device
-from fedcohort.simulate.processes.worker import STOP, WorkerSetup
+from fedcohort.simulate.processes.worker import KEPT, STOP, WorkerSetup
 
 if TYPE_CHECKING:
     from fedcohort.simulate.rounds.runner import Simulation
@@ -88,6 +88,11 @@ class Worker:
         with self._ignore_disconnect():
             self.connection.send((group, saved))
 
+    def confirm(self) -> None:
+        """Say that what it handed over is on disk."""
+        with self._ignore_disconnect():
+            self.connection.send(KEPT)
+
     def stop(self) -> None:
         """Ask it to hand over after the current round and exit."""
         with self._ignore_disconnect():
@@ -134,7 +139,7 @@ class LocalDriver:
         self.simulation = simulation
         self._asked = asked
         options = simulation.experiment.options
-        self._todo = deque(number for number in simulation.prepared.groups if not simulation.ended(number))
+        self._todo = deque(number for number in simulation.prepared.groups if not simulation.has_ended(number))
         self._attempts: dict[int, int] = {}
         self._threads = options.workers or max(1, usable_cores() // count)
         seconds = min(_HAND_OVER_SECONDS, options.checkpoint_seconds)
@@ -190,6 +195,7 @@ class LocalDriver:
                 assert worker.group is not None
                 log.debug("group %d is at round %d", worker.group, value.round)
                 self.simulation.take_over(worker.group, value)
+                worker.confirm()
                 if value.done:
                     worker.group = None
                     self._assign_next(worker)
@@ -214,7 +220,7 @@ class LocalDriver:
             self._end(worker)
             return
         number = self._todo.popleft()
-        worker.start_group(number, self.simulation.saved(number))
+        worker.start_group(number, self.simulation.last_checkpoint(number))
 
     def _end(self, worker: Worker) -> None:
         self.workers.remove(worker)

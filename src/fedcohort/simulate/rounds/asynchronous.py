@@ -35,11 +35,11 @@ from fedcohort.simulate.engine import Jobs, TrainingResult
 from fedcohort.simulate.metrics import imbalance
 from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import RoundCost
-from fedcohort.simulate.rounds.group import Group, OnRound, is_due
+from fedcohort.simulate.rounds.group import Group, OnRound, fairness_columns, is_due
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import Arrived, Asked, Chosen, members
+from fedcohort.simulate.rounds.stages import Arrived, Asked, Chosen, Test, members
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
@@ -131,7 +131,8 @@ class Flight:
         self.answered: dict[int, Job] = {}  # by ticket, what the next model is made of
         self.queue: list[tuple[float, int]] = []  # when each answers, and its ticket
         self.cost = RoundCost()
-        self.durations: list[float] = []  # of those that began with the newest model
+        self.begun: list[int] = []  # who began with the newest model
+        self.durations: list[float] = []  # how long they work
         self.since = run.clock
 
     def add(self, job: Job) -> None:
@@ -162,8 +163,8 @@ class Flight:
 class FlowBatch(Batch):
     """A batch in which every client has its own model to begin with."""
 
-    def __init__(self, engine: Any, models: torch.Tensor, prox: float, output_bias: slice | None = None) -> None:
-        super().__init__(engine, models, prox, output_bias)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._starts: dict[tuple[int, int], torch.Tensor] = {}  # by row of the run, and client
 
     def received(self, run: Run, clients: IntArray) -> torch.Tensor:
@@ -284,13 +285,7 @@ class AsynchronousGroup(Group):
                 self.batch.train_jobs(untrained, [self._flight(run).untrained for run in untrained], self._flights)
             waiting = untrained
         made = [run for run in runs if run in ready and self._aggregate(run)]
-        tests: dict[int, tuple[float, float]] = {}
-        due_runs = [run for run in made if is_due(run)]
-        if due_runs:
-            rows = torch.as_tensor([run.row for run in due_runs], device=self.models.device)
-            losses, metrics = self.engine.evaluate(self.models[rows])
-            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
-            tests = {run.row: pair for run, pair in zip(due_runs, numbers, strict=True)}
+        tests = self._tests({run.row: run for run in made if is_due(run)})
         share = (time.perf_counter() - began) / max(len(made), 1)
         for run in made:
             self._report(run, tests.get(run.row), share, on_round)
@@ -353,7 +348,8 @@ class AsynchronousGroup(Group):
         if cohort.round not in flight.models:
             flight.models[cohort.round] = self.models[run.row].clone()
         flight.cost.bytes_down += copies * costs.model_bytes
-        flight.durations.append(float(events.durations[0]))
+        flight.begun += clients.tolist()
+        flight.durations += events.durations.tolist()
 
     def _answer_query(
         self, run: Run, flight: Flight, available: BoolArray, query: Query | None
@@ -363,6 +359,7 @@ class AsynchronousGroup(Group):
             return None, 0.0
         (found,) = answer(self.batch, [Asked(run, Round(run.session, run.policy), available, query)])
         cost, mine = found.cost, flight.cost
+        mine.asked += cost.asked
         mine.query_bytes_down += cost.query_bytes_down
         mine.query_bytes_up += cost.query_bytes_up
         mine.query_seconds += cost.query_seconds
@@ -406,23 +403,24 @@ class AsynchronousGroup(Group):
         self.models[run.row] = combined.model
         return True
 
-    def _report(self, run: Run, test: tuple[float, float] | None, wall: float, on_round: OnRound | None) -> None:
+    def _report(self, run: Run, test: Test | None, wall: float, on_round: OnRound | None) -> None:
         """Tell the session, write the row, see whether the run is over."""
         flight = self._flight(run)
         used = flight.flow.advance(run.clock)
         version = run.session.round - 1
         judged_by = run.plan.task.judged_by
-        sound = test if test is not None and np.isfinite(test).all() else None
+        sound = test if test is not None and np.isfinite(test[:2]).all() else None
         if sound is not None:
-            run.session.record(version, {judged_by.name: sound[1], "loss": sound[0]})
+            run.session.record(version, {judged_by.name: sound.metric, "loss": sound.loss})
+        run.participation.add(run.round, np.array(flight.begun, np.int64))
         counts, cost = run.context.true_counts, flight.cost
         clients = np.array([one.client for one in used], np.int64)
         row = {
             "run": run.plan.id,
             "round": run.round,
-            "accuracy": None if sound is None or not judged_by.is_accuracy else sound[1],
-            "metric": None if sound is None or judged_by.is_accuracy else sound[1],
-            "loss": None if sound is None else sound[0],
+            "accuracy": None if sound is None or not judged_by.is_accuracy else sound.metric,
+            "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
+            "loss": None if sound is None else sound.loss,
             "qcid": None if counts is None else imbalance(counts[clients].sum(0)),
             "seconds": run.clock - flight.since,
             "clock": run.clock,
@@ -433,13 +431,16 @@ class AsynchronousGroup(Group):
             "client_seconds": cost.client_seconds,
             "query_client_seconds": cost.query_client_seconds,
             "query_seconds": cost.query_seconds,
+            "asked": cost.asked,
             "available": len(run.federation) if flight.roster is None else int(flight.roster.on.sum()),
             "wall_seconds": wall,
             "durations": np.array(flight.durations),
             "weights": np.full(len(flight.durations), np.nan),  # known when they answer
+            **fairness_columns(run, sound),
         }
         self._rows.add(row)
-        flight.cost, flight.durations, flight.since, flight.answered = RoundCost(), [], run.clock, {}
+        flight.cost, flight.since, flight.answered = RoundCost(), run.clock, {}
+        flight.begun, flight.durations = [], []
         needed = {job.cohort.round for job in flight.untrained}
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
         if test is not None and sound is None:
@@ -491,6 +492,6 @@ def _unpack(flight: Flight, arrays: Mapping[str, Any], like: torch.Tensor) -> No
         if trained:
             job.model = as_model(arrays["trained"][at]).clone()
             names = [name for name in arrays if name.startswith("signal/")]
-            job.signals = {Signal.named(n.removeprefix("signal/")): arrays[n][at : at + 1] for n in names}
+            job.signals = {Signal.by_name(n.removeprefix("signal/")): arrays[n][at : at + 1] for n in names}
             at += 1
         flight.add(job)

@@ -10,9 +10,8 @@ import torch
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import LossMeasure, Signal, VectorOf
-from fedcohort.core.vectors import vector_signal
-from fedcohort.scenario import Federation
-from fedcohort.simulate.engine import ClientData, Engine, Jobs, TrainingResult
+from fedcohort.core.vectors import OutputLayer, vector_signal
+from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived
@@ -27,15 +26,15 @@ class Batch:
     models : (R, P) tensor on the engine's device
     prox : float
         Weight of the proximal term that all runs share.
-    output_bias : slice or None
-        Where the output layer's bias stands in a model; None where no run needs to know.
+    output : OutputLayer or None
+        Where the output layer stands in a model; None where no run needs to know.
     """
 
-    def __init__(self, engine: Engine, models: torch.Tensor, prox: float, output_bias: slice | None = None) -> None:
+    def __init__(self, engine: Engine, models: torch.Tensor, prox: float, output: OutputLayer | None = None) -> None:
         self.engine = engine
         self.models = models
         self._prox = prox
-        self._output_bias = output_bias
+        self._output = output
 
     def measure(
         self,
@@ -140,7 +139,7 @@ class Batch:
         moved = [i for i, turn in enumerate(turns) if turn.run.updates]
         if moved:
             updates = [params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients) for i in moved]
-            self._taken(moved, turns, updates, [turns[i].run.updates for i in moved], found)
+            self._add_vectors(moved, turns, updates, [turns[i].run.updates for i in moved], found)
         pulled = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
         if not pulled:
             return found, {}
@@ -153,7 +152,7 @@ class Batch:
             np.concatenate([turns[i].clients for i in pulled]),
         )
         gradients = torch.split(stacked, lengths)
-        self._taken(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
+        self._add_vectors(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
         return found, {turns[i].run.row: part for i, part in zip(pulled, gradients, strict=True)}
 
     def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
@@ -186,7 +185,7 @@ class Batch:
             for at, i in enumerate(places):
                 found[i].update({s: parts[measure][at] for s, measure in turns[i].run.after.items()})
 
-    def _taken(
+    def _add_vectors(
         self,
         places: Sequence[int],
         turns: Sequence[Arrived],
@@ -199,9 +198,7 @@ class Batch:
         for i, rows, signals in zip(places, vectors, wanted, strict=True):
             turn = turns[i]
             samples = turn.run.federation.train_sizes[turn.clients].astype(np.float64)
-            parts += [
-                (i, s, vector_signal(how, rows, turn.sound, self._output_bias, samples)) for s, how in signals.items()
-            ]
+            parts += [(i, s, vector_signal(how, rows, turn.sound, self._output, samples)) for s, how in signals.items()]
         if not parts:
             return
         values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)
@@ -218,13 +215,3 @@ def _alike(wanted: Sequence[Mapping[Signal, LossMeasure]]) -> dict[frozenset[Los
         if measures:
             found.setdefault(frozenset(measures.values()), []).append(i)
     return found
-
-
-def client_data(federation: Federation) -> ClientData:
-    """Return a federation as the engine takes it."""
-    return ClientData(
-        indices=federation.indices.astype(np.int64),
-        offsets=federation.offsets,
-        labels=federation.labels.astype(np.int64),
-        validation=federation.validation,
-    )

@@ -49,6 +49,7 @@ class RoundCost:
     query_bytes_down: int = 0
     query_bytes_up: int = 0
     query_client_seconds: float = 0.0
+    asked: int = 0  # questions to clients before the cohort was chosen, one for each client and model
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +165,7 @@ class CostModel:
     def book_losses(self, cost: RoundCost, durations: FloatArray, signals: frozenset[Signal]) -> None:
         """Add a Losses query answered by ``len(durations)`` clients."""
         asked = len(durations)
+        cost.asked += asked
         cost.query_bytes_down += asked * self.model_bytes
         cost.query_bytes_up += asked * sum(s.numbers_sent(self.classes) for s in signals) * BYTES_PER_NUMBER
         self._book_query_time(cost, durations)
@@ -188,6 +190,7 @@ class CostModel:
             Vectors of the model's size that go each way per training client.
         """
         everyone = len(evaluation)
+        cost.asked += everyone * (1 + len(training)) + sum(map(len, training))
         cost.query_bytes_down += everyone * self.model_bytes
         cost.query_bytes_up += everyone * BYTES_PER_NUMBER
         self._book_query_time(cost, evaluation)

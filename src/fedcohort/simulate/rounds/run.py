@@ -30,10 +30,13 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, Roster
+from fedcohort.scenario.shift import RELABEL
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
 from fedcohort.simulate.label_sharing import LabelKnowledge, LabelSharing
+from fedcohort.simulate.metrics import Participation
 from fedcohort.simulate.rounds.costs import CostModel
+from fedcohort.simulate.rounds.judge import Judge
 from fedcohort.simulate.rounds.server import ServerSamples
 from fedcohort.simulate.store.checkpoint import has_rounds_left
 from fedcohort.simulate.store.results import RunInfo, parse_engines
@@ -62,7 +65,7 @@ def host_signals(federation: Federation, task: Task, asynchronous: bool = False)
     if asynchronous:
         supplied -= _OF_ROUNDS
     if not len(federation.server_validation) or not task.has_classes:
-        supplied -= {Signal.SERVER_LOSS}
+        supplied -= {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}
     if not task.has_classes:
         supplied = frozenset(s for s in supplied if not _of_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
@@ -94,7 +97,8 @@ def check_fits(plan: RunPlan) -> None:
     scenario = plan.scenario
     parts = {
         f"The partition {scenario.partition.name!r} divides by class": scenario.partition.by_class,
-        "Label noise changes classes": scenario.noise.level > 0,
+        "Label noise changes classes": scenario.noise.changes,
+        "The view 'relabel' changes classes": RELABEL in scenario.shift.views,
         "The availability 'class-biased' depends on classes": isinstance(scenario.availability, ClassBiased),
         f"The filter {plan.filter.name!r} judges predicted classes": Need.LOGITS in plan.filter.needs,
         f"The aggregator {plan.aggregator.name!r} learns from predicted classes": plan.aggregator.needs_server,
@@ -107,7 +111,7 @@ def check_fits(plan: RunPlan) -> None:
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
     supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in SIGNALS if _of_classes(s)) | {Signal.SIZES}
-    for signal in sorted(adapted(plan, supplied).requires):
+    for signal in sorted(adapt_selector(plan, supplied).requires):
         if _of_classes(signal):
             raise SignalError(
                 f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
@@ -116,11 +120,11 @@ def check_fits(plan: RunPlan) -> None:
             )
 
 
-def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
+def adapt_selector(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
     """Return a run's selector as it works with the signals there are."""
     name = SELECTORS.reference(type(plan.selector)) or plan.selector.name
     with user_code_errors(f"The selector {name!r} cannot adapt to the signals there are", name):
-        found: object = plan.selector.adapted(supplied)
+        found: object = plan.selector.adapt(supplied)
     if not isinstance(found, Selector):
         raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {short_repr(found)}.")
     return found
@@ -128,7 +132,7 @@ def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
     """Refuse a run that could not be made, before anything heavy starts."""
-    adapted(plan, TABLE_SIGNALS | host_signals(federation, plan.task, plan.options.mode == "async"))
+    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task, plan.options.mode == "async"))
     size = plan.options.size
     if size is not None and size > len(federation):
         raise InputError(
@@ -180,15 +184,18 @@ class FederationContext:
     index: int  # among the engine's federations
     share: FloatArray  # (N,) p_k
     true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
+    judge: Judge | None = None  # None where only the whole test set counts
     _told: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, federation: Federation, index: int, has_classes: bool = True) -> FederationContext:
+    def of(
+        cls, federation: Federation, index: int, has_classes: bool = True, judge: Judge | None = None
+    ) -> FederationContext:
         """Work out what is shared."""
         sizes = federation.train_sizes
         share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
         counts = federation.label_counts(part="train", true=True).astype(np.float64) if has_classes else None
-        return cls(federation, index, share, counts)
+        return cls(federation, index, share, counts, judge)
 
     def label_facts(self, labels: LabelSharing, seed: int) -> LabelKnowledge:
         """What the clients tell about their labels, as they see them; runs that share it share its making."""
@@ -222,6 +229,7 @@ class Run:
         self.reason = ""
         self.round = 0
         self.clock = 0.0  # simulated seconds
+        self.participation = Participation(len(federation))
         self.engines: tuple[tuple[int, str], ...] = ()  # which kind of engine trained from which round on
         options, local = plan.options, plan.local
         # A simulated round always counts: with models of nobody, the global model stays as it is.
@@ -237,7 +245,7 @@ class Run:
         self.instant = (
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
         )
-        self.selector = adapted(plan, self.table.signals | self.signals)
+        self.selector = adapt_selector(plan, self.table.signals | self.signals)
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
         distinct, place = np.unique(sizes, return_inverse=True)
@@ -336,9 +344,7 @@ class Run:
             return np.zeros(len(clients))
         if self.devices is not None:
             return self.devices.durations(clients, self.costs.samples(clients, work), transfer, seed=self.plan.seed)
-        return self.plan.scenario.latency.durations(
-            self.federation.sizes, clients, seed=self.plan.seed, round=self.round, work=work
-        )
+        return self.plan.scenario.seconds(self.federation, clients, seed=self.plan.seed, round=self.round, work=work)
 
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""

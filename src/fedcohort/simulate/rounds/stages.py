@@ -16,6 +16,7 @@ from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.round import Round
 from fedcohort.simulate.rounds.costs import RoundCost
+from fedcohort.simulate.rounds.judge import Fairness
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.training.aggregators import Members
 
@@ -121,7 +122,7 @@ class Averaged(NamedTuple):
     metrics: Mapping[Signal, FloatArray]  # (k,) or (k, V) each
 
     @classmethod
-    def unchanged(cls, chosen: Chosen) -> Averaged:
+    def without_models(cls, chosen: Chosen) -> Averaged:
         """Return the end of a round in which no model arrived."""
         count = chosen.cohort.size
         return cls(chosen, np.zeros(count, np.bool_), np.zeros(count), {})
@@ -146,6 +147,7 @@ class Test(NamedTuple):
 
     loss: float
     metric: float  # the task's: accuracy for a classifier
+    fairness: Fairness | None  # of a classifier's groups and clients
 
 
 class Evaluated(NamedTuple):

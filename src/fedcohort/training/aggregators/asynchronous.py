@@ -113,4 +113,4 @@ class FedAvgStale(WeightedSum):
 
     def mix(self, members: Members) -> Mix:
         """Weights by size and discount."""
-        return Mix(members.weighted("size", self.exponent))
+        return Mix(members.weights_by("size", self.exponent))

@@ -91,7 +91,7 @@ class Members:
         """(k,) multiplicities, summing to 1."""
         return np.asarray(self.multiplicity / self.multiplicity.sum())
 
-    def weighted(self, weighting: str, exponent: float = 0.0) -> FloatArray:
+    def weights_by(self, weighting: str, exponent: float = 0.0) -> FloatArray:
         """(k,) :attr:`by_size` or :attr:`by_count`, by the name that aggregators' ``weighting`` has.
 
         ``exponent`` discounts stale ones by (1 + staleness) to the power of minus that; the weights still sum to 1.

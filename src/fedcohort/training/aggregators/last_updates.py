@@ -99,7 +99,7 @@ class FedVarp(Aggregator):
         self._check(models, members)
         if not isinstance(memory, LastUpdates):
             raise self._foreign(memory)
-        weights = members.weighted(self.weighting)
+        weights = members.weights_by(self.weighting)
         rate = self.global_rate * float(weights @ members.learning_rates)
         change = memory.change(old, models, members)
         direction = memory.mean + average(weights, change)
@@ -142,7 +142,7 @@ class Mifa(Aggregator):
         self._check(models, members)
         if not isinstance(memory, LastUpdates):
             raise self._foreign(memory)
-        rate = float(members.weighted(self.weighting) @ members.learning_rates)
+        rate = float(members.weights_by(self.weighting) @ members.learning_rates)
         shares = _shares(members, self.weighting)
         memory.absorb(memory.change(old, models, members), members, shares)
         return Combined(old + rate * memory.mean, shares)

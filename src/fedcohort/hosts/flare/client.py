@@ -1,0 +1,294 @@
+"""A site's side: answers to what a selector may ask, and what training reports beside the model.
+
+In a training script with FLARE's Client API, ``CohortClient`` takes the place of ``flare.receive`` and ``flare.send``::
+
+    flare.init()
+    client = CohortClient(torch_answers(make_model, load_data, classes=10))
+    for model in client:
+        steps = train(model)
+        client.send(flare.FLModel(params=..., meta={"NUM_STEPS_CURRENT_ROUND": steps}))
+
+An Executor is wrapped instead: ``CohortExecutor(MyExecutor())``, and its ``answers()`` returns the :class:`Answers`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from nvflare import client as flare
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal as AbortSignal
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import Losses, Trial
+from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.hosts.answers import Facts, TorchMeasures
+from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
+from fedcohort.hosts.wire import (
+    GRADIENT_SIGNALS,
+    RECORD,
+    SEED,
+    WORK,
+    Attribute,
+    Description,
+    asked_signals,
+    plain,
+    report,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedcohort.training.local import LocalTraining
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a site can tell a selector.
+
+    Parameters
+    ----------
+    facts : callable, optional
+        Returns :class:`Facts` about the site's data.
+    losses : callable, optional
+        ``losses(params, received)`` returns losses of the model ``params`` on the site's data, by name (those of
+        ``signals``). ``received`` is the model the round started with; it is the same except after training.
+    signals : set of Signal
+        Which losses that function returns.
+    gradient : callable, optional
+        ``gradient(params)`` returns the (d,) full-batch gradient of the mean training loss.
+    """
+
+    facts: Callable[[], Facts] | None = None
+    losses: Callable[[Params, Params], Mapping[str, float]] | None = None
+    signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
+    gradient: Callable[[Params], FloatArray] | None = None
+
+    @property
+    def supplied(self) -> frozenset[Signal]:
+        """Every signal a site with these answers can report or be asked for."""
+        found: set[Signal] = set()
+        if self.losses is not None:
+            found |= {*self.signals, Losses.needs}
+            found |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
+            if Trial.measured in self.signals:
+                found.add(Trial.needs)
+        if self.gradient is not None:
+            found |= GRADIENT_SIGNALS
+        return frozenset(found)
+
+
+def torch_answers(
+    model: Callable[[], torch.nn.Module],
+    data: Callable[[], Any],
+    *,
+    classes: int | None = None,
+    validation: Callable[[], Any] | None = None,
+    robust: LocalTraining | None = None,
+    share_labels: bool = True,
+    attributes: Callable[[], Mapping[str, Attribute]] | None = None,
+    batch_size: int = 1024,
+) -> Answers:
+    """Return answers for a torch classifier: size, label counts, cross-entropy losses and the full-batch gradient.
+
+    Parameters
+    ----------
+    model : callable
+        Returns a module whose ``state_dict`` fits the model of the federation.
+    data : callable
+        Returns the site's training inputs and integer labels, or a DataLoader of them.
+    classes : int, optional
+        Number of classes, for the label counts. Without it no label counts are told.
+    validation : callable, optional
+        Returns held-out inputs and labels of the site.
+    robust : LocalTraining, optional
+        Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be told.
+    share_labels : bool
+        Whether label counts may leave the site.
+    attributes : callable, optional
+        Returns what else an operator's rules go by: ``{"region": "north"}``.
+    batch_size : int
+        How many samples are evaluated at once.
+    """
+    measures = TorchMeasures(model, data, validation=validation, robust=robust, batch_size=batch_size)
+
+    def facts() -> Facts:
+        labels = measures.labels()
+        counts = np.bincount(labels, minlength=classes) if classes is not None and share_labels else None
+        return Facts(len(labels), counts, attributes={} if attributes is None else attributes())
+
+    return Answers(
+        facts=facts,
+        losses=lambda params, received: measures.losses(_tensors(params), _tensors(received)),
+        signals=TorchMeasures.signals(validation is not None, robust is not None),
+        gradient=lambda params: measures.gradient(_tensors(params)),
+    )
+
+
+def _tensors(params: Params) -> dict[str, Any]:
+    import torch
+
+    return {key: torch.as_tensor(value) for key, value in params.items()}
+
+
+class _Respondent:
+    """One site's answers, and the training that is under way."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._wanted: frozenset[Signal] = frozenset()
+        self._received: Params = {}
+        self._values: dict[Signal, float] = {}
+        self._gradient: FloatArray | None = None
+        self._begun = 0.0
+
+    def answer(self, task: str, model: FLModel) -> FLModel | None:
+        """Return the answer to a question of ours, or None when it is none."""
+        if task == DESCRIBE:
+            facts = Facts() if self._answers.facts is None else self._answers.facts()
+            record = Description(
+                name="",
+                size=None if facts.size is None else int(facts.size),
+                label_counts=None if facts.label_counts is None else tuple(int(c) for c in facts.label_counts),
+                signals=self._answers.supplied,
+                attributes=dict(facts.attributes),
+            ).to_record()
+        elif task == LOSSES:
+            wanted = asked_signals(_ours(model)) & LOSS_SIGNALS
+            record = report("", self._measured(model.params, model.params, wanted))
+        else:
+            return None
+        return FLModel(metrics={"answered": 1.0}, meta={RECORD: record})
+
+    def begin(self, model: FLModel) -> None:
+        """Measure what is asked about the model that arrived, and start the clock."""
+        self._wanted = asked_signals(_ours(model))
+        # A copy: scripts train in place, and FLARE drops the model it handed out.
+        self._received = {key: np.array(plain(value)) for key, value in model.params.items()} if self._wanted else {}
+        self._values = {}
+        self._gradient = None
+        if self._wanted & LOSS_SIGNALS:
+            self._values.update(self._measured(self._received, self._received, self._wanted & LOSS_SIGNALS))
+        if self._wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
+            self._gradient = plain(self._answers.gradient(self._received))
+        self._begun = time.monotonic()
+
+    def end(self, model: FLModel) -> None:
+        """Measure what is asked about the trained model, and write it all into the reply."""
+        seconds = time.monotonic() - self._begun
+        after = {same_of_received(s): s for s in losses_of(self._wanted, "own")}
+        if after and model.params:
+            trained = {key: np.asarray(plain(value)) for key, value in model.params.items()}
+            if model.params_type == "DIFF":
+                trained = {key: self._received[key] + value for key, value in trained.items()}
+            measured = self._measured(trained, self._received, frozenset(after))
+            self._values.update({after[signal]: value for signal, value in measured.items()})
+        model.meta = {**(model.meta or {}), RECORD: report("", self._values, seconds, self._gradient)}
+
+    def _measured(self, params: Params, received: Params, wanted: frozenset[Signal]) -> dict[Signal, float]:
+        if not wanted:
+            return {}
+        if self._answers.losses is None or not wanted <= self._answers.signals:
+            raise InputError(f"This site cannot measure {', '.join(sorted(wanted - self._answers.signals))}.")
+        values = self._answers.losses(params, received)
+        lacking = [s for s in sorted(wanted) if s.value not in values]
+        if lacking:
+            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
+        return {signal: float(values[signal.value]) for signal in wanted}
+
+
+def _ours(model: FLModel) -> Mapping[str, Any]:
+    found = (model.meta or {}).get(RECORD)
+    return found if isinstance(found, Mapping) else {}
+
+
+def seed_of(model: FLModel) -> int:
+    """Return the seed of local training: the run's, or another one in a trial that is thrown away."""
+    return int(_ours(model).get(SEED, 0))
+
+
+def work_of(model: FLModel, site: str) -> float | None:
+    """Return how much a site shall train, as a multiple of its default; None where the cohort says nothing."""
+    work = _ours(model).get(WORK)
+    return float(work[site]) if isinstance(work, Mapping) and site in work else None
+
+
+class CohortClient:
+    """FLARE's Client API for a training script, with the answers a selector may ask for.
+
+    Parameters
+    ----------
+    answers : Answers, optional
+        What the site can tell. Default: that it is there.
+    """
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        self._respondent = _Respondent(Answers() if answers is None else answers)
+
+    def receive(self, timeout: float | None = None) -> FLModel | None:
+        """Return the next model to train, as ``flare.receive`` does; questions in between are answered."""
+        while (model := flare.receive(timeout)) is not None:
+            answer = self._respondent.answer(flare.get_task_name(), model)
+            if answer is None:
+                self._respondent.begin(model)
+                return model
+            flare.send(answer)
+        return None
+
+    def send(self, model: FLModel) -> None:
+        """Send a trained model, as ``flare.send`` does, with what the selector wants to know about it."""
+        self._respondent.end(model)
+        flare.send(model)
+
+    def __iter__(self) -> Iterator[FLModel]:
+        """Yield the models to train until the run is over."""
+        while flare.is_running() and (model := self.receive()) is not None:
+            yield model
+
+
+class CohortExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
+    """An Executor with the answers a selector may ask for.
+
+    Parameters
+    ----------
+    executor : Executor
+        Trains. Where it has a method ``answers(fl_ctx)``, that returns the site's :class:`Answers`.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__()
+        self.executor = executor
+        self._respondent: _Respondent | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Hand events on."""
+        self.executor.handle_event(event_type, fl_ctx)
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: AbortSignal) -> Shareable:
+        """Answer a question, or let the executor train and report beside its model."""
+        if self._respondent is None:
+            answers = getattr(self.executor, "answers", None)
+            self._respondent = _Respondent(Answers() if answers is None else answers(fl_ctx))
+        model = FLModelUtils.from_shareable(shareable)
+        answer = self._respondent.answer(task_name, model)
+        if answer is not None:
+            return FLModelUtils.to_shareable(answer)
+        self._respondent.begin(model)
+        result = self.executor.execute(task_name, shareable, fl_ctx, abort_signal)
+        if result.get_return_code(ReturnCode.OK) != ReturnCode.OK:
+            return result
+        trained = FLModelUtils.from_shareable(result)
+        self._respondent.end(trained)
+        return FLModelUtils.to_shareable(trained)

@@ -1,0 +1,391 @@
+"""The server's side: a FLARE workflow whose cohorts a fedcohort selector chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
+from nvflare.app_common.workflows.model_controller import ModelController
+
+from fedcohort.core.arrays import AnyArray
+from fedcohort.core.errors import FedcohortError, InputError, ParameterError
+from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.signals import Signal
+from fedcohort.core.text import shorten
+from fedcohort.core.vectors import needs_output_layer
+from fedcohort.hosts.checkpoint import CheckpointFiles
+from fedcohort.hosts.flare.host import Aborted, FlareHost, Letter
+from fedcohort.hosts.flare.replies import arrays_of, output_of
+from fedcohort.hosts.flare.sites import Sites
+from fedcohort.hosts.flare.wire import TICKET
+from fedcohort.hosts.live import play
+from fedcohort.hosts.round import Policy
+from fedcohort.journal import is_blank
+from fedcohort.journal.events import ENDED, PLANNED
+from fedcohort.journal.place import place
+from fedcohort.session.rules import Rules
+from fedcohort.session.session import Session
+from fedcohort.training.filters import FILTERS, KeepAll
+from fedcohort.training.filters.base import Filter, Need
+
+_FORMAT = "fedcohort-flare-1"
+
+
+class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no types
+    """FLARE's rounds with a selector, a deadline, spares, rules, a journal and a restart.
+
+    FLARE writes a workflow's arguments into the job's configuration, so all of them are plain values.
+
+    Parameters
+    ----------
+    selector : str
+        A registered selector or ``module:Class``.
+    selector_params : dict, optional
+        The selector's parameters.
+    num_rounds : int
+        Rounds in all, those of earlier jobs with the same journal included.
+    cohort_size : int, optional
+        How many models a round needs. Default: those of every site.
+    journal : str, optional
+        Where the record is written, an absolute path at the server. When it exists, the run continues it. Default: in
+        memory only.
+    seed : int
+        Of the selection.
+    spares, deadline, min_replies, tries, wait_for, patience
+        As in :class:`~fedcohort.hosts.round.Policy`.
+    query_deadline : float, optional
+        Seconds sites have to answer questions before the choice. Default: as ``deadline``.
+    max_share : float, optional
+        Largest share of a round's weight that one site may have.
+    classes : int, optional
+        How many classes there are. Default: as many as most sites name.
+    filter : str, optional
+        Decides which models enter the average, by its name. Default: all sound ones.
+    rules : dict, optional
+        What every cohort must meet, as in ``[rules]`` of an experiment.
+    shadows : dict of str to str, optional
+        Selectors whose choices are recorded beside the real ones, by label.
+    audit : bool
+        Whether the journal is chained by digests, for ``fedcohort audit``.
+    aggregator_id : str, optional
+        The component that aggregates: one with ``accept_model``, ``aggregate_model`` and ``reset_stats``. Default:
+        FLARE's weighted average.
+    task_name : str
+        Of the sites' training task.
+    persistor_id : str
+        The component that loads the first model and saves each new one.
+    keep_checkpoints : int
+        How many of the newest checkpoints stay beside the journal.
+    """
+
+    def __init__(
+        self,
+        selector: str = "uniform",
+        selector_params: dict[str, Any] | None = None,
+        *,
+        num_rounds: int = 5,
+        cohort_size: int | None = None,
+        journal: str | None = None,
+        seed: int = 0,
+        spares: int = 0,
+        deadline: float | None = None,
+        query_deadline: float | None = None,
+        wait_for: int = 1,
+        patience: float = 600.0,
+        tries: int = 3,
+        min_replies: int = 1,
+        max_share: float | None = None,
+        classes: int | None = None,
+        filter: str | None = None,
+        rules: dict[str, Any] | None = None,
+        shadows: dict[str, str] | None = None,
+        audit: bool = False,
+        aggregator_id: str = "",
+        task_name: str = AppConstants.TASK_TRAIN,
+        persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
+        keep_checkpoints: int = 2,
+    ) -> None:
+        super().__init__(persistor_id=persistor_id, ignore_result_error=True)
+        self.selector = selector
+        self.selector_params = selector_params
+        self.num_rounds = num_rounds
+        self.cohort_size = cohort_size
+        self.journal = journal
+        self.seed = seed
+        self.spares = spares
+        self.deadline = deadline
+        self.query_deadline = query_deadline
+        self.wait_for = wait_for
+        self.patience = patience
+        self.tries = tries
+        self.min_replies = min_replies
+        self.max_share = max_share
+        self.classes = classes
+        self.filter = filter
+        self.rules = rules
+        self.shadows = shadows
+        self.audit = audit
+        self.aggregator_id = aggregator_id
+        self.task_name = task_name
+        self.persistor_id = persistor_id
+        self.keep_checkpoints = keep_checkpoints
+        # Whatever is wrong is found where the job is written, not when the sites are there.
+        self._chosen: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
+        if Signal.SERVER_LOSS in self._chosen.requires:
+            raise ParameterError(
+                f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
+            )
+        self._shadows = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
+        self._rules = None if rules is None else Rules.from_journal(rules)
+        self.filter_ = self._make_filter()
+        self._policy = Policy(
+            size=cohort_size,
+            spares=spares,
+            deadline=deadline,
+            min_replies=min_replies,
+            tries=tries,
+            wait_for=wait_for,
+            patience=patience,
+        )
+        path = None if journal is None else place(journal)
+        self._journal = path
+        folder = None if path is None else path.with_name(f"{path.name}.checkpoints")
+        self._checkpoints = None if folder is None else CheckpointFiles(folder, keep_checkpoints)
+        self._host: FlareHost | None = None
+        self._outgoing: Letter | None = None
+
+    def _make_filter(self) -> Filter:
+        name = self.filter
+        if name is None and Signal.KEPT in self._chosen.requires:
+            name = self._chosen.default_filter
+        found: Filter = KeepAll() if name is None else FILTERS.create(name)
+        if Need.LOGITS in found.needs:
+            raise ParameterError(
+                f"The filter {found.name!r} judges models on data at the server, which a FLARE job lacks."
+            )
+        return found
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until ``num_rounds`` rounds are on record, continuing the journal when there is one."""
+        # A code that one site may send ends a whole job in FLARE; here it is that site's failure.
+        runner = self.fl_ctx.get_prop(FLContextKey.RUNNER)
+        if runner is not None:
+            runner.ABORT_RETURN_CODES = []
+        host = self._host = FlareHost(self, self._policy, Sites(self._chosen.requires, self.classes))
+        try:
+            self._play(host)
+        except Aborted:
+            self._record_end(host.session, "failed", "the job was aborted")
+        except BaseException as error:
+            self._record_end(host.session, "failed", shorten(str(error) or type(error).__name__))
+            raise
+        finally:
+            self._host = None
+            if host.session is not None:
+                host.session.close()
+
+    def _play(self, host: FlareHost) -> None:
+        first = arrays_of(self.load_model().params)
+        if needs_output_layer(self._chosen.requires):
+            output_of(first)
+        if self._journal is not None and not is_blank(self._journal):
+            host.session = self._reopened(self._journal, host)
+        if host.session is None or not self._finished(host.session):
+            host.assemble()
+        session = host.session = host.session or self._created(host)
+        host.model = self._resumed(session, first)
+        if session.journal.events(PLANNED)[-1:] != [{"rounds": self.num_rounds}]:
+            session.note(PLANNED, {"rounds": self.num_rounds})
+        if not self._finished(session):
+            stop = play(host, session, self._policy, self.num_rounds)
+            if stop is not None:
+                self.info(f"the selector declares the run finished: {stop}")
+        self._record_end(session, "finished", "")
+
+    def _finished(self, session: Session) -> bool:
+        """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
+        last = session.journal.cohorts()[-1:]
+        stopped = bool(last) and last[0].stop is not None
+        return not session.pending and (session.round >= self.num_rounds or stopped)
+
+    def _reopened(self, journal: Path, host: FlareHost) -> Session:
+        session = Session.open(journal, self._chosen, shadows=self._shadows, rules=self._rules, commit="manual")
+        host.sites.required |= session.selector.requires
+        if session.seed != self.seed:
+            session.close()
+            raise InputError(
+                f"The journal {journal} was written with seed {session.seed}; it cannot be continued with seed "
+                f"{self.seed}.",
+                hint="pass the old seed, or start a new journal",
+            )
+        if Signal.LABEL_COUNTS in session.table.signals:
+            host.sites.classes = session.table.label_counts.shape[1]
+        return session
+
+    def _created(self, host: FlareHost) -> Session:
+        if self._journal is not None:
+            self._journal.parent.mkdir(parents=True, exist_ok=True)
+        # From here on a site must supply what the selector, seeing who is there, decided to use.
+        selector = self._chosen.adapt(host.sites.known())
+        host.sites.required |= selector.requires
+        return Session(
+            selector,
+            host.sites.table(host.sites.fit()),
+            seed=self.seed,
+            signals=host.sites.supplied(),
+            journal=self._journal,
+            shadows=self._shadows,
+            rules=self._rules,
+            commit="manual",  # twice a round, when it is chosen and when it is closed
+            audit=self.audit,
+        )
+
+    def _resumed(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        """Return the model to go on with: the journal's checkpoint, or the persistor's before the first round."""
+        store = self._checkpoints
+        if store is None:
+            return first
+        begun = session.journal.last()[1] >= 0
+        if session.host_state is not None:
+            name = str(session.host_state["checkpoint"])
+        elif begun and store.exists(store.name(0)):
+            name = store.name(0)
+        elif begun:
+            raise InputError(f"The journal {self._journal} has rounds, but {store.folder} has no checkpoint.")
+        else:
+            self.save_checkpoint(0, first)
+            return first
+        header, tensors = store.read(name, _FORMAT)
+        self.info(f"continuing after {session.round - len(session.pending)} rounds with {store.folder / name}")
+        return {key: tensors[key] for key in json.loads(header["model"])}
+
+    def _record_end(self, session: Session | None, state: str, reason: str) -> None:
+        if session is None:
+            return
+        body = {"state": state, "rounds": session.round, "ticket": session.journal.last()[1], "reason": reason}
+        with contextlib.suppress(FedcohortError):
+            if session.journal.events(ENDED)[-1:] != [body]:
+                session.note(ENDED, body)
+            session.commit()
+
+    # -- for the host -------------------------------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """Raise :class:`Aborted` when FLARE ends the job."""
+        if self.abort_signal.triggered:
+            raise Aborted
+
+    def connected(self) -> list[str]:
+        """Return the sites that are registered and not known to be dead."""
+        dead = self.communicator.get_client_disconnect_time
+        return [client.name for client in self.engine.get_clients() if not dead(client.name)]
+
+    def dispatch(self, task_name: str, data: FLModel, targets: Sequence[str], letter: Letter) -> None:
+        """Send a task; FLARE's threads hand the results to ``letter``."""
+        self._outgoing = letter
+        self.send_model(task_name=task_name, data=data, targets=list(targets), callback=letter)
+
+    def save_checkpoint(self, rounds: int, model: Mapping[str, AnyArray]) -> str | None:
+        """Write a model after so many rounds; return the name of its checkpoint, if there is a journal."""
+        if self._checkpoints is None:
+            return None
+        return self._checkpoints.write(rounds, model, {"format": _FORMAT, "model": json.dumps(list(model))})
+
+    def aggregate(
+        self, results: Sequence[FLModel], before: Mapping[str, AnyArray]
+    ) -> tuple[dict[str, AnyArray], FLModel]:
+        """Return the next model and what FLARE's aggregation made of the results."""
+        self.event(AppEventType.BEFORE_AGGREGATION)
+        if self.aggregator_id:
+            aggregator = self.get_component(self.aggregator_id)
+            if aggregator is None:
+                raise InputError(f"The job has no component {self.aggregator_id!r} that could aggregate.")
+            aggregator.reset_stats()
+            for model in results:
+                aggregator.accept_model(model)
+            found = aggregator.aggregate_model()
+        else:
+            found = BaseFedAvg.aggregate_fn(list(results))
+        self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, found)
+        model = FLModel(params_type=ParamsType.FULL, params=dict(before))
+        updated = arrays_of(FLModelUtils.update_model(model, found).params)
+        return {k: a.astype(before[k].dtype) if k in before else a for k, a in updated.items()}, found
+
+    def round_begins(self, number: int, again: bool) -> None:
+        """Log and say to FLARE that a round begins."""
+        self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was cut off' if again else ''}")
+        self._set_ctx_prop_preserving_attrs(self.fl_ctx, AppConstants.CURRENT_ROUND, number)
+        self.event(AppEventType.ROUND_STARTED)
+
+    def round_ends(self, model: Mapping[str, AnyArray], result: FLModel, saved: str | None) -> None:
+        """Let the persistor save the new model, and old checkpoints go."""
+        if self.persistor is not None:
+            self.save_model(FLModel(params_type=ParamsType.FULL, params=dict(model), metrics=result.metrics))
+        if saved is not None and self._checkpoints is not None:
+            self._checkpoints.prune(saved)
+        self.event(AppEventType.ROUND_DONE)
+
+    # -- for FLARE ----------------------------------------------------------------------------------------------------
+
+    def _build_shareable(self, data: FLModel = None) -> Shareable:
+        found = super()._build_shareable(data)
+        if self._outgoing is not None and self._outgoing.ticket is not None:
+            found.add_cookie(TICKET, self._outgoing.ticket)
+        return found
+
+    def _prepare_task(self, **about: Any) -> Task:
+        task = super()._prepare_task(**about)
+        about["callback"].task = task
+        return task
+
+    def _prepare_task_data(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK).fetched.add(client_task.client.name)
+        super()._prepare_task_data(client_task, fl_ctx)
+
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Hand over what a site sent: a model, a return code, or something that is neither."""
+        letter: Letter = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
+        site, result = client_task.client.name, client_task.result
+        code = result.get_return_code() or ReturnCode.OK
+        if code != ReturnCode.OK:
+            letter.arrive(site, None, f"return code {shorten(str(code), 80)}")
+        elif letter.kind == self.task_name:
+            super()._process_result(client_task, fl_ctx)  # FLARE's events, then the letter
+        else:
+            with contextlib.suppress(Exception):  # whatever a site sends; it is named below
+                model = FLModelUtils.from_shareable(result)
+                letter.arrive(site, model, "")
+        letter.arrive(site, None, "the result is no model")
+        client_task.result = None
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Take a result that arrives after FLARE has forgotten its task: it is late."""
+        host, ticket = self._host, result.get_cookie(TICKET)
+        for letter in () if host is None else host.letters:
+            if letter.ticket is not None and letter.ticket == ticket and client.name in letter.fetched:
+                letter.arrive(client.name, FLModel(params={}), "")
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """See that a site asks for work: it is busy with nothing else."""
+        super().handle_event(event_type, fl_ctx)
+        host, peer = self._host, fl_ctx.get_peer_context()
+        if event_type == EventType.BEFORE_PROCESS_TASK_REQUEST and host is not None and peer is not None:
+            host.freed(peer.get_identity_name())

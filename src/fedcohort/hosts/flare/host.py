@@ -1,0 +1,483 @@
+"""A FLARE federation as a host: tasks out, checked results in, FLARE's own aggregation."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+from fedcohort.audit.choices import receipt
+from fedcohort.core import rng as streams
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
+from fedcohort.core.signals import METRIC_SIGNALS, Signal
+from fedcohort.core.text import shorten
+from fedcohort.hosts.flare.replies import (
+    Checked,
+    Checker,
+    for_aggregation,
+    measures_of,
+    odd_metrics,
+    record_of,
+    weighted_average,
+)
+from fedcohort.hosts.flare.sites import Sites
+from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
+from fedcohort.hosts.live import Aggregation, Host, Online
+from fedcohort.hosts.measures import Measures
+from fedcohort.hosts.orders import Order
+from fedcohort.hosts.round import FederationTimeoutError, Policy, Reply, Round, Shortage
+from fedcohort.hosts.weights import bounded_weights
+from fedcohort.hosts.wire import RECORD, SEED, WORK, question, read_report
+from fedcohort.session.session import Session
+from fedcohort.training.filters import KeepAll, Replies, checked_decision
+
+if TYPE_CHECKING:
+    from fedcohort.hosts.flare.controller import CohortController
+
+_TRIAL = "trial"
+_SLICE = 0.25  # seconds between two looks at whether the job was aborted
+_SETTLE = 10.0  # seconds to wait for sites that have not said what they hold, once enough have
+_AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, so that a late result can arrive
+_LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
+
+
+class Aborted(Exception):
+    """FLARE ends the job."""
+
+
+class Arrival(NamedTuple):
+    """What came back from one site for one letter."""
+
+    letter: Letter
+    site: str
+    result: FLModel | None
+    problem: str
+    seconds: float
+
+
+@dataclass(eq=False)
+class Letter:
+    """A task sent to several sites. FLARE's threads hand results over; the run takes them from the inbox."""
+
+    inbox: queue.Queue[Arrival]
+    kind: str
+    targets: Sequence[str]
+    ticket: int | None = None
+    closed: bool = False
+    begun: float = field(default_factory=time.monotonic)
+    fetched: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    task: Any = None
+
+    def __call__(self, result: FLModel) -> None:
+        """Take a result from FLARE, which names its site."""
+        self.arrive(str(result.meta.get("client_name")), result, "")
+
+    def arrive(self, site: str, result: FLModel | None, problem: str) -> None:
+        """Take what a site answered; only its first answer counts."""
+        if site not in self.answered:
+            self.answered.add(site)
+            self.inbox.put(Arrival(self, site, result, problem, time.monotonic() - self.begun))
+
+    @property
+    def at_work(self) -> set[str]:
+        """Who has got the task and has not answered."""
+        return self.fetched - self.answered
+
+
+class FlareHost(Host):
+    """The sites behind a FLARE server, the aggregation and the global model.
+
+    Attributes
+    ----------
+    session : Session or None
+        None until it is known who is there.
+    model : dict of str to array
+        The global model.
+    """
+
+    def __init__(self, controller: CohortController, policy: Policy, sites: Sites) -> None:
+        self.controller = controller
+        self.policy = policy
+        self.sites = sites
+        self.session: Session | None = None
+        self.model: dict[str, AnyArray] = {}
+        self.inbox: queue.Queue[Arrival] = queue.Queue()
+        self.letters: list[Letter] = []  # that are open, or on which somebody is still at work
+        self._open: tuple[Letter, Checker] | None = None
+        self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # of the round that was combined last
+        self._saved: str | None = None
+        self._waited = 0.0
+
+    @property
+    def _running(self) -> Session:
+        assert self.session is not None
+        return self.session
+
+    # -- tasks out, results in ----------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the time."""
+        return time.monotonic()
+
+    def _post(
+        self, kind: str, names: Sequence[str], params: Mapping[str, AnyArray], record: Mapping[str, Any], **about: Any
+    ) -> Letter:
+        """Send a task to sites; ``about`` are the ticket and the round."""
+        letter = Letter(self.inbox, kind, list(names), about.pop("ticket", None))
+        data = FLModel(params_type=ParamsType.FULL, params=dict(params), meta={RECORD: dict(record)}, **about)
+        self.letters = [old for old in self.letters if not old.closed or old.at_work] + [letter]
+        self.controller.dispatch(kind, data, names, letter)
+        return letter
+
+    def _close(self, letter: Letter) -> None:
+        """Hand a task to nobody else, and wait for those at work on it no longer than makes sense."""
+        task = letter.task
+        letter.closed = True
+        if letter.at_work:
+            deadline = self.policy.deadline or 0.0
+            task.targets[:] = [name for name in task.targets if name in letter.fetched]
+            task.timeout = int(time.monotonic() - letter.begun + max(deadline, _AFTERLIFE)) + 1
+        else:
+            self.controller.communicator.cancel_task(task)
+
+    def _arrivals(self, until: float) -> list[Arrival]:
+        """Return what has arrived; without anything, wait for the first until the time ``until``."""
+        found: list[Arrival] = []
+        while not found:
+            self.controller.check_alive()
+            left = until - self.now()
+            try:
+                found.append(self.inbox.get(block=left > 0, timeout=min(left, _SLICE) if left > 0 else None))
+            except queue.Empty:
+                if left <= 0:
+                    return []
+        while not self.inbox.empty():
+            found.append(self.inbox.get())
+        for arrival in found:
+            if arrival.letter.kind == DESCRIBE:
+                self._describe(arrival)
+        return [arrival for arrival in found if arrival.letter.kind != DESCRIBE]
+
+    def _describe(self, arrival: Arrival) -> None:
+        arrival.letter.closed = arrival.letter.answered.issuperset(arrival.letter.targets)
+        problem = self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem)
+        if problem:
+            self.controller.warning(f"{arrival.site} takes no part: {problem}")
+
+    def look(self) -> None:
+        """See who is connected, and ask those who are new what they hold."""
+        self.sites.connected = tuple(self.controller.connected())
+        asked = {name for letter in self.letters if letter.kind == DESCRIBE for name in letter.targets}
+        new = [name for name in self.sites.unknown() if name not in asked]
+        if new:
+            self._post(DESCRIBE, new, {}, {})
+
+    def assemble(self) -> None:
+        """Wait until enough sites have said what they hold."""
+        begun, enough_since = self.now(), None
+        while True:
+            self.look()
+            self._arrivals(self.now() + _SLICE)
+            now, there = self.now(), len(self.sites.fit())
+            if there >= self.policy.wait_for:
+                enough_since = enough_since or now
+                # A silent site keeps the others waiting for a while, and never ends the run.
+                if not self.sites.unknown() or now - enough_since > _SETTLE or now - begun > self.policy.patience:
+                    return
+            if now - begun > self.policy.patience:
+                absent = "; ".join(self.sites.absent())
+                raise FederationTimeoutError(
+                    f"Waited {self.policy.patience:g} s for {self.policy.wait_for} sites; {there} can take part"
+                    f"{': ' if absent else '.'}{absent}",
+                    hint="connect more sites, give them the answers they lack, lower wait_for, or raise patience",
+                )
+
+    def online(self) -> Online:
+        """Look who is connected, and let newcomers join."""
+        self.look()
+        joined = self.sites.welcome(self._running)
+        if joined:
+            self.controller.info(f"joined: {', '.join(joined)}")
+        table = self._running.table
+        names = [name for name in self.sites.fit() if name in table]
+        busy = {name for letter in self.letters for name in letter.at_work}
+        return Online(names, [name for name in names if name in busy])
+
+    def absent(self) -> Sequence[str]:
+        """Return in words who is connected and cannot take part, and why."""
+        return self.sites.absent()
+
+    def freed(self, site: str) -> None:
+        """Take note that a site asks for a new task: it works on no other."""
+        for letter in self.letters:
+            if letter.closed:
+                letter.fetched.discard(site)
+
+    def send(self, cohort: Cohort) -> Mapping[str, str]:
+        """Send the global model to a cohort."""
+        session = self._running
+        required = session.requires & METRIC_SIGNALS
+        record = question(required, receipt(session.journal, cohort.ticket, cohort.round))
+        record[SEED] = session.seed
+        if cohort.work is not None:
+            record[WORK] = dict(zip(cohort.names, cohort.work.tolist(), strict=True))
+        there = set(self.sites.connected)
+        names = [name for name in cohort.names if name in there]
+        letter = self._train(names, self.model, record, cohort)
+        self._open = (letter, Checker(self.model, required))
+        return {name: "not connected" for name in cohort.names if name not in there}
+
+    def _train(
+        self, names: Sequence[str], params: Mapping[str, AnyArray], record: Mapping[str, Any], cohort: Cohort | None
+    ) -> Letter:
+        about: dict[str, Any] = {"ticket": None if cohort is None else cohort.ticket}
+        number = self._running.round if cohort is None else cohort.round
+        task = self.controller.task_name
+        return self._post(
+            task, names, params, record, current_round=number, total_rounds=self.controller.num_rounds, **about
+        )
+
+    def receive(self, until: float) -> list[Reply]:
+        """Return checked results of the cohort that trains, and late ones of earlier rounds."""
+        found = []
+        for arrival in self._arrivals(until):
+            letter, checker = self._open or (None, None)
+            ticket = arrival.letter.ticket
+            if ticket is None:
+                continue  # a late answer to a question, or a late trial
+            if arrival.letter is letter and checker is not None:
+                found.append(self._reply(ticket, self._checked(checker, arrival), arrival.seconds))
+            else:
+                status = Status.FAILED if arrival.result is None else Status.OK
+                found.append(Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds))
+        return found
+
+    @staticmethod
+    def _reply(ticket: int, checked: Checked, seconds: float) -> Reply:
+        return Reply(ticket, checked.name, checked.status, checked.reason, seconds, checked)
+
+    @staticmethod
+    def _checked(checker: Checker, arrival: Arrival) -> Checked:
+        if arrival.result is None:
+            return Checked(arrival.site, Status.FAILED, arrival.problem)
+        return checker.check(arrival.site, arrival.result, arrival.seconds)
+
+    # -- the average --------------------------------------------------------------------------------------------------
+
+    def combine(self, round_: Round) -> Aggregation:
+        """Filter the sound models and let FLARE's aggregation make the next one."""
+        assert self._open is not None
+        letter, _ = self._open
+        self._open = None
+        self._close(letter)
+        checked: list[Checked] = [reply.content for reply in round_.in_order()]
+        weights, lowered = self._bounded([reply for reply in checked if reply.status is Status.OK])
+        corrections = {name: [text] for name, text in lowered.items()}
+        for reply in checked:
+            if reply.result is not None and (odd := odd_metrics(reply.result.metrics)):
+                corrections.setdefault(reply.name, []).extend(odd)
+        if round_.cohort.weights is not None:
+            share = dict(zip(round_.cohort.names, round_.cohort.weights.tolist(), strict=True))
+            weights = {name: weight * share[name] for name, weight in weights.items()}
+        measures = measures_of(self.model, checked)
+        kept = self._kept(measures)
+        chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep and weights[reply.name] > 0]
+        refused: dict[str, str] = {}
+        error = round_.shortfall(len(chosen))
+        if not error and not chosen:
+            error = "too few sound models"
+        if not error:
+            error, refused = self._aggregate(chosen, weights)
+            kept = kept & np.array([reply.name not in refused for reply in checked], np.bool_)
+            error = error or round_.shortfall(int(kept.sum()))
+        return Aggregation(
+            kept,
+            self._columns(measures, checked),
+            error=error,
+            refused=refused,
+            corrections=corrections,
+        )
+
+    def _bounded(self, replies: Sequence[Checked]) -> tuple[dict[str, float], dict[str, str]]:
+        """Return what sound replies weigh, by site, and for each that was lowered why."""
+        sizes = {name: description.size for name, description in self.sites.described.items()}
+        return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
+
+    def _kept(self, measures: Measures) -> BoolArray:
+        """Return which of the replies the filter keeps."""
+        filter_, ok = self.controller.filter_, measures.rows
+        if not len(ok) or isinstance(filter_, KeepAll):
+            return measures.ok
+        decision = checked_decision(filter_, Replies(np.ones(len(ok), np.bool_), updates=lambda: measures.updates[ok]))
+        kept = np.zeros(len(measures.ok), np.bool_)
+        kept[ok] = decision.kept
+        return kept
+
+    def _aggregate(self, chosen: Sequence[Checked], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
+        """Let FLARE aggregate; return why nothing came of it, and whose model it cannot take.
+
+        The checks cannot know what an aggregator will make of a model. When it raises, or its result is not finite,
+        models are left out one by one; one without which the others aggregate is to blame.
+        """
+        error = self._attempt(chosen, weights)
+        if not error or len(chosen) == 1:
+            return error, {}
+        self.controller.warning(f"the aggregation failed: {error}")
+        for blamed in chosen:
+            others = [reply for reply in chosen if reply is not blamed]
+            if not self._attempt(others, weights):
+                return "", {blamed.name: f"the others can be aggregated, but not together with it: {error}"}
+        return error, {}
+
+    def _attempt(self, chosen: Sequence[Checked], weights: Mapping[str, float]) -> str:
+        try:
+            model, result = self.controller.aggregate(for_aggregation(chosen, self.model, weights), self.model)
+        except Exception as error:  # an aggregator of the job's own may raise anything
+            return shorten(f"{type(error).__name__}: {error}")
+        if model.keys() != self.model.keys():
+            return "the aggregated model has other arrays than the one before"
+        for key, array in model.items():
+            if array.shape != self.model[key].shape or not np.isfinite(array).all():
+                return f"the aggregated array {key!r} has another shape, or NaN or infinite entries"
+        self._next = ({key: model[key] for key in self.model}, result)
+        return ""
+
+    def _columns(self, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, FloatArray]:
+        """Return what is required, and what every sound reply brought besides."""
+        brought = [reply.values for reply in checked if reply.status is Status.OK]
+        extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
+        extra = frozenset(s for s in extra if len({np.shape(values[s]) for values in brought}) == 1)
+        return {signal: measures.column(signal) for signal in sorted((self._running.requires & METRIC_SIGNALS) | extra)}
+
+    def store(self, round_: Round, aggregation: Aggregation) -> Any:
+        """Put the sites' metrics on record, and the model into a checkpoint."""
+        assert self._next is not None
+        model, result = self._next
+        if result.metrics:
+            self._running.record(round_.cohort.round, {f"train/{k}": float(v) for k, v in result.metrics.items()})
+        self._saved = self.controller.save_checkpoint(round_.cohort.round + 1, model)
+        return None if self._saved is None else {"checkpoint": self._saved}
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def answer(self, query: Query, available: IntArray) -> Answer:
+        """Ask sites for losses, or try cohorts out."""
+        match query:
+            case Losses(clients=clients, signals=signals):
+                return Answer(query, self._losses(self.model, self._running.table.names_of(clients), signals))
+            case Trial():
+                return self._try_out(query, available)
+
+    def _exchange(self, letter: Letter, names: Collection[str], deadline: float | None) -> dict[str, Arrival]:
+        """Return what comes back for a letter within its time, by site."""
+        until = self.now() + deadline if deadline is not None else float("inf")
+        found: dict[str, Arrival] = {}
+        while len(found) < len(names) and self.now() < until:
+            found.update({a.site: a for a in self._arrivals(min(until, self.now() + 60.0)) if a.letter is letter})
+        self._close(letter)
+        return found
+
+    def _losses(
+        self, params: Mapping[str, AnyArray], names: Sequence[str], signals: frozenset[Signal]
+    ) -> Mapping[Signal, FloatArray]:
+        """Ask sites for losses of a model; NaN for those who do not answer in time."""
+        there = [name for name in names if name in set(self.sites.connected)]
+        values = {signal: np.full(len(names), np.nan) for signal in signals}
+        if not there:
+            return values
+        letter = self._post(LOSSES, there, params, question(signals), current_round=self._running.round)
+        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.deadline)
+        for i, name in enumerate(names):
+            arrival = found.get(name)
+            if arrival is None or arrival.result is None:
+                why = "no answer" if arrival is None else arrival.problem
+                self.controller.warning(f"{name} gave no losses: {why}")
+                continue
+            numbers = read_report(record_of(arrival.result))
+            for signal in signals:
+                values[signal][i] = numbers.get(signal, np.nan)
+        return values
+
+    def _try_out(self, query: Trial, available: IntArray) -> Answer:
+        """Train each trial cohort, average, and ask everybody for the change of loss."""
+        session, ask = self._running, frozenset({query.measured})
+        everyone = session.table.names_of(available)
+        before = self._losses(self.model, everyone, ask)[query.measured]
+        changes = np.full((len(query.cohorts), session.table.n), np.nan)
+        for row, clients in enumerate(query.cohorts):
+            names = [n for n in session.table.names_of(clients) if n in set(self.sites.connected)]
+            # Not the batches of the round itself, which may train the same sites.
+            seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
+            if not names:
+                continue
+            letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
+            arrivals = self._exchange(letter, names, self.policy.deadline)
+            checker = Checker(self.model, ())
+            checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
+            models = [reply for reply in checked if reply.status is Status.OK]
+            if not models:
+                self.controller.warning(f"a trial of {', '.join(names)} brought no model")
+                continue
+            weights = self._bounded(models)[0]
+            after = self._losses(weighted_average(models, weights), everyone, ask)[query.measured]
+            changes[row, available] = after - before
+        return Answer(query, {query.answered_with: changes})
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def on_round(self, number: int, again: bool) -> None:
+        """Log the beginning of a round."""
+        self.controller.round_begins(number, again)
+
+    def on_waiting(self, shortage: Shortage, seconds: float) -> None:
+        """Log every few seconds what is waited for."""
+        if seconds - self._waited >= _LOG_EVERY:
+            self._waited = seconds
+            self.controller.info(f"waiting: {shortage.describe(seconds, self.absent())}")
+
+    def on_ready(self) -> None:
+        """Forget how long the run has waited."""
+        self._waited = 0.0
+
+    def on_rules(self, order: Order) -> None:
+        """Log that an operator has changed the rules."""
+        self.controller.info(f"rules of the operator hold from round {self._running.round} on: {self._running.rules}")
+
+    def on_chosen(self, cohort: Cohort, available: int) -> None:
+        """Log who was chosen."""
+        self.controller.info(f"selected {', '.join(cohort.names)} ({cohort.size} of {available} available)")
+
+    def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
+        """Go on with the new model."""
+        assert self._next is not None
+        self.model, result = self._next
+        self._log(round_, aggregation)
+        self.controller.round_ends(self.model, result, self._saved)
+
+    def on_abandoned(self, round_: Round, aggregation: Aggregation) -> None:
+        """Log why a round is tried again."""
+        self._log(round_, aggregation)
+        number = round_.cohort.round
+        self.controller.warning(f"round {number} leaves the model as it was and is tried again: {aggregation.error}")
+
+    def _log(self, round_: Round, aggregation: Aggregation) -> None:
+        warn: Callable[[str], None] = self.controller.warning
+        for name, reason in round_.reasons.items():
+            warn(f"{name}: {reason}")
+        for name, texts in aggregation.corrections.items():
+            warn(f"{name}: {'; '.join(texts)}")
+
+    def on_unfinished(self, cohort: Cohort, why: str) -> None:
+        """Log that a cohort is given up."""
+        self.controller.warning(f"round {cohort.round} is chosen anew: {why}")
+
+    def on_late(self, reply: Reply, round_: int) -> None:
+        """Log a late result."""
+        self.controller.info(f"{reply.client} answered round {round_} after {reply.seconds:.1f} s, too late")

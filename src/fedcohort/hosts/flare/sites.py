@@ -1,0 +1,135 @@
+"""The sites of a FLARE federation, as far as the server knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedcohort.core.clients import ClientTable, LabelCounts
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.signals import TABLE_SIGNALS, UNAIDED_SIGNALS, Signal
+from fedcohort.core.text import natural, shorten
+from fedcohort.hosts.round import join_names
+from fedcohort.hosts.wire import Description, most_classes
+from fedcohort.session.session import Session
+
+_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
+
+
+class Sites:
+    """Who is connected, and what each says about itself. FLARE vouches for the names.
+
+    Parameters
+    ----------
+    required : set of Signal
+        What the selector must be able to know about a site.
+    classes : int, optional
+        How many classes there are. Default: as many as at least two sites, and more than a fifth of all, name.
+    """
+
+    def __init__(self, required: frozenset[Signal], classes: int | None = None) -> None:
+        self.required = required
+        self.classes = classes
+        self.connected: tuple[str, ...] = ()
+        self.described: dict[str, Description] = {}
+        self.unfit: dict[str, str] = {}  # by site, why it takes no part
+
+    def unknown(self) -> list[str]:
+        """Return who is connected and has not been asked what it holds."""
+        return [name for name in self.connected if name not in self.described and name not in self.unfit]
+
+    def describe(self, name: str, record: Mapping[str, object] | None, problem: str) -> str:
+        """Take over what a site says about itself; return why it takes no part, or an empty string."""
+        try:
+            if record is None:
+                raise ValueError(problem or "it does not answer fedcohort's questions")
+            description = Description.from_record(record)
+            lacking = sorted(self.required - signals_of(description))
+            counts = description.label_counts
+            if lacking:
+                raise ValueError(f"it cannot tell {', '.join(repr(s.value) for s in lacking)}")
+            if counts is not None and description.size is not None and sum(counts) > description.size:
+                raise ValueError(f"it counts {sum(counts)} samples in classes, but {description.size} in all")
+        except ValueError as error:
+            self.unfit[name] = shorten(str(error))
+            return self.unfit[name]
+        self.described[name] = description
+        return ""
+
+    def fit(self) -> list[str]:
+        """Return who is connected and can take part, in natural order of the names."""
+        most = self._most_classes()
+        there = (name for name in self.connected if name in self.described and not self._flaw(name, most))
+        return sorted(there, key=natural)
+
+    def _most_classes(self) -> int | None:
+        if self.classes is not None:
+            return self.classes
+        counts = (self.described[name].label_counts for name in self.connected if name in self.described)
+        return most_classes(len(found) for found in counts if found is not None)
+
+    def _flaw(self, name: str, most: int | None) -> str:
+        """Return why what a site says about its labels cannot be right where there are so many classes."""
+        counts = self.described[name].label_counts
+        if not self.required & _LABELS or counts is None or most is None or len(counts) <= most:
+            return ""
+        return f"it names {len(counts)} classes; there are {most}"
+
+    def absent(self) -> list[str]:
+        """Return in words who is connected and cannot take part, and why."""
+        found: dict[str, list[str]] = {}
+        most = self._most_classes()
+        for name in self.connected:
+            why = self.unfit.get(name) or (self._flaw(name, most) if name in self.described else "")
+            if why:
+                found.setdefault(why, []).append(name)
+        silent = self.unknown()
+        if silent:
+            found["have not said what they hold"] = silent
+        return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in found.items()]
+
+    def supplied(self) -> frozenset[Signal]:
+        """Return what every site that can take part can report or answer."""
+        return self.known() - TABLE_SIGNALS
+
+    def known(self) -> frozenset[Signal]:
+        """Return what can be known about every site that can take part."""
+        found = [signals_of(self.described[name]) for name in self.fit()]
+        return frozenset.intersection(*found) if found else frozenset()
+
+    def table(self, names: Sequence[str]) -> ClientTable:
+        """Return a table of sites with the facts that are required, and no others, so that anybody can join."""
+        facts = [self.described[name] for name in names]
+        labels = None
+        if self.required & _LABELS:
+            counts = [description.label_counts or () for description in facts]
+            if self.classes is None:
+                self.classes = max(map(len, counts), default=0)
+            labels = LabelCounts([[*c, *[0] * (self.classes - len(c))] for c in counts])
+        sizes = [description.size or 0 for description in facts] if Signal.SIZES in self.required else None
+        return ClientTable(names=names, sizes=sizes, labels=labels)
+
+    def welcome(self, session: Session) -> list[str]:
+        """Let sites that are new to the session join; return their names."""
+        newcomers = [name for name in self.fit() if name not in session.table]
+        joined = []
+        for name in newcomers:  # one by one, so that one that cannot join keeps nobody out
+            try:
+                session.join(self.table([name]))
+                joined.append(name)
+            except FedcohortError as error:
+                self.unfit[name] = shorten(error.message)
+                del self.described[name]
+        if session.rules is not None:
+            told = {name: self.described[name].attributes for name in self.fit() if self.described[name].attributes}
+            session.set_attributes(told)
+        return joined
+
+
+def signals_of(description: Description) -> frozenset[Signal]:
+    """Return what can be known about a site that describes itself so."""
+    found = set(UNAIDED_SIGNALS | description.signals)
+    if description.size is not None:
+        found.add(Signal.SIZES)
+    if description.label_counts is not None:
+        found |= _LABELS
+    return frozenset(found)

@@ -1,0 +1,149 @@
+"""A run on FLARE: rounds, questions, spares, deadlines, rules, restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.protocol import Status
+from fedcohort.hosts.flare import CohortController
+from fedcohort.journal import read_journal
+
+from .federation import Federation, Pull, cohorts
+
+
+def sites(count: int = 5, **seconds: float) -> dict[str, Pull]:
+    return {f"site-{k}": Pull(seconds.get(f"site_{k}", 0.0)) for k in range(1, count + 1)}
+
+
+def statuses(journal: Path) -> dict[int, dict[str, Status]]:
+    """Return what became of each site, by round."""
+    record = read_journal(journal)
+    try:
+        table, _ = record.table()
+        rounds = {row.ticket: row.round for row in record.cohorts()}
+        found: dict[int, dict[str, Status]] = {}
+        for reply in record.replies():
+            found.setdefault(rounds[reply.ticket], {})[table.name(reply.client)] = Status(reply.status)
+        return found
+    finally:
+        record.close()
+
+
+def test_rounds_move_the_model_and_are_on_record(tmp_path: Path) -> None:
+    federation, journal = Federation(sites()), tmp_path / "journal.sqlite"
+    federation.run(CohortController("uniform", num_rounds=4, cohort_size=3, wait_for=5, journal=str(journal)))
+    assert not federation.panics and len(federation.persistor.saved) == 4
+    expected = np.zeros(3, np.float32)
+    for chosen, saved in zip(cohorts(journal), federation.persistor.saved, strict=True):
+        expected = np.mean([(expected + float(name.split("-")[1])) / 2 for name in chosen], axis=0)
+        np.testing.assert_allclose(saved["w"], expected, rtol=1e-5)
+    assert all(set(found.values()) == {Status.OK} for found in statuses(journal).values())
+    record = read_journal(journal)
+    assert record.metrics()[3] == {"train/accuracy": 0.5} and record.events("ended")[-1]["state"] == "finished"
+    record.close()
+
+
+def test_a_selector_gets_its_answers(tmp_path: Path) -> None:
+    """Power of choice picks the two sites whose number is farthest from the model."""
+    federation, journal = Federation(sites()), tmp_path / "journal.sqlite"
+    federation.run(
+        CohortController("power-of-choice", {"d": 5}, num_rounds=3, cohort_size=2, wait_for=5, journal=str(journal))
+    )
+    models = [np.zeros(3), *(saved["w"] for saved in federation.persistor.saved)]
+    for chosen, model in zip(cohorts(journal), models, strict=False):
+        distance = {f"site-{k}": abs(k - model[0]) for k in range(1, 6)}
+        assert {distance[name] for name in chosen} == set(sorted(distance.values())[-2:])
+
+
+def test_an_aggregator_of_the_job_is_used(tmp_path: Path) -> None:
+    class Largest:
+        """Takes the model of the largest first entry."""
+
+        def reset_stats(self) -> None:
+            self.models: list[Any] = []
+
+        def accept_model(self, model: Any) -> None:
+            self.models.append(model)
+
+        def aggregate_model(self) -> Any:
+            return max(self.models, key=lambda model: float(model.params["w"][0]))
+
+    federation = Federation(sites(3), largest=Largest())
+    federation.run(CohortController("uniform", num_rounds=1, wait_for=3, aggregator_id="largest"))
+    np.testing.assert_allclose(federation.persistor.saved[-1]["w"], 1.5)
+
+
+def test_a_deadline_closes_a_round_and_the_late_site_is_asked_last(tmp_path: Path) -> None:
+    federation, journal = (
+        Federation(sites(4, site_1=0.2, site_2=0.2, site_3=0.2, site_4=1.0)),
+        tmp_path / "journal.sqlite",
+    )
+    federation.run(
+        CohortController("uniform", num_rounds=8, cohort_size=4, wait_for=4, deadline=0.6, journal=str(journal))
+    )
+    assert not federation.panics
+    chosen = cohorts(journal)
+    assert "site-4" in chosen[0] and "site-4" not in chosen[1]
+    assert statuses(journal)[0]["site-4"] == Status.LATE
+
+
+def test_with_spares_the_first_models_are_enough(tmp_path: Path) -> None:
+    federation, journal = Federation(sites(4, site_1=0.8)), tmp_path / "journal.sqlite"
+    federation.run(CohortController("uniform", num_rounds=1, cohort_size=3, spares=1, wait_for=4, journal=str(journal)))
+    found = statuses(journal)[0]
+    assert [name for name, status in found.items() if status == Status.OK] == ["site-2", "site-3", "site-4"]
+
+
+def test_rules_decide_before_the_selector(tmp_path: Path) -> None:
+    federation, journal = Federation(sites(6)), tmp_path / "journal.sqlite"
+    rules = {"eligible": "even == True", "blocked": ["site-6"]}
+    federation.run(
+        CohortController("uniform", num_rounds=3, cohort_size=2, wait_for=6, rules=rules, journal=str(journal))
+    )
+    assert {name for chosen in cohorts(journal) for name in chosen} == {"site-2", "site-4"}
+
+
+def test_a_journal_is_continued(tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole.sqlite", tmp_path / "halves.sqlite"
+
+    def play(journal: Path, rounds: int) -> Federation:
+        federation = Federation(sites())
+        federation.run(
+            CohortController("active-fl", num_rounds=rounds, cohort_size=2, wait_for=5, journal=str(journal), seed=3)
+        )
+        return federation
+
+    long = play(whole, 6)
+    play(halves, 2)
+    short = play(halves, 6)
+    assert cohorts(halves) == cohorts(whole)
+    np.testing.assert_array_equal(short.persistor.saved[-1]["w"], long.persistor.saved[-1]["w"])
+    assert len(short.persistor.saved) == 4
+
+
+def test_a_site_that_joins_later_is_welcome(tmp_path: Path) -> None:
+    federation, journal = Federation(sites(4)), tmp_path / "journal.sqlite"
+    federation.engine.hidden = {"site-4"}
+    federation.before_submission = lambda site, task: federation.engine.hidden.clear() if task == "train" else None
+    federation.run(CohortController("uniform", num_rounds=4, wait_for=3, journal=str(journal)))
+    chosen = cohorts(journal)
+    assert "site-4" not in chosen[0] and "site-4" in chosen[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"selector": "nobody"}, "nobody"),
+        ({"selector": "uniform", "cohort_size": 0}, "size"),
+        ({"selector": "uniform", "filter": "fedca"}, "data at the server"),
+        ({"selector": "uniform", "rules": {"eligible": "("}}, "never closed"),
+    ],
+)
+def test_mistakes_are_found_where_the_job_is_written(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(FedcohortError, match=words):
+        CohortController(**settings)
